@@ -1,0 +1,67 @@
+"""The command line: one module per subcommand, registered here, and the one place where errors are shown."""
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from gpubench import __version__, devices
+from gpubench.commands import train_bench
+from gpubench.errors import GpubenchError, Interrupted
+
+app = typer.Typer(
+    name="gpubench",
+    add_completion=True,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # its users are engineers: an ordinary traceback serves them best
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(
+    "train-bench",
+    epilog=train_bench.EPILOG,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(train_bench.train_bench)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        gpus = ", ".join(gpu.name for gpu in devices.visible_gpus()) or "no GPU"
+        print(f"gpubench {__version__} (torch {devices.torch_version() or 'not installed'}; {gpus})")
+        raise typer.Exit
+
+
+@app.callback()
+def gpubench(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version, torch's, and the GPUs."
+    ),
+) -> None:
+    """How fast does it run, why is it not faster, will it fit, and did the change help?"""
+
+
+def main() -> None:
+    """Runs the command line. Expected errors become `error:` and `hint:`; any other is a bug and keeps its trace."""
+    try:
+        code = app(standalone_mode=False)
+    except GpubenchError as error:
+        show(error)
+        code = error.exit_code
+    except typer.TyperException as error:
+        show(GpubenchError(error.format_message(), "gpubench --help shows how it is used"))
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = Interrupted.exit_code
+    sys.exit(code)
+
+
+def show(error: GpubenchError) -> None:
+    """On stderr, and once: under torchrun the other ranks would only repeat it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    if error.hint:
+        console.print(f"[bold cyan]hint:[/] {escape(error.hint)}")

@@ -1,0 +1,45 @@
+"""The options that every command shares, in the same words.
+
+Values stay text here: the settings say what is valid, so that one place answers a wrong one.
+"""
+
+from typing import Annotated, Any
+
+import typer
+
+MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
+
+
+def option(metavar: str, help_: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=False)
+
+
+Config = Annotated[str | None, option("NAME|FILE", "Preset or YAML file to start from.", MODEL)]
+Model = Annotated[str | None, option("NAME", "Built-in model, module:callable, or a folder with config.json.", MODEL)]
+Data = Annotated[
+    str | None, option("SOURCE", "synthetic, synthetic-host, image-folder, text or module:callable.", MODEL)
+]
+Precision = Annotated[str | None, option("fp32|tf32|amp|bf16", "Arithmetic of the forward and backward pass.", MODEL)]
+BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass.", MODEL)]
+Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
+WorldSize = Annotated[str | None, option("N", "Ranks, one process each.", MEASUREMENT)]
+Repeats = Annotated[str | None, option("N", "Fresh processes that repeat the measurement.", MEASUREMENT)]
+Device = Annotated[str | None, option("cpu|cuda", "Where to run; the GPU if there is one.", MEASUREMENT)]
+Experiment = Annotated[str | None, option("NAME", "Folder under results that groups the runs.", OUTPUT)]
+Results = Annotated[str | None, option("DIR", "Where run directories are written.", OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", rich_help_panel=OUTPUT)]
+Verbose = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, help="Say more; twice, everything.", rich_help_panel=OUTPUT)
+]
+PrintConfig = Annotated[
+    bool,
+    typer.Option(
+        "--print-config", help="Show every setting and where it comes from, and stop.", rich_help_panel=OUTPUT
+    ),
+]
+
+
+def given(**options: str | None) -> dict[str, str]:
+    """The options that were used, by setting key or alias."""
+    return {key: value for key, value in options.items() if value is not None}

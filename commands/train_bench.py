@@ -1,0 +1,106 @@
+"""gpubench train-bench"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from gpubench.commands import options
+from gpubench.configuration import Configuration, load, parse_assignments, parse_unknown_overrides
+from gpubench.defaults import complete
+from gpubench.errors import UsageError
+from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
+from gpubench.settings import TrainSettings
+
+EPILOG = """Examples:
+
+gpubench train-bench --precision bf16
+
+gpubench train-bench --config resnet50 --training.batch_size=64 --world-size 2
+
+gpubench train-bench --model my_package.zoo:build --data image-folder --data.path photos/
+
+gpubench train-bench --precision bf16 --vs precision=fp32
+
+Every setting of --print-config is an option by its dot-key: --training.epochs=5.
+"""
+
+
+def train_bench(
+    ctx: typer.Context,
+    config: options.Config = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    precision: options.Precision = None,
+    batch_size: options.BatchSize = None,
+    steps: options.Steps = None,
+    world_size: options.WorldSize = None,
+    repeats: options.Repeats = None,
+    device: options.Device = None,
+    vs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Run again with this setting changed, repeats interleaved A B B A; give it more than once to change more.",
+            rich_help_panel=options.MEASUREMENT,
+        ),
+    ] = None,
+    experiment: options.Experiment = None,
+    results: options.Results = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    print_config: options.PrintConfig = False,
+) -> None:
+    """Measure how fast a model trains here, and where each step's time goes."""
+    named = options.given(
+        model=model,
+        data=data,
+        precision=precision,
+        batch_size=batch_size,
+        steps=steps,
+        world_size=world_size,
+        repeats=repeats,
+        device=device,
+        experiment=experiment,
+        results=results,
+    )
+    overrides = named | parse_unknown_overrides(ctx.args)
+    if launched_by_torchrun():
+        overrides |= under_torchrun(overrides, vs)
+    base = load(TrainSettings, config, overrides)
+    runs = [base, base.with_overrides(parse_assignments(vs), "--vs")] if vs else [base]
+    if print_config:
+        for run in runs:
+            sys.stdout.write(Configuration(complete(run.settings)[0], run.origins).to_yaml())
+        return
+
+    # The host, with all it needs to measure and draw: imported neither for help nor to refuse a wrong setting.
+    from gpubench import benchmark, report
+    from gpubench.recording import Recorder
+    from gpubench.terminal import Terminal
+
+    if launched_by_torchrun() and not is_rank_zero():
+        raise typer.Exit(benchmark.join(complete(base.settings)[0]))
+    terminal = Terminal(quiet=quiet, verbosity=verbose)
+    recorders = [Recorder(run, "train-bench", sys.argv) for run in runs]
+    with terminal.view() as view:
+        outcomes = benchmark.run(recorders, view)
+    if json:
+        sys.stdout.write(report.to_json(outcomes))
+    else:
+        report.show(outcomes, terminal.out)
+    for outcome in outcomes:
+        if outcome.error:
+            raise outcome.error
+
+
+def under_torchrun(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, Any]:
+    """The world size that torchrun decided on. Raises UsageError where the command line contradicts it."""
+    decided = str(Ranks.from_environment().world_size)
+    asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
+    if asked != decided:
+        raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
+    if vs:
+        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
+    return {"world_size": decided}

@@ -1,0 +1,1 @@
+"""Presets: complete, short YAML files, named after what they run. `gpubench COMMAND --config NAME`."""

@@ -1,0 +1,170 @@
+"""A training benchmark from the host's side: which repeat of which run is next, and when there have been enough."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpubench import devices, runs, stats
+from gpubench.errors import GpubenchError, Interrupted
+from gpubench.events import Job
+from gpubench.launch import Workers
+from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.recording import Recorder
+from gpubench.settings import Device, MeasurementSettings, TrainSettings
+from gpubench.summary import Summary
+from gpubench.telemetry import Telemetry
+
+FLUSH_SECONDS = 1.0
+
+log = logging.getLogger("gpubench.benchmark")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    recorder: Recorder
+    status: str
+    summary: Summary
+    error: GpubenchError | None
+
+
+def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> list[Outcome]:
+    """Runs every recorder's repeats, interleaved A B B A where there are several, and closes their directories.
+
+    `watch` is called about ten times a second with the recorder in hand. An error ends all runs: what was measured is
+    kept, and the error stands in every outcome it touched.
+    """
+    error: GpubenchError | None = None
+    failed: Recorder | None = None
+    try:
+        for recorder, repeats in schedule(recorders):
+            failed = recorder
+            measure(recorder, repeats, watch)
+            failed = None
+    except GpubenchError as caught:
+        error = caught
+    except KeyboardInterrupt:
+        error = Interrupted("interrupted", "what was measured is kept")
+    return [_close(recorder, error, recorder is failed) for recorder in recorders]
+
+
+def schedule(recorders: Sequence[Recorder]) -> Iterator[tuple[Recorder, list[int]]]:
+    """Whose turn it is, and with which repeats: fresh processes for each, or all at once in those of torchrun."""
+    if launched_by_torchrun():
+        for recorder in recorders:
+            recorder.writer.update(repeat_kind="in-process")
+            yield recorder, list(range(recorder.settings.measurement.repeats))
+        return
+    number = 0
+    while number == 0 or any(needs_more(recorder, number) for recorder in recorders):
+        for recorder in recorders if number % 2 == 0 else reversed(recorders):
+            yield recorder, [number]
+        number += 1
+
+
+def needs_more(recorder: Recorder, done: int) -> bool:
+    """Whether a run that has `done` repeats wants another."""
+    measurement: MeasurementSettings = recorder.settings.measurement
+    if measurement.target_precision is None:
+        return done < measurement.repeats
+    if done >= measurement.max_repeats:
+        return False
+    half_width = stats.relative_half_width(recorder.throughputs())
+    return done < 2 or half_width is None or half_width > measurement.target_precision
+
+
+def measure(recorder: Recorder, repeats: list[int], watch: Callable[[Recorder], None]) -> None:
+    """Starts the workers of one or more repeats and listens until they are done."""
+    settings = recorder.settings
+    wanted = settings.measurement.max_repeats if settings.measurement.target_precision else settings.measurement.repeats
+    recorder.begin_repeat(repeats[0], wanted)
+    recorder.listen_to_log(True)
+    job = Job(
+        command="train-bench",
+        settings=settings.model_dump(mode="json"),
+        repeats=repeats,
+        clock=(time.time(), time.monotonic()),
+        host=socket.gethostname(),
+    )
+    telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval)
+    try:
+        with Workers(
+            job,
+            settings.distributed.world_size,
+            thread_environment(settings),
+            settings.measurement.stall_timeout,
+            under_torchrun=launched_by_torchrun(),
+        ) as workers:
+            _listen(workers, recorder, telemetry, watch)
+    finally:
+        telemetry.close()
+        recorder.listen_to_log(False)
+    recorder.end_repeat()
+
+
+def _listen(workers: Workers, recorder: Recorder, telemetry: Telemetry, watch: Callable[[Recorder], None]) -> None:
+    flushed = 0.0
+    watched: list[int] = []
+    for event in workers.stream():
+        if event is not None:
+            recorder.take(event)
+            continue
+        if watched != workers.pids:
+            watched = workers.pids
+            telemetry.watch(watched)
+        now = time.monotonic()
+        if telemetry.due(now):
+            recorder.sample(telemetry.sample())
+        if now - flushed >= FLUSH_SECONDS:
+            recorder.flush()
+            flushed = now
+        watch(recorder)
+    recorder.sample(telemetry.sample())  # so that the energy counter is known at the window's end too
+
+
+def thread_environment(settings: TrainSettings) -> Mapping[str, str]:
+    """What must be in a worker's environment before torch loads. The user's own OMP settings for threads give way to
+    performance.cpu_threads, which says what is recorded."""
+    threads = str(settings.performance.cpu_threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": settings.performance.omp_wait_policy,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # models come from configurations; nothing here may wait for a network
+    }
+    if settings.device is Device.cpu:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    if not launched_by_torchrun() and settings.distributed.world_size > 1:
+        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return variables
+
+
+def _gpu_indices(settings: TrainSettings) -> list[int]:
+    if settings.device is not Device.cuda:
+        return []
+    local = Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
+    return [gpu.index for gpu in devices.visible_gpus()[:local]]
+
+
+def join(settings: TrainSettings) -> int:
+    """Makes this process, one of the user's own torchrun, a worker; returns its exit code."""
+    os.environ.update(thread_environment(settings))  # before torch loads
+
+    from gpubench import worker
+
+    return worker.main()
+
+
+def _close(recorder: Recorder, error: GpubenchError | None, touched: bool) -> Outcome:
+    """`touched` is whether the error happened in this recorder's repeat, rather than beside it."""
+    if error is None:
+        return Outcome(recorder, runs.COMPLETED, recorder.close(runs.COMPLETED), None)
+    status = runs.INTERRUPTED if isinstance(error, Interrupted) or not touched else runs.FAILED
+    record = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    return Outcome(recorder, status, recorder.close(status, record), error)

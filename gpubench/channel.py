@@ -1,0 +1,114 @@
+"""A worker's end of the connection to the host.
+
+The address is `unix:PATH` on one machine and `tcp:HOST:PORT#SECRET` from another. The host leaves it in the environment
+of the workers that it starts.
+
+Three rules keep the timed process undisturbed: events are buffered until somebody calls `flush` between steps; the
+thread that listens sleeps in the kernel; the heartbeat costs some tens of microseconds a second. When the host goes
+away, for whatever reason, the worker ends at once: no orphan keeps a GPU.
+"""
+
+import faulthandler
+import os
+import socket
+import threading
+import time
+from typing import Self
+
+import msgspec
+
+from gpubench import events
+
+ADDRESS_VARIABLE = "_GPUBENCH_HOST"
+HEARTBEAT_SECONDS = 1.0
+HOST_GONE = 75  # EX_TEMPFAIL: the host that would have explained is no longer there
+
+
+class Activity:
+    """What this process is doing now; written by the loop, read by the heartbeat and by whoever explains a failure."""
+
+    def __init__(self) -> None:
+        self.doing = "starting"
+        self.step: int | None = None
+
+
+class Channel:
+    """Sends events to the host, and dies with it."""
+
+    def __init__(self, connection: socket.socket, rank: int, activity: Activity) -> None:
+        self.rank = rank
+        self.activity = activity
+        self._connection = connection
+        self._incoming = connection.makefile("rb")
+        self._pending: list[bytes] = []
+        self._sending = threading.Lock()
+        self._closing = threading.Event()
+        self._flushed_at = 0.0
+
+    @classmethod
+    def connect(cls, address: str, rank: int, world_size: int, activity: Activity) -> tuple[Self, events.Job]:
+        """Says hello and waits for the job. Raises ConnectionError when the host turns it away."""
+        address, _, secret = address.partition("#")
+        kind, _, where = address.partition(":")
+        if kind == "unix":
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.connect(where)
+        else:
+            host, _, port = where.rpartition(":")
+            connection = socket.create_connection((host, int(port)), timeout=30)
+            connection.settimeout(None)
+        channel = cls(connection, rank, activity)
+        channel.send(
+            events.Hello(rank=rank, world_size=world_size, pid=os.getpid(), host=socket.gethostname(), secret=secret)
+        )
+        answer = channel._incoming.readline()
+        if not answer:
+            raise ConnectionError(f"the host at {address} turned rank {rank} away")
+        job = msgspec.json.decode(answer, type=events.Job)
+        threading.Thread(target=channel._listen, daemon=True, name="gpubench-listen").start()
+        threading.Thread(target=channel._beat, daemon=True, name="gpubench-heartbeat").start()
+        return channel, job
+
+    def put(self, event: events.Message) -> None:
+        """Keeps an event until the next flush."""
+        self._pending.append(events.encode(event))
+
+    def flush(self, at_most_every: float = 0.0) -> None:
+        """Sends what was kept, unless the last flush was less than `at_most_every` seconds ago."""
+        if not self._pending or (at_most_every and time.monotonic() - self._flushed_at < at_most_every):
+            return
+        pending, self._pending = self._pending, []
+        self._write(b"".join(pending))
+        self._flushed_at = time.monotonic()
+
+    def send(self, event: events.Message) -> None:
+        """Sends an event at once, behind whatever was kept."""
+        self.put(event)
+        self.flush()
+
+    def close(self) -> None:
+        """Says that all went well, and hangs up."""
+        self.send(events.Done(rank=self.rank))
+        self._closing.set()
+        self._connection.shutdown(socket.SHUT_WR)
+
+    def _write(self, data: bytes) -> None:
+        with self._sending:
+            try:
+                self._connection.sendall(data)
+            except OSError:
+                os._exit(HOST_GONE)
+
+    def _beat(self) -> None:
+        while not self._closing.wait(HEARTBEAT_SECONDS):
+            beat = events.Heartbeat(rank=self.rank, doing=self.activity.doing, step=self.activity.step)
+            self._write(events.encode(beat))
+
+    def _listen(self) -> None:
+        try:
+            while self._incoming.readline():
+                faulthandler.dump_traceback()  # DumpStacks is all a host ever asks
+        except OSError:
+            pass
+        if not self._closing.is_set():
+            os._exit(HOST_GONE)

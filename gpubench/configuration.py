@@ -1,0 +1,268 @@
+"""Where settings come from: defaults < preset or file < `GPUBENCH_*` environment < command line.
+
+Every source is flattened to dot-keys, laid over the one before it, and the result is validated once into a plain
+frozen model that never looks at the environment again.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from gpubench.errors import SettingsError, UsageError
+
+ENVIRONMENT_PREFIX = "GPUBENCH_"
+RUN_FILE = "run.json"  # a config.yaml beside one is a finished run's, and is taken as it stands
+
+ALIASES = {
+    "model": "model.name",
+    "data": "data.source",
+    "batch_size": "training.batch_size",
+    "steps": "training.steps",
+    "epochs": "training.epochs",
+    "seconds": "training.seconds",
+    "world_size": "distributed.world_size",
+    "repeats": "measurement.repeats",
+}
+"""Short words, the same as option, override and `--vs` key."""
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Configuration(Generic[S]):
+    """Settings, and for each dot-key the source that had the last word."""
+
+    settings: S
+    origins: dict[str, str]
+
+    def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
+        """A copy with some keys changed. Raises SettingsError as `load` does."""
+        given = {key: value for key, value in flatten(self.settings.model_dump()).items() if key in self.origins}
+        keys = {canonical(key): value for key, value in overrides.items()}
+        origins = self.origins | dict.fromkeys(keys, origin)
+        return Configuration(validate(type(self.settings), given | keys, origins), origins)
+
+    def to_yaml(self) -> str:
+        """Every setting, with the source of each as a comment."""
+        lines: list[str] = []
+        for name, value in self.settings.model_dump(mode="json").items():
+            if isinstance(value, dict):
+                lines.append(f"{name}:")
+                lines += [self._line(f"{name}.{key}", key, field, "  ") for key, field in value.items()]
+            else:
+                lines.append(self._line(name, name, value, ""))
+        return "\n".join(lines) + "\n"
+
+    def _line(self, key: str, name: str, value: Any, indent: str) -> str:
+        entry = indent + yaml.safe_dump({name: value}, default_flow_style=False, allow_unicode=True).strip()
+        return f"{entry:<44}# {self.origins.get(key, 'default')}"
+
+
+def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configuration[S]:
+    """Settings from all sources.
+
+    `config` names a preset or a YAML file; `overrides` are the command line's, by dot-key or alias. A finished run's
+    config.yaml is complete, so the environment is left out and the run is reproduced.
+
+    Raises SettingsError for an unknown key at any depth (naming the nearest valid one), a value of the wrong type or
+    out of range, and a file that is missing or not YAML.
+    """
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    path = find_config(config) if config else None
+    if path:
+        layers.append((str(config), flatten(read_yaml(path))))
+    if not (path and path.with_name(RUN_FILE).exists()):
+        layers.append(("environment", environment(cls)))
+    layers.append(("command line", overrides or {}))
+
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        keys = {canonical(key): value for key, value in layer.items()}
+        values |= keys
+        origins |= dict.fromkeys(keys, origin)
+    return Configuration(validate(cls, values, origins), origins)
+
+
+def reread(cls: type[S], path: Path) -> S:
+    """The settings a finished run recorded, whatever today's environment says."""
+    values = flatten(read_yaml(path))
+    return validate(cls, values, dict.fromkeys(values, str(path)))
+
+
+def parse_unknown_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) as {dot-key: text}.
+
+    Raises UsageError for anything that is not an option.
+    """
+    overrides: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            raise UsageError(f"unexpected argument {argument!r}", "settings are given as --section.key=value")
+        key, equals, value = argument[2:].partition("=")
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        overrides[key.replace("-", "_")] = None if value in {"null", "none", "None"} else value
+    return overrides
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["precision=fp32"]` as {"precision": "fp32"}. Raises UsageError where the `=` is missing."""
+    for assignment in assignments:
+        if "=" not in assignment.strip("="):
+            raise UsageError(f"{assignment!r} is not KEY=VALUE", "for example precision=fp32 or training.batch_size=64")
+    return parse_unknown_overrides([f"--{assignment}" for assignment in assignments])
+
+
+def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
+    """`settings` with some dot-keys (or aliases) changed. Raises SettingsError as `load` does."""
+    keys = {canonical(key): value for key, value in overrides.items()}
+    values = flatten(settings.model_dump()) | keys
+    return validate(type(settings), values, dict.fromkeys(keys, "override"))
+
+
+def canonical(key: str) -> str:
+    """The dot-key behind an alias."""
+    return ALIASES.get(key, key)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as {dot-key: leaf}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def fields(cls: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every leaf of a settings model by dot-key."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in cls.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= fields(field.annotation, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
+    known = fields(cls)
+    for key in values:
+        if key not in known:
+            raise SettingsError(f"unknown setting {key!r}{_from(origins.get(key))}", nearest(key, known))
+    try:
+        return cls.model_validate(_nest(values))
+    except ValidationError as error:
+        problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
+        raise SettingsError("; ".join(problems), "gpubench train-bench --print-config shows every setting") from None
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """A hint that offers the valid key closest to `key`."""
+    known = [*known, *ALIASES]
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not close:
+        close = [leaves[m] for m in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.6)]
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "--print-config shows every setting; --help the common ones"
+
+
+def find_config(name: str) -> Path:
+    """The file of a preset, or the file itself. Raises SettingsError naming the nearest preset."""
+    folder = Path(str(files("gpubench.configs")))
+    preset = folder / f"{name}.yaml"
+    if os.sep not in name and preset.is_file():
+        return preset
+    path = Path(name)
+    if path.is_file():
+        return path
+    presets = sorted(p.stem for p in folder.glob("*.yaml"))
+    close = difflib.get_close_matches(name, presets, n=1)
+    known = f"presets are {', '.join(presets)}"
+    raise SettingsError(f"no preset or file {name!r}", f"did you mean {close[0]!r}? {known}" if close else known)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"{path} cannot be read as YAML: {reason}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise SettingsError(f"{path} is not a mapping of settings", "write 'section:' and under it 'key: value'")
+    return document
+
+
+def environment(cls: type[BaseModel]) -> dict[str, Any]:
+    """Settings from `GPUBENCH_SECTION__KEY` variables, flattened.
+
+    Raises SettingsError for a variable that names no setting: pydantic-settings would pass over it in silence.
+    """
+    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+    from pydantic_settings import SettingsError as SourceError
+
+    known = fields(cls)
+    for name in os.environ:
+        if name.startswith(ENVIRONMENT_PREFIX):
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            if key not in known:
+                raise SettingsError(f"unknown setting in environment variable {name}", _variable(nearest(key, known)))
+
+    class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
+        model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
+
+    try:
+        return flatten(EnvSettingsSource(Sources)())
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}") from None
+
+
+def _variable(hint: str) -> str:
+    quoted = hint.split("'")
+    if len(quoted) != 3:
+        return hint
+    return f"did you mean {ENVIRONMENT_PREFIX}{canonical(quoted[1]).upper().replace('.', '__')}?"
+
+
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, leaf = key.split(".")
+        branch = tree
+        for name in path:
+            branch = branch.setdefault(name, {})
+        branch[leaf] = value
+    return tree
+
+
+def _describe(problem: Any, origins: Mapping[str, str]) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if problem["type"] == "value_error":
+        return message
+    if problem["type"] == "string_pattern_mismatch":
+        message = "should be a plain folder name, without '/' and not beginning with '.'"
+    return f"{key} = {problem['input']!r}: {message}{_from(origins.get(key))}"
+
+
+def _from(origin: str | None) -> str:
+    return f" (from {origin})" if origin and origin != "command line" else ""

@@ -1,0 +1,79 @@
+"""Every error a user can be expected to meet.
+
+GpubenchError                 1  something failed, and this says what
+├── UsageError                2  the request cannot be carried out as asked
+│   ├── SettingsError            a setting is unknown, mistyped, out of range or contradicts another
+│   ├── RunDirectoryError        a results path or run directory cannot be used
+│   ├── DeviceError              the machine lacks what the settings ask for
+│   ├── ModelError               the model cannot be found, built or fed
+│   └── DataError                the data cannot be found, read or batched
+├── RunFailed                 1  a run started and did not finish
+│   ├── WorkerLost               a worker died without a word, or stopped making progress
+│   ├── OutOfMemory              the device's memory did not suffice
+│   └── NonFiniteLoss            the loss became NaN or infinite
+└── Interrupted             130  the user pressed Ctrl-C
+
+The number is the exit code. They are caught in one place, `gpubench.commands`, and shown as `error:` and `hint:`
+lines; any other exception is a bug and keeps its traceback.
+"""
+
+
+class GpubenchError(Exception):
+    """A failure with a message for the user, and if there is one, the next move."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(GpubenchError):
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    pass
+
+
+class RunDirectoryError(UsageError):
+    pass
+
+
+class DeviceError(UsageError):
+    pass
+
+
+class ModelError(UsageError):
+    pass
+
+
+class DataError(UsageError):
+    pass
+
+
+class RunFailed(GpubenchError):
+    exit_code = 1
+
+
+class WorkerLost(RunFailed):
+    pass
+
+
+class OutOfMemory(RunFailed):
+    pass
+
+
+class NonFiniteLoss(RunFailed):
+    pass
+
+
+class Interrupted(GpubenchError):
+    exit_code = 130
+
+
+def by_name(name: str) -> type[GpubenchError]:
+    """The class called `name` in this module; `RunFailed` for a name from elsewhere."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, GpubenchError) else RunFailed

@@ -1,0 +1,171 @@
+"""The live view of a run: a table where stderr is a terminal, plain lines where it is not."""
+
+import time
+from statistics import fmean
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gpubench import units
+from gpubench.recording import Progress, Recorder
+from gpubench.telemetry import TelemetrySample
+
+REDRAW_SECONDS = 0.5  # the host shares the machine with the workers: draw seldom
+LINE_SECONDS = 5.0
+RECENT = 20  # steps behind the figures on display
+BAR = 24  # characters
+COLOURS = {
+    "data_wait": "red",
+    "host_to_device": "yellow",
+    "forward": "green",
+    "backward": "blue",
+    "exposed_communication": "magenta",
+    "optimizer": "cyan",
+    "other": "bright_black",
+}
+
+
+class View(Protocol):
+    """Something that shows a run while it goes on; a context manager, called often."""
+
+    def __call__(self, recorder: Recorder) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Silence:
+    """-q."""
+
+    def __call__(self, recorder: Recorder) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class Lines(Silence):
+    """One line every few seconds, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said = time.monotonic()
+
+    def __call__(self, recorder: Recorder) -> None:
+        now = time.monotonic()
+        if now - self._said < LINE_SECONDS:
+            return
+        self._said = now
+        self._console.print(describe(recorder.progress), soft_wrap=True, highlight=False)
+
+
+class LiveTable(Silence):
+    """Redrawn in place; wiped when the run is over, so that the report stands alone."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
+
+    def __call__(self, recorder: Recorder) -> None:
+        now = time.monotonic()
+        if now - self._drawn < REDRAW_SECONDS:
+            return
+        self._drawn = now
+        self._live.update(draw(recorder.settings.experiment, recorder.progress), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def describe(progress: Progress) -> str:
+    """The state of a run in one plain line."""
+    head = f"repeat {progress.repeat + 1}/{progress.repeats}"
+    if progress.step is None:
+        return f"{head}  {progress.doing.replace('_', ' ')}"
+    step_time = _step_time(progress)
+    parts = [head, f"step {progress.step.step + 1}/{progress.planned or '?'}"]
+    if progress.step.loss is not None:
+        parts.append(f"loss {progress.step.loss:.4f}")
+    parts += [units.rate(progress.step.samples / step_time, "samples/s"), units.seconds(step_time)]
+    return "  ".join(parts)
+
+
+def draw(experiment: str, progress: Progress) -> RenderableType:
+    """The state of a run as a table."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_row("repeat", f"{progress.repeat + 1} of {progress.repeats}")
+    if progress.step is None:
+        table.add_row("now", progress.doing.replace("_", " "))
+        return Group(Text(experiment, style="bold"), table)
+    step, step_time = progress.step, _step_time(progress)
+    table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
+    if step.loss is not None:
+        table.add_row("loss", f"{step.loss:.4f}")
+    table.add_row(
+        "speed", f"{units.rate(step.samples / step_time, 'samples/s')} a rank   {units.seconds(step_time)} a step"
+    )
+    for name, share, seconds in _phases(progress):
+        table.add_row(name.replace("_", " "), bar(share, COLOURS.get(name, "white"), units.seconds(seconds)))
+    for name, text in _hardware(progress.telemetry):
+        table.add_row(name, text)
+    if progress.planned:
+        table.add_row("left", f"{units.seconds((progress.planned - step.step - 1) * step_time)} in this repeat")
+    return Group(Text(experiment, style="bold"), table)
+
+
+def bar(share: float, colour: str, label: str) -> Text:
+    filled = round(share * BAR)
+    return Text.assemble(("█" * filled, colour), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}  {label}")
+
+
+def _step_time(progress: Progress) -> float:
+    return fmean(step.total for step in progress.steps[-RECENT:])
+
+
+def _phases(progress: Progress) -> list[tuple[str, float, float]]:
+    """(name, share of the step, seconds) over the recent steps."""
+    recent = progress.steps[-RECENT:]
+    total = _step_time(progress)
+    names = dict.fromkeys(name for step in recent for name in step.phases)
+    means = {name: fmean(step.phases.get(name, 0.0) for step in recent) for name in names}
+    return [(name, seconds / total, seconds) for name, seconds in means.items()]
+
+
+def _hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if sample is None:
+        return rows
+    for gpu in sample.gpus:
+        parts = []
+        if gpu.utilization is not None:
+            parts.append(f"{gpu.utilization:.0%} busy")
+        if gpu.memory_used_bytes is not None:
+            parts.append(units.size(gpu.memory_used_bytes))
+        if gpu.power_w is not None:
+            parts.append(f"{gpu.power_w:.0f} W")
+        rows.append((f"GPU {gpu.index}", "   ".join(parts)))
+    if sample.cpu and sample.cpu.load is not None:
+        memory = sample.cpu.memory_rss_bytes
+        held = f"   {units.size(memory)} in the workers" if memory else ""
+        rows.append(("CPU", f"{sample.cpu.load:.0%} busy{held}"))
+    return rows

@@ -1,0 +1,104 @@
+"""What a number of a run means: its unit, which way is better, how it is computed, and what it rests on."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Better = Literal["lower", "higher"]
+
+
+class Distribution(Struct, frozen=True):
+    """Values of single steps, pooled over the repeats, in the unit of their metric."""
+
+    mean: float
+    std: float | None  # Bessel-corrected; None when n < 2
+    median: float
+    p95: float
+    p99: float
+    min: float
+    max: float
+    n: int
+    effective_n: float | None  # how many independent values the n autocorrelated ones are worth
+
+
+class Metric(Struct, frozen=True):
+    """One result of a run, complete enough to be compared without knowing which command wrote it.
+
+    A repeat is a fresh process and the unit of evidence: `interval` is the 95 % interval over `repeats`, None for
+    fewer than two. `n` and `effective_n` count the steps behind them; many steps do not make up for few repeats.
+    """
+
+    name: str
+    unit: str
+    better: Better | None
+    estimate: float
+    interval: tuple[float, float] | None
+    n: int
+    effective_n: float | None
+    repeats: list[float]  # one estimate per repeat
+    distribution: Distribution | None
+
+
+class Definition(Struct, frozen=True):
+    unit: str
+    better: Better | None
+    meaning: str
+
+
+# The steady window is the run after its warm-up; the wall is the host clock from its first step's start to its last
+# step's end. A step is one optimizer step, with all its gradient accumulation.
+DEFINITIONS: dict[str, Definition] = {
+    "throughput": Definition("samples/s", "higher", "samples of all ranks / wall of the steady window"),
+    "token_throughput": Definition("tokens/s", "higher", "tokens of all ranks / wall of the steady window"),
+    "mean_of_rates": Definition("samples/s", None, "mean over steady steps of samples / step time; cross-check only"),
+    "step_time": Definition("s", "lower", "wall of the steady window / its steps"),
+    "phase_data_wait": Definition("s", "lower", "mean time a steady step waits for its batches"),
+    "phase_host_to_device": Definition("s", "lower", "mean time a steady step copies batches to the device"),
+    "phase_forward": Definition("s", "lower", "mean time of a steady step in the forward pass and the loss"),
+    "phase_backward": Definition(
+        "s", "lower", "mean time of a steady step in the backward pass, less exposed communication"
+    ),
+    "phase_exposed_communication": Definition(
+        "s", "lower", "mean time of a steady step in which only communication keeps the device from going on"
+    ),
+    "phase_optimizer": Definition("s", "lower", "mean time of a steady step in the optimizer and zeroing of gradients"),
+    "phase_other": Definition("s", "lower", "mean step time less the mean of every other phase"),
+    "first_step_time": Definition("s", "lower", "time of the first step of a process, compilation and tuning included"),
+    "warmup_time": Definition("s", "lower", "sum of the times of all steps before the steady window"),
+    "model_build_time": Definition(
+        "s", "lower", "time to build the model and its optimizer and to place them on the device"
+    ),
+    "model_flops_per_sample": Definition(
+        "FLOP", None, "operations of one forward and backward pass over one sample, without recomputation"
+    ),
+    "mfu": Definition(
+        "fraction", "higher", "model_flops_per_sample x throughput / (ranks x the device's published dense peak)"
+    ),
+    "hfu": Definition("fraction", "higher", "as mfu, with the operations of activation recomputation counted too"),
+    "mfu_of_measured_peak": Definition(
+        "fraction", "higher", "model_flops_per_sample x throughput / (ranks x measured_peak)"
+    ),
+    "measured_peak": Definition(
+        "FLOP/s", "higher", "operations / time of a large square matrix product in the run's precision"
+    ),
+    "energy_per_sample": Definition(
+        "J", "lower", "growth of the devices' energy counters over the steady window / its samples"
+    ),
+    "peak_memory_allocated": Definition(
+        "B", "lower", "most memory held by tensors on a device at once, largest of the ranks"
+    ),
+    "peak_memory_reserved": Definition(
+        "B", "lower", "most memory the allocator held of a device at once, largest of the ranks"
+    ),
+    "peak_memory_rss": Definition(
+        "B", "lower", "most host memory a worker process held at once (ru_maxrss), largest of the ranks"
+    ),
+    "final_loss": Definition("", None, "training loss of the last step, mean over ranks"),
+    "skipped_steps": Definition("steps", "lower", "steady steps whose optimizer update the gradient scaler skipped"),
+    "straggler_skew": Definition(
+        "fraction", "lower", "mean over steady steps of (slowest rank's busy time - the median rank's) / step time"
+    ),
+    "closure_error": Definition(
+        "fraction", "lower", "larger of |phases' sum / step time - 1| and |steps' sum / wall - 1|"
+    ),
+}

@@ -1,0 +1,203 @@
+"""Takes in what the workers of one run say, and keeps it: in the run directory at once, in memory for the end."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpubench import events
+from gpubench.configuration import Configuration, flatten
+from gpubench.defaults import Choice, complete
+from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
+from gpubench.metrics import Metric
+from gpubench.provenance import git_state
+from gpubench.runs import ENVIRONMENT, LOG, STEPS, TELEMETRY, RunWriter
+from gpubench.settings import Device, TrainSettings
+from gpubench.summary import Repeat, Summary, summarise
+from gpubench.telemetry import TelemetrySample
+from gpubench.tracking import MetricLogger
+
+log = logging.getLogger("gpubench.run")
+
+
+@dataclass
+class Progress:
+    """Where a run stands, for whoever draws it."""
+
+    repeat: int = 0
+    repeats: int = 1
+    planned: int = 0
+    step: events.Step | None = None
+    """Rank 0's latest."""
+    doing: str = "starting"
+    telemetry: TelemetrySample | None = None
+    steps: list[events.Step] = field(default_factory=list)
+    """Rank 0's, of the repeat in hand."""
+
+
+class Recorder:
+    """One run: its directory, its metrics, and what is known of it so far."""
+
+    def __init__(self, configuration: Configuration[TrainSettings], command: str, argv: Sequence[str]) -> None:
+        """Fills in what `configuration` leaves open and creates the run directory.
+
+        Raises RunDirectoryError where that fails, and what `defaults.complete` raises.
+        """
+        settings, choices = complete(configuration.settings)
+        self.settings = settings
+        self.progress = Progress(repeats=settings.measurement.repeats)
+        self.device_name: str | None = None
+        self._repeats: dict[int, Repeat] = {}
+        self._flops: events.FlopsCounted | None = None
+        self._peak: events.PeakMeasured | None = None
+        self._telemetry: list[TelemetrySample] = []
+        text = Configuration(settings, configuration.origins).to_yaml()
+        record = {
+            "command": command,
+            "argv": list(argv),
+            "git": git_state(Path.cwd()),
+            "world_size": settings.distributed.world_size,
+            "repeats": 0,
+            "repeat_kind": "process",
+        }
+        self.writer = RunWriter(settings.results, settings.experiment, record, text)
+        self._log_level = logging.getLevelName(settings.logging.level)
+        self._handler = _RunLog(self.writer, self._log_level)
+        self._metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)
+        self.listen_to_log(True)
+        say_choices(choices)
+        self.listen_to_log(False)
+
+    def listen_to_log(self, listening: bool) -> None:
+        """Whether the host's own log lines belong to this run now."""
+        root = logging.getLogger("gpubench")
+        (root.addHandler if listening else root.removeHandler)(self._handler)
+
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        self.progress = Progress(number, repeats, telemetry=self.progress.telemetry)
+        self._repeats.setdefault(number, Repeat(number))
+
+    def take(self, event: events.Message) -> None:
+        """Keeps what one event says."""
+        match event:
+            case events.StepsMeasured():
+                self._take_steps(event)
+            case events.Heartbeat(rank=0):
+                self.progress.doing = event.doing
+            case events.Log():
+                self._take_log(event)
+            case events.ModelBuilt(rank=0):
+                self._start_repeat(event)
+            case events.Planned(rank=0):
+                self.progress.planned = event.steps
+            case events.RepeatDone():
+                self._repeats[event.repeat].done[event.rank] = event
+            case events.Failed():
+                log.debug("rank %d: %s\n%s", event.rank, event.message, event.traceback or "")
+            case _:
+                self._take_finding(event)
+
+    def _take_finding(self, event: events.Message) -> None:
+        """What is said once a run."""
+        match event:
+            case events.EnvironmentCaptured():
+                self._take_environment(event.environment)
+            case events.FlopsCounted():
+                self._flops = event
+            case events.PeakMeasured():
+                self._peak = event
+            case events.GraphTraced():
+                self._metrics.graph(event.graph)
+            case _:
+                log.log(NOTIMPORTANT, "rank %d: %s", event.rank, type(event).__name__)
+
+    def sample(self, telemetry: TelemetrySample) -> None:
+        self.progress.telemetry = telemetry
+        self._telemetry.append(telemetry)
+        self.writer.append(TELEMETRY, telemetry)
+
+    def flush(self) -> None:
+        """Lets everything so far be seen by others."""
+        self.writer.flush()
+
+    def end_repeat(self) -> Summary:
+        """Updates run.json and the summary with what is complete."""
+        self.writer.update(repeats=sum(bool(repeat.done) for repeat in self._repeats.values()))
+        summary = self.summary()
+        self._metrics.summary(summary)
+        return summary
+
+    def throughputs(self) -> list[float]:
+        """One per repeat so far."""
+        metric: Metric | None = self.summary().get("throughput")
+        return metric.repeats if metric else []
+
+    def summary(self) -> Summary:
+        assert self.settings.precision
+        on_gpu = self.settings.device is Device.cuda
+        return summarise(
+            [repeat for _, repeat in sorted(self._repeats.items())],
+            self.settings.training.warmup_steps,
+            self.device_name if on_gpu else None,
+            self.settings.precision,
+            self._flops,
+            self._peak,
+            self._telemetry,
+            sorted({gpu.index for sample in self._telemetry for gpu in sample.gpus}),
+        )
+
+    def close(self, status: str, error: dict[str, Any] | None = None) -> Summary:
+        """Ends the run as `status`; whatever was measured is kept."""
+        summary = self.summary()
+        for warning in summary.warnings:
+            log.warning("%s", warning)
+        self._metrics.close(summary)
+        self.listen_to_log(False)
+        self.writer.finish(status, error)
+        return summary
+
+    def _start_repeat(self, built: events.ModelBuilt) -> None:
+        """Under torchrun repeats follow one another in one process; the events say which is in hand."""
+        if built.repeat != self.progress.repeat:
+            self.begin_repeat(built.repeat, self.progress.repeats)
+        self._repeats[built.repeat].built = built
+
+    def _take_steps(self, event: events.StepsMeasured) -> None:
+        for step in event.steps:
+            self._repeats[step.repeat].steps.setdefault(step.rank, []).append(step)
+            self.writer.append(STEPS, step)
+        if event.rank == 0 and event.steps:
+            self.progress.step = event.steps[-1]
+            self.progress.steps += event.steps
+            self._metrics.steps(event.steps)
+
+    def _take_environment(self, environment: dict[str, Any]) -> None:
+        self.writer.replace(ENVIRONMENT, environment)
+        gpus = environment.get("gpus") or []
+        self.device_name = gpus[0].get("name") if gpus else None
+
+    def _take_log(self, event: events.Log) -> None:
+        if event.level >= self._log_level:
+            fields = (event.time, event.level, event.rank, event.logger, event.message, event.fields)
+            self.writer.append_text(LOG, render_logfmt(*fields))
+
+
+class _RunLog(logging.Handler):
+    """The host's own lines in run.log."""
+
+    def __init__(self, writer: RunWriter, level: int) -> None:
+        super().__init__(level)
+        self.setFormatter(LogfmtFormatter())
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.append_text(LOG, self.format(record))
+
+
+def say_choices(choices: Sequence[Choice]) -> None:
+    """Names every setting that was filled in for the user, in one line for people and as fields for programs."""
+    chosen = {choice.key: getattr(choice.value, "value", choice.value) for choice in choices}
+    if chosen:
+        text = ", ".join(f"{choice.key}={chosen[choice.key]} ({choice.reason})" for choice in choices)
+        log.log(MODIFIABLE, "chosen for you: %s", text, extra={"fields": chosen})

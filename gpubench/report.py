@@ -1,0 +1,168 @@
+"""What a finished run has to say, in the terminal and as JSON; both from the same summary."""
+
+import json
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpubench import stats, units
+from gpubench.benchmark import Outcome
+from gpubench.live import COLOURS, bar
+from gpubench.metrics import Metric
+from gpubench.settings import TrainSettings
+from gpubench.summary import Summary
+
+HEADLINES = (
+    "throughput",
+    "token_throughput",
+    "step_time",
+    "mfu",
+    "hfu",
+    "mfu_of_measured_peak",
+    "measured_peak",
+    "energy_per_sample",
+    "peak_memory_allocated",
+    "peak_memory_reserved",
+    "peak_memory_rss",
+    "first_step_time",
+    "warmup_time",
+    "straggler_skew",
+    "closure_error",
+    "skipped_steps",
+    "final_loss",
+)
+WITHOUT_NEWS = {"skipped_steps": 0.0}  # shown only when it is something else
+
+
+def to_json(outcomes: Sequence[Outcome]) -> str:
+    """One document: every run with its path, status, error and summary."""
+    document: dict[str, Any] = {"runs": [_document(outcome) for outcome in outcomes]}
+    if len(outcomes) == 2 and (ratio := throughput_ratio(*outcomes)):
+        document["throughput_ratio"] = ratio
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def show(outcomes: Sequence[Outcome], console: Console) -> None:
+    for outcome in outcomes:
+        _show_run(outcome, console)
+    if len(outcomes) == 2 and (ratio := throughput_ratio(*outcomes)):
+        console.print(f"\n{_sentence(ratio)}", soft_wrap=True)
+    for outcome in outcomes:
+        console.print(f"{outcome.status}: {outcome.recorder.writer.path}", soft_wrap=True)
+
+
+def throughput_ratio(base: Outcome, other: Outcome) -> dict[str, Any] | None:
+    """`other` over `base`, by the interleaved pairs of repeats: geometric mean and Student's interval of the logs."""
+    ours, theirs = base.summary.get("throughput"), other.summary.get("throughput")
+    if not ours or not theirs:
+        return None
+    logs = [float(np.log(b / a)) for a, b in zip(ours.repeats, theirs.repeats, strict=False)]
+    interval = stats.student_interval(logs)
+    return {
+        "estimate": float(np.exp(fmean(logs))),
+        "interval": [float(np.exp(edge)) for edge in interval] if interval else None,
+        "pairs": len(logs),
+    }
+
+
+def _sentence(ratio: dict[str, Any]) -> str:
+    text = f"throughput of the second over the first: {ratio['estimate']:.3f} x"
+    if ratio["interval"]:
+        low, high = ratio["interval"]
+        text += f", 95 % interval {low:.3f} to {high:.3f}"
+    return f"{text} ({ratio['pairs']} interleaved pairs)"
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    error = outcome.error
+    return {
+        "path": str(outcome.recorder.writer.path),
+        "status": outcome.status,
+        "error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint} if error else None,
+        **msgspec.to_builtins(outcome.summary),
+    }
+
+
+def _show_run(outcome: Outcome, console: Console) -> None:
+    summary, settings = outcome.summary, outcome.recorder.settings
+    console.print()
+    console.print(Text(headline(settings, summary), style="bold"), soft_wrap=True)
+    if not summary.metrics:
+        console.print("nothing was measured: no repeat got past its warm-up")
+        return
+    console.print(_metrics(summary))
+    console.print(_phases(summary))
+    if summary.ranks:
+        console.print(_ranks(summary))
+
+
+def headline(settings: TrainSettings, summary: Summary) -> str:
+    """The run in one line."""
+    what = f"{settings.model.name}, {settings.precision}, batch {settings.training.batch_size}"
+    if settings.distributed.world_size > 1:
+        what += f" x {settings.distributed.world_size} ranks"
+    what += f" on {settings.device}"
+    throughput = summary.get("throughput")
+    if throughput is None:
+        return what
+    return f"{what}: {units.quantity(throughput.estimate, throughput.unit)}{_half_width(throughput)}"
+
+
+def _half_width(metric: Metric) -> str:
+    width = stats.relative_half_width(metric.repeats)
+    return "" if width is None else f" +- {units.percent(width)}"
+
+
+def _metrics(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("metric", "estimate", "95 % interval", "median", "p95", "p99"):
+        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    for name in HEADLINES:
+        metric = summary.get(name)
+        if metric is None or WITHOUT_NEWS.get(name) == metric.estimate:
+            continue
+        spread = metric.distribution
+        cells = [spread.median, spread.p95, spread.p99] if spread else []
+        table.add_row(
+            name.replace("_", " "),
+            units.quantity(metric.estimate, metric.unit),
+            " to ".join(units.quantity(edge, metric.unit) for edge in metric.interval) if metric.interval else "",
+            *(units.quantity(cell, metric.unit) for cell in cells),
+        )
+    repeats, steps = len(summary.steady), sum(window.steps for window in summary.steady)
+    step_time = summary["step_time"]
+    table.caption = (
+        f"{repeats} repeats, {steps} steady steps worth {step_time.effective_n or 0:.0f} independent ones; "
+        f"intervals are over repeats"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _phases(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("phase", no_wrap=True)
+    table.add_column("of a step", no_wrap=True)
+    step_time = summary["step_time"].estimate
+    for metric in summary.metrics:
+        if metric.name.startswith("phase_"):
+            name = metric.name.removeprefix("phase_")
+            label = units.quantity(metric.estimate, metric.unit)
+            table.add_row(name.replace("_", " "), bar(metric.estimate / step_time, COLOURS.get(name, "white"), label))
+    return table
+
+
+def _ranks(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("rank", "step time", "busy", "slowest in"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for rank in summary.ranks:
+        busy, slowest = units.seconds(rank.busy_time), units.percent(rank.slowest)
+        table.add_row(str(rank.rank), units.seconds(rank.step_time), busy, f"{slowest} of steps")
+    return table

@@ -1,0 +1,179 @@
+"""What a run can be asked to do: one frozen model per command, every field with its meaning and unit.
+
+A field that is None is filled in from the model and the device before anything runs (see `defaults.py`), so that the
+config.yaml of a finished run holds no None that mattered. Durations are seconds, sizes bytes, unless a name says other.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+FolderName = Annotated[str, StringConstraints(pattern=r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,119}$")]
+
+
+class Precision(StrEnum):
+    """Arithmetic of the forward and backward pass; parameters and optimizer state stay fp32."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    amp = "amp"
+    bf16 = "bf16"
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Section(BaseModel):
+    """Immutable, and strict about names: a misspelt key is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(Section):
+    name: str | None = Field(
+        None,
+        description="built-in name, module:callable, or folder with config.json; default: ResNet sized for the device",
+    )
+    activation_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass instead of keeping them"
+    )
+
+
+class DataSettings(Section):
+    source: str = Field("synthetic", description="synthetic | synthetic-host | image-folder | text | module:callable")
+    path: Path | None = Field(None, description="file or folder that image-folder and text read")
+    samples: Positive = Field(10_000, description="samples in one epoch of synthetic data")
+    image_size: Positive | None = Field(
+        None, description="height and width of an image in pixels; default: the model's own"
+    )
+    sequence_length: Positive | None = Field(None, description="tokens in a sequence; default: the model's own")
+    tokenizer: Path | None = Field(
+        None, description="folder of a local tokenizer for text; default: one token per byte"
+    )
+    workers: Natural | None = Field(
+        None, description="DataLoader worker processes per rank; default: 0 on CPU, up to 8 on a GPU"
+    )
+    pin_memory: bool | None = Field(None, description="stage batches in page-locked memory; default: on a GPU")
+    prefetch: Positive = Field(2, description="batches each DataLoader worker keeps ready")
+
+
+class TrainingSettings(Section):
+    batch_size: Positive | None = Field(None, description="samples per rank and forward pass; default: the model's own")
+    grad_accumulation: Positive = Field(1, description="forward and backward passes per optimizer step")
+    steps: Positive | None = Field(
+        None, description="steps measured in each repeat; default 50 unless epochs or seconds is set"
+    )
+    epochs: Positive | None = Field(None, description="stop after this many passes over the data instead")
+    seconds: Seconds | None = Field(None, description="stop after about this many measured seconds instead")
+    warmup_steps: Natural = Field(
+        10, description="steps left out at the start of each repeat, at the least; the steady window may begin later"
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="torch.optim optimizer")
+    optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = Field(
+        "auto", description="how the optimizer visits parameters; auto: fused on a GPU, PyTorch's own choice on CPU"
+    )
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(1e-3, description="step size")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of sgd")
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="weight decay")
+
+    @model_validator(mode="after")
+    def _one_stop(self) -> Self:
+        given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"training.{' and training.'.join(given)} both say when to stop; give one")
+        return self
+
+
+class PerformanceSettings(Section):
+    channels_last: bool | None = Field(
+        None, description="NHWC memory format for convolutional models; default: on a GPU"
+    )
+    compile: bool = Field(False, description="torch.compile the model")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
+        "default", description="torch.compile mode"
+    )
+    cudnn_benchmark: bool = Field(True, description="let cuDNN time its algorithms and keep the fastest")
+    matmul_precision: Literal["highest", "high", "medium"] | None = Field(
+        None, description="torch.set_float32_matmul_precision; default: highest for fp32, high otherwise"
+    )
+    cpu_threads: Positive | None = Field(
+        None, description="threads of each CPU worker; default: physical cores / ranks"
+    )
+    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(
+        "PASSIVE", description="what idle OpenMP threads do; ACTIVE spins and can starve a small machine"
+    )
+
+
+class DistributedSettings(Section):
+    world_size: Positive = Field(1, description="ranks, one process each")
+    strategy: Literal["ddp", "fsdp2"] = Field("ddp", description="how more than one rank shares the work")
+    backend: Literal["nccl", "gloo"] | None = Field(
+        None, description="collective library; default: nccl on GPUs, gloo on CPU"
+    )
+    bucket_mb: Annotated[float, Field(gt=0)] = Field(25.0, description="DDP gradient bucket in MiB")
+    timeout: Seconds = Field(300.0, description="seconds a collective may take before the run fails")
+
+
+class MeasurementSettings(Section):
+    repeats: Positive = Field(3, description="fresh processes that repeat the measurement")
+    target_precision: Fraction | None = Field(
+        None, description="repeat until the throughput's 95 % interval is within this fraction of it (0.01 or 1%)"
+    )
+    max_repeats: Positive = Field(20, description="cap for target_precision")
+    count_flops: bool = Field(True, description="count the model's floating-point operations after the timed steps")
+    measure_peak: bool = Field(False, description="time a large matrix product as an attainable ceiling")
+    telemetry_interval: Annotated[float, Field(ge=0.02, le=60)] = Field(
+        0.2, description="seconds between hardware samples"
+    )
+    stall_timeout: Seconds = Field(
+        300.0, description="seconds a rank may make no progress before it is named and the run ends"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _percent(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(text := values.get("target_precision"), str) and text.endswith("%"):
+            try:
+                return values | {"target_precision": float(text[:-1]) / 100}
+            except ValueError:
+                pass
+        return values
+
+
+class LoggingSettings(Section):
+    level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR"] = Field(
+        "DEBUG", description="least level that reaches run.log"
+    )
+    graph: bool = Field(True, description="write the model graph to TensorBoard where it can be traced")
+    wandb: bool = Field(False, description="also log to Weights & Biases (pip install 'gpubench[wandb]')")
+    wandb_project: str = Field("gpubench", description="Weights & Biases project")
+    wandb_mode: Literal["online", "offline"] = Field(
+        "online", description="offline keeps everything in the run directory"
+    )
+
+
+class TrainSettings(Section):
+    """Settings of `gpubench train-bench`."""
+
+    experiment: FolderName = Field("train-bench", description="folder under results that groups the runs")
+    results: Path = Field(Path("results"), description="where run directories are written")
+    seed: Natural = Field(0, description="seed of weights and data; each rank adds its rank for data")
+    device: Device | None = Field(None, description="cpu or cuda; default: cuda where there is a GPU")
+    precision: Precision | None = Field(
+        None, description="fp32 | tf32 | amp | bf16; default: bf16 on a GPU that has it, else fp32"
+    )
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    training: TrainingSettings = TrainingSettings()
+    performance: PerformanceSettings = PerformanceSettings()
+    distributed: DistributedSettings = DistributedSettings()
+    measurement: MeasurementSettings = MeasurementSettings()
+    logging: LoggingSettings = LoggingSettings()

@@ -1,0 +1,72 @@
+"""Which data sources there are, and whether the one asked for is there: all that can be said of data without torch."""
+
+import os
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from gpubench.errors import DataError
+from gpubench.settings import DataSettings
+
+SYNTHETIC = ("synthetic", "synthetic-host")
+FROM_PATH = ("image-folder", "text")
+CHOICES = "synthetic, synthetic-host, image-folder, text or module:callable"
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
+
+
+def check_source(data: DataSettings) -> None:
+    """Raises DataError if `data.source` is unknown, or what it reads is not given, not there, or empty.
+
+    Cheap on any amount of data: it stops at the first usable file.
+    """
+    if data.source in FROM_PATH:
+        _check_path(data)
+        if data.tokenizer is not None and not (data.tokenizer / "tokenizer.json").is_file():
+            raise DataError(
+                f"no tokenizer.json in data.tokenizer {data.tokenizer}",
+                "give the folder that save_pretrained() wrote, or leave data.tokenizer out for one token per byte",
+            )
+    elif ":" in data.source:
+        module, _, name = data.source.partition(":")
+        if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+            raise DataError(f"data.source {data.source!r} is not module:callable", "for example mypackage.data:train")
+    elif data.source not in SYNTHETIC:
+        close = get_close_matches(data.source, SYNTHETIC + FROM_PATH, n=1)
+        choices = f"give {CHOICES}"
+        hint = f"did you mean {close[0]!r}? {choices}" if close else choices
+        raise DataError(f"unknown data.source {data.source!r}", hint)
+
+
+def _check_path(data: DataSettings) -> None:
+    wanted = "a folder of images" if data.source == "image-folder" else "a text file or a folder of them"
+    path = data.path
+    if path is None:
+        raise DataError(f"data.source {data.source} reads data.path, and none is given", f"set data.path to {wanted}")
+    if not path.exists():
+        raise DataError(f"data.path {path} does not exist", f"set data.path to {wanted}")
+    if data.source == "image-folder":
+        if not path.is_dir():
+            raise DataError(f"data.path {path} is not a folder", f"set data.path to {wanted}")
+        if next(image_files(path), None) is None:
+            suffixes = " ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
+            raise DataError(f"data.path {path} holds no images", f"images end in one of: {suffixes}")
+    elif next(text_files(path), None) is None:
+        raise DataError(f"data.path {path} holds no text", f"set data.path to {wanted} that is not empty")
+
+
+def image_files(folder: Path) -> Iterator[str]:
+    """Paths of the image files below `folder`, told by their suffix, in the order of their names."""
+    return (name for name in _files(folder) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES)  # noqa: PTH122
+
+
+def text_files(path: Path) -> Iterator[str]:
+    """`path` itself, or the files below it, in the order of their names; empty files are left out."""
+    names = [str(path)] if path.is_file() else _files(path)
+    return (name for name in names if os.path.getsize(name) > 0)  # noqa: PTH202
+
+
+def _files(folder: Path) -> Iterator[str]:
+    # Strings and not Paths, as there can be millions. Links are followed, as class folders often are links.
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(parent, name) for name in sorted(names) if not name.startswith("."))  # noqa: PTH118

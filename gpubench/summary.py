@@ -1,0 +1,342 @@
+"""From the steps of all repeats and ranks to the numbers of a run.
+
+The run's step is its slowest rank's, and every rank's phases are kept apart until one rank speaks for the run: the one
+whose steady window took longest. Throughput is defined once: samples of all ranks over the wall of the steady window.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+import msgspec
+
+from gpubench import hardware, stats
+from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
+from gpubench.metrics import DEFINITIONS, Distribution, Metric
+from gpubench.telemetry import TelemetrySample, energy_between, throttled
+
+CLOSURE_LIMIT = 0.005
+EXPOSED = "exposed_communication"
+
+
+@dataclass
+class Repeat:
+    """What one repeat said."""
+
+    number: int
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    """By rank, in order."""
+    built: ModelBuilt | None = None
+    done: dict[int, RepeatDone] = field(default_factory=dict)
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One rank beside the others, over the steady steps of all repeats. Times are seconds a step."""
+
+    rank: int
+    step_time: float
+    busy_time: float
+    """Step time less what it waited in exposed communication."""
+    slowest: float
+    """Fraction of the steps in which no other rank was busier."""
+
+
+class SteadyWindow(msgspec.Struct, frozen=True):
+    """The steps of one repeat that count."""
+
+    repeat: int
+    first: int
+    steps: int
+    settled: bool
+    """False if the warm-up may reach beyond half of the steps."""
+    start: float
+    end: float
+    """Seconds since the epoch, on the timeline of the rank that speaks for the run."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    metrics: list[Metric]
+    steady: list[SteadyWindow]
+    ranks: list[Rank]
+    flops: FlopsCounted | None
+    peak: hardware.Peak | None
+    measured_peak: PeakMeasured | None
+    throttled: dict[str, float]
+    """Fraction of the steady time in which each reason held the GPU's clocks down."""
+    warnings: list[str]
+
+    def __getitem__(self, name: str) -> Metric:
+        return next(metric for metric in self.metrics if metric.name == name)
+
+    def get(self, name: str) -> Metric | None:
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One repeat's steady steps, ready to be averaged."""
+
+    repeat: Repeat
+    window: SteadyWindow
+    ranks: dict[int, list[Step]]
+    speaker: int
+    """The rank whose steady window took longest."""
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.ranks[self.speaker]
+
+    @property
+    def totals(self) -> list[float]:
+        """Seconds of each step: the slowest rank's."""
+        return [max(step.total for step in steps) for steps in zip(*self.ranks.values(), strict=True)]
+
+    @property
+    def wall(self) -> float:
+        return sum(step.total for step in self.steps)
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks; a step that the gradient scaler skipped did no work."""
+        return sum(step.samples for steps in self.ranks.values() for step in steps if not step.skipped)
+
+    @property
+    def throughput(self) -> float:
+        return self.samples / self.wall
+
+    def phase(self, name: str) -> float:
+        return fmean(step.phases.get(name, 0.0) for step in self.steps)
+
+
+def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
+    """The steady part of a repeat; None if it has none, as when it was interrupted in its warm-up."""
+    length = min((len(steps) for steps in repeat.steps.values()), default=0)
+    if length <= warmup_steps:
+        return None
+    slowest = [max(step.total for step in steps) for steps in zip(*_cut(repeat.steps, 0, length).values(), strict=True)]
+    unsettled = stats.warmup_length(slowest)
+    first = max(warmup_steps, unsettled)
+    ranks = _cut(repeat.steps, first, length)
+    speaker = max(ranks, key=lambda rank: sum(step.total for step in ranks[rank]))
+    steps = ranks[speaker]
+    window = SteadyWindow(
+        repeat=repeat.number,
+        first=first,
+        steps=length - first,
+        settled=unsettled <= max(warmup_steps, length // 2 - 1),
+        start=steps[0].time,
+        end=steps[-1].time + steps[-1].total,
+    )
+    return Measured(repeat, window, ranks, speaker)
+
+
+def _cut(steps: dict[int, list[Step]], first: int, last: int) -> dict[int, list[Step]]:
+    return {rank: own[first:last] for rank, own in sorted(steps.items())}
+
+
+def summarise(
+    repeats: Sequence[Repeat],
+    warmup_steps: int,
+    device_name: str | None,
+    precision: str,
+    flops: FlopsCounted | None = None,
+    measured_peak: PeakMeasured | None = None,
+    telemetry: Sequence[TelemetrySample] = (),
+    gpus: Sequence[int] = (),
+) -> Summary:
+    """Everything that can be said of the repeats; a metric that cannot be known is absent, never guessed.
+
+    `device_name` is None on a CPU. `gpus` are the indices that `telemetry` knows the run's GPUs by.
+    """
+    found = [measured for repeat in repeats if (measured := measure(repeat, warmup_steps))]
+    peak = hardware.peak_flops(device_name, precision) if device_name else None
+    metrics = _Metrics(found)
+    if found:
+        _times(metrics)
+        _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
+        _costs(metrics)
+    windows = [measured.window for measured in found]
+    slowed: dict[str, float] = {}
+    for window in windows:
+        for reason, share in throttled(telemetry, window.start, window.end).items():
+            slowed[reason] = slowed.get(reason, 0.0) + share / len(windows)
+    return Summary(
+        metrics=metrics.made,
+        steady=windows,
+        ranks=_ranks(found),
+        flops=flops,
+        peak=peak,
+        measured_peak=measured_peak,
+        throttled=slowed,
+        warnings=_warnings(metrics, slowed, peak, flops, device_name, precision),
+    )
+
+
+class _Metrics:
+    """Metrics in the making, one estimate per measured repeat."""
+
+    def __init__(self, found: Sequence[Measured]) -> None:
+        self.found = found
+        self.made: list[Metric] = []
+
+    def add(
+        self, name: str, estimate: Callable[[Measured], float | None], distribution: Distribution | None = None
+    ) -> None:
+        """Leaves the metric out unless every repeat has an estimate."""
+        estimates = [estimate(measured) for measured in self.found]
+        known = [value for value in estimates if value is not None]
+        if not known or len(known) < len(estimates):
+            return
+        definition = DEFINITIONS[name]
+        self.made.append(
+            Metric(
+                name=name,
+                unit=definition.unit,
+                better=definition.better,
+                estimate=fmean(known),
+                interval=stats.student_interval(known),
+                n=sum(measured.window.steps for measured in self.found),
+                effective_n=sum(stats.effective_size(measured.totals) for measured in self.found),
+                repeats=known,
+                distribution=distribution,
+            )
+        )
+
+    def get(self, name: str) -> Metric | None:
+        return next((metric for metric in self.made if metric.name == name), None)
+
+
+def _times(metrics: _Metrics) -> None:
+    found = metrics.found
+    built = found[0].repeat.built
+    metrics.add("throughput", lambda m: m.throughput)
+    if built and (tokens := built.tokens_per_sample):
+        metrics.add("token_throughput", lambda m: m.throughput * tokens)
+    metrics.add("step_time", lambda m: m.wall / m.window.steps, stats.describe([m.totals for m in found]))
+    for phase in dict.fromkeys(name for m in found for step in m.steps for name in step.phases):
+        per_step = [[step.phases.get(phase, 0.0) for step in m.steps] for m in found]
+        metrics.add(f"phase_{phase}", lambda m, phase=phase: m.phase(phase), stats.describe(per_step))  # type: ignore[misc]
+    metrics.add("mean_of_rates", lambda m: fmean(_samples_at(m, i) / total for i, total in enumerate(m.totals)))
+    if len(found[0].ranks) > 1:
+        metrics.add("straggler_skew", _skew)
+    metrics.add("closure_error", _closure_error)
+
+
+def _samples_at(measured: Measured, step: int) -> int:
+    return sum(steps[step].samples for steps in measured.ranks.values() if not steps[step].skipped)
+
+
+def _busy(step: Step) -> float:
+    return step.total - step.phases.get(EXPOSED, 0.0)
+
+
+def _skew(measured: Measured) -> float:
+    columns = zip(*measured.ranks.values(), strict=True)
+    return fmean(
+        (max(busy := [_busy(step) for step in steps]) - median(busy)) / max(step.total for step in steps)
+        for steps in columns
+    )
+
+
+def _closure_error(measured: Measured) -> float | None:
+    """None while the repeat has not said how long its loop took by the host clock."""
+    done = measured.repeat.done.get(measured.speaker)
+    if done is None:
+        return None
+    every = measured.repeat.steps[measured.speaker]
+    phases = max(abs(sum(step.phases.values()) / step.total - 1) for step in every)
+    return max(phases, abs(sum(step.total for step in every) / done.wall - 1))
+
+
+def _efficiency(
+    metrics: _Metrics,
+    flops: FlopsCounted | None,
+    peak: hardware.Peak | None,
+    measured_peak: PeakMeasured | None,
+    telemetry: Sequence[TelemetrySample],
+    gpus: Sequence[int],
+) -> None:
+    ranks = len(metrics.found[0].ranks)
+
+    def share(work: float | None, ceiling: float | None) -> Callable[[Measured], float | None]:
+        return lambda m: m.throughput * work / ranks / ceiling if work and ceiling else None
+
+    model = flops.model_flops_per_sample if flops else None
+    recomputed = flops.hardware_flops_per_sample if flops else None
+    ceiling = measured_peak.flops_per_s if measured_peak else None
+    metrics.add("model_flops_per_sample", lambda _: model)
+    metrics.add("mfu", share(model, peak.flops_per_s if peak else None))
+    if recomputed != model:
+        metrics.add("hfu", share(recomputed, peak.flops_per_s if peak else None))
+    metrics.add("measured_peak", lambda _: ceiling)
+    metrics.add("mfu_of_measured_peak", share(model, ceiling))
+
+    def energy(measured: Measured) -> float | None:
+        joules = energy_between(telemetry, measured.window.start, measured.window.end, gpus) if gpus else None
+        return joules / measured.samples if joules is not None and measured.samples else None
+
+    metrics.add("energy_per_sample", energy)
+
+
+def _costs(metrics: _Metrics) -> None:
+    def largest(of: Callable[[RepeatDone], int | None]) -> Callable[[Measured], float | None]:
+        return lambda m: max((size for done in m.repeat.done.values() if (size := of(done))), default=None)
+
+    def first_steps(measured: Measured, count: int) -> float:
+        return max(sum(step.total for step in steps[:count]) for steps in measured.repeat.steps.values())
+
+    metrics.add("peak_memory_allocated", largest(lambda done: done.peak_allocated))
+    metrics.add("peak_memory_reserved", largest(lambda done: done.peak_reserved))
+    metrics.add("peak_memory_rss", largest(lambda done: done.peak_rss))
+    metrics.add("first_step_time", lambda m: first_steps(m, 1))
+    metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
+    metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
+    metrics.add("final_loss", lambda m: fmean(steps[-1].loss or 0.0 for steps in m.ranks.values()))
+    metrics.add("skipped_steps", lambda m: float(sum(step.skipped for step in m.steps)))
+
+
+def _ranks(found: Sequence[Measured]) -> list[Rank]:
+    if not found or len(found[0].ranks) < 2:
+        return []
+    steps = {rank: [step for m in found for step in m.ranks[rank]] for rank in found[0].ranks}
+    busiest = [max(_busy(step) for step in column) for column in zip(*steps.values(), strict=True)]
+    return [
+        Rank(
+            rank=rank,
+            step_time=fmean(step.total for step in own),
+            busy_time=fmean(_busy(step) for step in own),
+            slowest=fmean(_busy(step) >= most for step, most in zip(own, busiest, strict=True)),
+        )
+        for rank, own in steps.items()
+    ]
+
+
+def _warnings(
+    metrics: _Metrics,
+    slowed: dict[str, float],
+    peak: hardware.Peak | None,
+    flops: FlopsCounted | None,
+    device_name: str | None,
+    precision: str,
+) -> list[str]:
+    said: list[str] = []
+    if len(metrics.found) < 2:
+        said.append("fewer than two repeats were measured: there is no interval; raise --repeats")
+    for measured in metrics.found:
+        if not measured.window.settled:
+            number = measured.repeat.number
+            said.append(f"repeat {number} may not have settled: raise training.warmup_steps or --steps")
+    closure = metrics.get("closure_error")
+    if closure and max(closure.repeats) > CLOSURE_LIMIT:
+        said.append(f"closure is off by {max(closure.repeats):.1%}: phases, steps and wall disagree")
+    skipped = metrics.get("skipped_steps")
+    if skipped and sum(skipped.repeats):
+        said.append(
+            f"the gradient scaler skipped {sum(skipped.repeats):.0f} steady steps: they count as time, not as work"
+        )
+    said += [f"clocks were held down by {reason} for {share:.0%} of the time" for reason, share in slowed.items()]
+    if device_name and not peak:
+        said.append(f"no MFU: the dense {precision} peak of {device_name!r} is not known")
+    if flops and flops.reason:
+        said.append(f"no FLOP count: {flops.reason}")
+    return said

@@ -1,0 +1,243 @@
+"""What the hardware was doing while the workers measured, sampled by the host and never by a timed process.
+
+A sample costs the host well under a millisecond of CPU on a machine without GPUs (about 0.1 ms with one worker), and
+says itself what it cost. Whatever the driver, the kernel or a permission withholds is left out, never guessed.
+"""
+
+import os
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import psutil
+
+from gpubench.devices import ask, open_nvml
+
+# NVML's clocks event reasons (nvml.h), but for None and GpuIdle: an idle GPU is not a slowed one.
+CLOCK_REASONS = {
+    0x002: "ApplicationsClocksSetting",
+    0x004: "SwPowerCap",
+    0x008: "HwSlowdown",
+    0x010: "SyncBoost",
+    0x020: "SwThermalSlowdown",
+    0x040: "HwThermalSlowdown",
+    0x080: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+}
+
+
+class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One GPU at one instant; None where NVML does not say. `index` is NVML's, as in `devices.Gpu`.
+
+    `energy_j` counts since the driver was loaded and advances every 20 to 100 ms. `utilization` is the fraction of the
+    driver's last averaging period in which some kernel ran. `other_processes` counts compute processes on the GPU
+    other than the host and the workers.
+    """
+
+    index: int
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: int | None = None
+    utilization: float | None = None
+    memory_used_bytes: int | None = None
+    throttle_reasons: list[str] | None = None
+    other_processes: int | None = None
+
+
+class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The machine's CPU, and the workers' part of it, over the time since the previous sample.
+
+    `load` and `steal` are fractions of all logical CPUs' time: busy here, and taken by the hypervisor for other guests.
+    `worker_cpu` is in cores. `context_switches` counts how often a worker's main thread was made to yield its CPU.
+    `memory_rss_bytes` is what the workers hold now. The last three are None while no worker lives.
+    """
+
+    load: float | None = None
+    steal: float | None = None
+    worker_cpu: float | None = None
+    context_switches: int | None = None
+    memory_rss_bytes: int | None = None
+
+
+class TelemetrySample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One line of telemetry.jsonl: `time` in seconds since the epoch, `cost` in seconds of the host's CPU time."""
+
+    time: float
+    cost: float
+    gpus: list[GpuSample] = []
+    cpu: CpuSample | None = None
+
+
+class Telemetry:
+    """Samples the GPUs `gpu_indices` (NVML's numbers), the CPU and the watched workers about every `interval` seconds.
+
+    It has no thread: whoever listens to the workers asks `due()` and calls `sample()` between two events.
+    """
+
+    def __init__(self, gpu_indices: Sequence[int], interval: float) -> None:
+        self.interval = interval
+        self._next_due = float("-inf")
+        self._nvml: Any = open_nvml() if gpu_indices else None
+        self._handles: dict[int, Any] = {}
+        if self._nvml:
+            found = {index: ask(self._nvml, "nvmlDeviceGetHandleByIndex", index) for index in gpu_indices}
+            self._handles = {index: handle for index, handle in found.items() if handle is not None}
+        self._cpu_times: Any = psutil.cpu_times()
+        self._workers: dict[int, _Worker] = {}
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Makes `pids` the workers, in place of those before; one that is already gone is passed over."""
+        workers: dict[int, _Worker] = {}
+        for pid in pids:
+            with suppress(psutil.Error):
+                workers[pid] = self._workers.get(pid) or _Worker(pid)
+        self._workers = workers
+
+    def due(self, now: float) -> bool:
+        """Whether a sample should be taken at `now`, in seconds of `time.monotonic()`."""
+        return now >= self._next_due
+
+    def sample(self) -> TelemetrySample:
+        """Reads everything once. Samples that fell due meanwhile are dropped, not caught up with."""
+        self._next_due = time.monotonic() + self.interval
+        began, now = time.thread_time(), time.time()
+        gpus = [self._sample_gpu(index, handle) for index, handle in self._handles.items()]
+        cpu = self._sample_cpu()
+        return TelemetrySample(time=now, cost=time.thread_time() - began, gpus=gpus, cpu=cpu)
+
+    def close(self) -> None:
+        """Lets go of the driver; no sample may be taken after."""
+        if self._nvml:
+            ask(self._nvml, "nvmlShutdown")
+            self._nvml, self._handles = None, {}
+
+    def _sample_gpu(self, index: int, handle: Any) -> GpuSample:
+        nvml = self._nvml
+        energy_mj = ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # first: its time is the sample's
+        power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+        rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        reasons = ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:  # the name before driver 535
+            reasons = ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return GpuSample(
+            index=index,
+            sm_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            power_w=None if power_mw is None else power_mw / 1e3,
+            energy_j=None if energy_mj is None else energy_mj / 1e3,
+            temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_used_bytes=None if memory is None else memory.used,
+            throttle_reasons=None
+            if reasons is None
+            else [name for bit, name in CLOCK_REASONS.items() if reasons & bit],
+            other_processes=self._other_processes(handle),
+        )
+
+    def _other_processes(self, handle: Any) -> int | None:
+        running = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+        if running is None:
+            return None
+        others = {process.pid for process in running} - self._workers.keys() - {os.getpid()}
+        # In a container some drivers give the outer machine's process ids, where a worker looks like a stranger.
+        return len(others) if all(psutil.pid_exists(pid) for pid in others) else None
+
+    def _sample_cpu(self) -> CpuSample:
+        before, self._cpu_times = self._cpu_times, psutil.cpu_times()
+        spent = {name: getattr(self._cpu_times, name) - getattr(before, name) for name in before._fields}
+        # Linux counts guests' time in user and nice already.
+        total = sum(seconds for name, seconds in spent.items() if not name.startswith("guest"))
+        idle = sum(spent.get(name, 0.0) for name in ("idle", "iowait", "steal"))
+        steal = spent.get("steal")
+        alive = []
+        for worker in self._workers.values():
+            with suppress(psutil.Error):
+                alive.append(worker.usage())
+        return CpuSample(
+            load=_fraction(total - idle, total),
+            steal=None if steal is None else _fraction(steal, total),
+            worker_cpu=sum(cores for cores, _, _ in alive) if alive else None,
+            context_switches=sum(switches for _, switches, _ in alive) if alive else None,
+            memory_rss_bytes=sum(rss for _, _, rss in alive) if alive else None,
+        )
+
+
+class _Worker:
+    """One watched process, and its counters when it was last read."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._read = time.monotonic()
+        self._cpu, self._switches, _ = self._counters()
+
+    def usage(self) -> tuple[float, int, int]:
+        """Cores used and involuntary context switches since the last reading, and resident bytes now."""
+        read, cpu, switches = self._read, self._cpu, self._switches
+        self._cpu, self._switches, rss = self._counters()
+        self._read = time.monotonic()
+        return (self._cpu - cpu) / (self._read - read), self._switches - switches, rss
+
+    def _counters(self) -> tuple[float, int, int]:
+        with self._process.oneshot():
+            times, switches = self._process.cpu_times(), self._process.num_ctx_switches()
+            return times.user + times.system, switches.involuntary, self._process.memory_info().rss
+
+
+def _fraction(part: float, whole: float) -> float | None:
+    """`part / whole` within [0, 1]: the kernel's counters are not read at one instant, and tick every 10 ms."""
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else None
+
+
+def energy_between(samples: Sequence[TelemetrySample], start: float, end: float, gpus: Sequence[int]) -> float | None:
+    """Joules that `gpus` drew over exactly [start, end], in seconds since the epoch; `samples` in order of time.
+
+    Each GPU's energy counter is interpolated linearly at both ends. None if any GPU has no reading at or before
+    `start` or at or after `end`, or fewer than two within, where the result would be mostly interpolation.
+    """
+    joules = [_energy_of(samples, start, end, gpu) for gpu in gpus]
+    known = [energy for energy in joules if energy is not None]
+    return sum(known) if known and len(known) == len(joules) else None
+
+
+def _energy_of(samples: Sequence[TelemetrySample], start: float, end: float, index: int) -> float | None:
+    readings = [
+        (sample.time, gpu.energy_j)
+        for sample in samples
+        for gpu in sample.gpus
+        if gpu.index == index and gpu.energy_j is not None
+    ]
+    within = sum(start <= moment <= end for moment, _ in readings)
+    if within < 2 or readings[0][0] > start or readings[-1][0] < end:
+        return None
+    return _interpolate(readings, end) - _interpolate(readings, start)
+
+
+def _interpolate(readings: Sequence[tuple[float, float]], moment: float) -> float:
+    """The counter at `moment`, which the readings cover."""
+    after = bisect_left(readings, moment, key=lambda reading: reading[0])
+    later, energy_later = readings[after]
+    if later == moment:
+        return energy_later
+    earlier, energy_earlier = readings[after - 1]
+    return energy_earlier + (energy_later - energy_earlier) * (moment - earlier) / (later - earlier)
+
+
+def throttled(samples: Iterable[TelemetrySample], start: float, end: float) -> dict[str, float]:
+    """How much of [start, end] each reason held some GPU's clocks down, as a fraction of the samples that could tell.
+
+    An idle GPU and clocks set by the user are not throttling and are left out, as is a reason that never held.
+    """
+    known = [
+        {reason for gpu in sample.gpus for reason in gpu.throttle_reasons or ()}
+        for sample in samples
+        if start <= sample.time <= end and any(gpu.throttle_reasons is not None for gpu in sample.gpus)
+    ]
+    counts = Counter(reason for reasons in known for reason in reasons if reason != "ApplicationsClocksSetting")
+    return {reason: count / len(known) for reason, count in counts.most_common()}

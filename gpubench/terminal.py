@@ -1,0 +1,44 @@
+"""The two streams: results on stdout, everything else on stderr, as loud as the user asked."""
+
+import logging
+
+from rich.console import Console
+from rich.markup import escape
+
+from gpubench.live import Lines, LiveTable, Silence, View
+from gpubench.logs import MODIFIABLE, NOTIMPORTANT
+
+_LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
+_STYLES = {"WARNING": "yellow", "ERROR": "red", "MODIFIABLE": "cyan"}
+
+
+class Terminal:
+    """Decides once what is shown where."""
+
+    def __init__(self, quiet: bool, verbosity: int) -> None:
+        self.out = Console(highlight=False)
+        self.err = Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        root = logging.getLogger("gpubench")
+        root.setLevel(1)  # run.log decides for itself what it keeps
+        root.propagate = False
+        root.addHandler(_OnConsole(self.err, logging.ERROR if quiet else _LEVELS[min(verbosity, 2)]))
+
+    def view(self) -> View:
+        """The live view that suits: a table on a terminal, lines in a pipe, nothing with -q."""
+        if self._quiet:
+            return Silence()
+        if self.err.is_terminal and not self.err.is_dumb_terminal:
+            return LiveTable(self.err)
+        return Lines(self.err)
+
+
+class _OnConsole(logging.Handler):
+    def __init__(self, console: Console, level: int) -> None:
+        super().__init__(level)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name = record.levelname.lower()
+        style = _STYLES.get(record.levelname, "dim")
+        self._console.print(f"[{style}]{name}:[/] {escape(record.getMessage())}", soft_wrap=True)

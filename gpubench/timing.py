@@ -1,0 +1,207 @@
+"""Step and phase times without synchronising the loop.
+
+A mark is a point on the device's timeline: a CUDA event, or `perf_counter_ns` on a CPU. The loop sets one at every
+phase border, and the times between them are read when the device has passed them, steps later if need be. Steps tile
+the timeline: one ends where the next begins, so that phases sum to the step and steps to the wall.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpubench.channel import Activity
+from gpubench.events import Step
+
+Mark = TypeVar("Mark")
+
+OTHER = "other"
+PHASES = (
+    "data_wait",
+    "host_to_device",
+    "forward",
+    "backward",
+    "exposed_communication",
+    "optimizer",
+    OTHER,
+)
+
+
+class Clock(Protocol[Mark]):
+    """A device's timeline."""
+
+    def mark(self) -> Mark:
+        """The point that all work issued so far will reach."""
+
+    def passed(self, mark: Mark) -> bool:
+        """Whether the device is past `mark`; never waits."""
+
+    def seconds(self, start: Mark, end: Mark) -> float: ...
+
+    def read(self, values: Sequence[Tensor]) -> list[float]:
+        """Scalars computed before a mark that has passed, without waiting for later work."""
+
+    def release(self, mark: Mark) -> None:
+        """`mark` will not be read again."""
+
+    def synchronize(self) -> None: ...
+
+
+class HostClock:
+    """`perf_counter_ns`: on a CPU the work is over when the call returns."""
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def passed(self, mark: int) -> bool:
+        return True
+
+    def seconds(self, start: int, end: int) -> float:
+        return (end - start) / 1e9
+
+    def read(self, values: Sequence[Tensor]) -> list[float]:
+        return [float(value) for value in values]
+
+    def release(self, mark: int) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CudaClock:
+    """CUDA events on the current stream, recycled."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spare: list[torch.cuda.Event] = []
+        self._reading = torch.cuda.Stream(device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end)) / 1e3
+
+    def read(self, values: Sequence[Tensor]) -> list[float]:
+        # On a stream of its own, so that the copy waits for nothing that was issued since.
+        with torch.cuda.stream(self._reading):
+            return [float(value) for value in torch.stack([value.float() for value in values]).cpu().tolist()]
+
+    def release(self, mark: torch.cuda.Event) -> None:
+        self._spare.append(mark)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+def clock_of(device: torch.device) -> "Clock[int] | Clock[torch.cuda.Event]":
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass
+class _Open(Generic[Mark]):
+    """A step whose times are not all known yet."""
+
+    epoch: int
+    step: int
+    marks: list[tuple[str, Mark]]
+    issued_at: int
+    issue_time: float = 0.0
+    samples: int = 0
+    readings: list[Tensor] = field(default_factory=list)
+
+
+class StepTimer(Generic[Mark]):
+    """Collects the marks of a loop and turns those the device has passed into `Step` records.
+
+    `origin` is (seconds since the epoch, perf_counter_ns), read together: it places steps on the host's calendar.
+    """
+
+    def __init__(self, clock: Clock[Mark], activity: Activity, repeat: int, rank: int) -> None:
+        self._clock = clock
+        self._activity = activity
+        self._repeat = repeat
+        self._rank = rank
+        self._steps: deque[_Open[Mark]] = deque()
+        self._now: _Open[Mark] | None = None
+        self._time = 0.0
+
+    def start(self, now: float) -> None:
+        """The loop begins at `now`, in seconds since the epoch, with the device idle."""
+        self._time = now
+
+    def begin(self, epoch: int, step: int) -> None:
+        """Ends the step before and starts the next, in phase `data_wait`."""
+        mark = self._close()
+        self._activity.step = step
+        self._activity.doing = PHASES[0]
+        self._now = _Open(epoch, step, [(PHASES[0], mark)], time.perf_counter_ns())
+
+    def enter(self, phase: str) -> None:
+        """Ends the phase in hand and starts `phase`; a phase entered more than once sums up."""
+        assert self._now
+        self._activity.doing = phase
+        self._now.marks.append((phase, self._clock.mark()))
+
+    def issued(self, samples: int, readings: list[Tensor]) -> None:
+        """All of the step has been issued. `readings` are (loss, gradient scale or nothing), read once computed."""
+        assert self._now
+        self.enter(OTHER)
+        self._now.samples = samples
+        self._now.readings = readings
+        self._now.issue_time = (time.perf_counter_ns() - self._now.issued_at) / 1e9
+
+    def stop(self) -> None:
+        """The loop is over: ends the last step and waits for the device."""
+        mark = self._close()
+        self._clock.synchronize()
+        self._clock.release(mark)
+
+    def collect(self) -> Iterator[tuple[Step, list[float]]]:
+        """The steps that the device has finished since the last call, each with its readings."""
+        finished = []
+        while self._steps and self._clock.passed(self._steps[0].marks[-1][1]):
+            finished.append(self._steps.popleft())
+        if not finished:
+            return
+        values = iter(self._clock.read([value for step in finished for value in step.readings]))
+        for step in finished:
+            yield self._record(step), [next(values) for _ in step.readings]
+
+    def _close(self) -> Mark:
+        mark = self._clock.mark()
+        if self._now:
+            self._now.marks.append(("end", mark))
+            self._steps.append(self._now)
+            self._now = None
+        return mark
+
+    def _record(self, step: _Open[Mark]) -> Step:
+        phases: dict[str, float] = {}
+        for (phase, start), (_, end) in zip(step.marks, step.marks[1:], strict=False):
+            phases[phase] = phases.get(phase, 0.0) + self._clock.seconds(start, end)
+        for _, mark in step.marks[:-1]:  # the last one is the next step's first
+            self._clock.release(mark)
+        total = sum(phases.values())
+        began, self._time = self._time, self._time + total
+        return Step(
+            repeat=self._repeat,
+            rank=self._rank,
+            epoch=step.epoch,
+            step=step.step,
+            time=began,
+            total=total,
+            phases=phases,
+            host=step.issue_time,
+            samples=step.samples,
+        )

@@ -1,0 +1,219 @@
+"""Where metrics go besides the console: epochs.jsonl, summary.json and .csv, TensorBoard, and Weights & Biases.
+
+`MetricLogger` is the only thing that writes them, and it runs in the host, so that no tracker takes time from a step.
+"""
+
+import csv
+import io
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from gpubench.errors import UsageError
+from gpubench.events import Step
+from gpubench.metrics import Metric
+from gpubench.runs import EPOCHS, SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, TENSORBOARD, RunWriter
+from gpubench.settings import LoggingSettings
+from gpubench.summary import Summary
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+log = logging.getLogger("gpubench.tracking")
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """One line of epochs.jsonl: what rank 0 did in one pass over the data, warm-up included."""
+
+    repeat: int
+    epoch: int
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    loss: float | None
+
+
+class Tracker(Protocol):
+    """A place that scalars can be sent to."""
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None: ...
+
+    def graph(self, definition: bytes) -> None: ...
+
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None: ...
+
+
+class MetricLogger:
+    """Turns rank 0's steps into epochs and scalars, and the summary into files."""
+
+    def __init__(self, writer: RunWriter, settings: LoggingSettings, config: Mapping[str, Any], text: str) -> None:
+        """`config` is flat, by dot-key; `text` the same as YAML. Raises UsageError where a tracker is not installed."""
+        self._writer = writer
+        self._config = config
+        self._epoch: list[Step] = []
+        self._trackers: list[Tracker] = [TensorBoard(writer.path / TENSORBOARD, text)]
+        if settings.wandb:
+            self._trackers.append(WeightsAndBiases(writer.path, settings, config))
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Rank 0's next steps."""
+        for step in steps:
+            if self._epoch and (step.epoch, step.repeat) != (self._epoch[0].epoch, self._epoch[0].repeat):
+                self._end_epoch()
+            self._epoch.append(step)
+            values = {
+                "step/time_ms": step.total * 1e3,
+                "step/samples_per_second": step.samples / step.total,
+                **{f"phase_ms/{name}": seconds * 1e3 for name, seconds in step.phases.items()},
+            }
+            if step.loss is not None:
+                values["loss"] = step.loss
+            for tracker in self._trackers:
+                tracker.scalars(step.repeat, step.step, step.time, values)
+
+    def graph(self, definition: bytes) -> None:
+        for tracker in self._trackers:
+            tracker.graph(definition)
+
+    def summary(self, summary: Summary) -> None:
+        """Writes summary.json and summary.csv; may be called again as repeats come in."""
+        document = {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)}
+        self._writer.replace(SUMMARY, document)
+        self._writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
+
+    def close(self, summary: Summary) -> None:
+        if self._epoch:
+            self._end_epoch()
+        self.summary(summary)
+        results = {metric.name: metric.estimate for metric in summary.metrics}
+        for tracker in self._trackers:
+            tracker.close(self._config, results)
+
+    def _end_epoch(self) -> None:
+        steps, self._epoch = self._epoch, []
+        seconds, samples = sum(step.total for step in steps), sum(step.samples for step in steps)
+        losses = [step.loss for step in steps if step.loss is not None]
+        epoch = Epoch(
+            repeat=steps[0].repeat,
+            epoch=steps[0].epoch,
+            steps=len(steps),
+            samples=samples,
+            seconds=seconds,
+            samples_per_second=samples / seconds,
+            loss=fmean(losses) if losses else None,
+        )
+        self._writer.append(EPOCHS, epoch)
+
+
+def to_csv(metrics: Sequence[Metric]) -> str:
+    """One line per metric."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
+    for metric in metrics:
+        low, high = metric.interval or ("", "")
+        row = [metric.name, metric.unit, metric.better or "", metric.estimate, low, high, len(metric.repeats)]
+        rows.writerow([*row, metric.n, metric.effective_n or ""])
+    return table.getvalue()
+
+
+class TensorBoard:
+    """Event files written with TensorBoard's own writer: torch.utils.tensorboard would load torch into the host.
+
+    Curves are per repeat, in a folder of their own; configuration, graph and hyperparameters are the run's.
+    """
+
+    def __init__(self, folder: Path, config: str) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        self._folder = folder
+        self._writers: dict[str, EventFileWriter] = {}
+        text = SummaryProto.Value(
+            tag="config",
+            metadata=create_summary_metadata(display_name="config", description=""),
+            tensor=TensorProto(dtype="DT_STRING", string_val=[f"```yaml\n{config}```".encode()]),
+        )
+        self._add("", 0, time.time(), SummaryProto(value=[text]))
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        self._add(f"repeat-{repeat}", step, when, _scalars(values))
+
+    def graph(self, definition: bytes) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer("").add_event(Event(wall_time=time.time(), graph_def=definition))
+
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
+        from tensorboard.plugins.hparams import api_pb2
+        from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, create_summary_metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        now = time.time()
+        values = {key: _plain(value) for key, value in hyperparameters.items()}
+        self._add("", 0, now, hparams_pb(values, trial_id=self._folder.parent.name))
+        end = HParamsPluginData(session_end_info=SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=now))
+        metadata = create_summary_metadata(end)
+        self._add("", 0, now, SummaryProto(value=[SummaryProto.Value(tag=SESSION_END_INFO_TAG, metadata=metadata)]))
+        self._add("", 0, now, _scalars({f"summary/{name}": value for name, value in results.items()}))
+        for writer in self._writers.values():
+            writer.close()
+
+    def _add(self, name: str, step: int, when: float, summary: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer(name).add_event(Event(wall_time=when, step=step, summary=summary))
+
+    def _writer(self, name: str) -> "EventFileWriter":
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if name not in self._writers:
+            self._writers[name] = EventFileWriter(str(self._folder / name))
+        return self._writers[name]
+
+
+def _scalars(values: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
+
+    return SummaryProto(value=[SummaryProto.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+
+
+def _plain(value: Any) -> bool | float | str:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+class WeightsAndBiases:
+    """The optional `wandb` extra; everything it keeps lies in the run directory."""
+
+    def __init__(self, folder: Path, settings: LoggingSettings, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UsageError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'") from None
+        self._run = wandb.init(
+            project=settings.wandb_project,
+            name=folder.name,
+            dir=str(folder),
+            mode=settings.wandb_mode,
+            config={key: _plain(value) for key, value in config.items()},
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        self._run.log({**{f"repeat-{repeat}/{name}": value for name, value in values.items()}, "step": step})
+
+    def graph(self, definition: bytes) -> None:
+        """W&B has no place for a TensorBoard graph."""
+
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None:
+        self._run.summary.update(dict(results))
+        self._run.finish()

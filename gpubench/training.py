@@ -1,0 +1,249 @@
+"""One repeat of a training benchmark: a generator of events that knows no console and no file."""
+
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from gpubench import distributed, events
+from gpubench.blocks import checkpoint_activations
+from gpubench.channel import Activity
+from gpubench.data import Feed, to_device
+from gpubench.errors import DataError, NonFiniteLoss, UsageError
+from gpubench.events import Step
+from gpubench.models import Workload
+from gpubench.precision import Arithmetic
+from gpubench.ranks import Ranks
+from gpubench.settings import TrainingSettings, TrainSettings
+from gpubench.timing import Clock, StepTimer
+
+Event = events.Message
+
+DEFAULT_STEPS = 50
+CALIBRATION_STEPS = 3  # at the least, before a limit in seconds is turned into steps
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that one step needs, ready to run."""
+
+    settings: TrainSettings
+    ranks: Ranks
+    device: torch.device
+    workload: Workload
+    module: nn.Module
+    """What is called: the workload's module on the device, compiled and wrapped as the settings ask."""
+    optimizer: torch.optim.Optimizer
+    arithmetic: Arithmetic
+    timer: StepTimer[Any]
+    forget_checkpoints: Callable[[], None] | None = None
+    """Undoes activation checkpointing, where there is any."""
+
+    def step(self, batches: Iterator[Any], samples: int) -> None:
+        """One optimizer step over `grad_accumulation` batches; every phase border is marked, nothing waits."""
+        timer, accumulation = self.timer, self.settings.training.grad_accumulation
+        channels_last = bool(self.settings.performance.channels_last)
+        total: Tensor | None = None
+        for micro in range(accumulation):
+            if micro:
+                timer.enter("data_wait")
+            batch = next(batches)
+            timer.enter("host_to_device")
+            batch = to_device(batch, self.device, non_blocking=True, channels_last=channels_last)
+            timer.enter("forward")
+            last = micro == accumulation - 1
+            with nullcontext() if last else distributed.without_sync(self.module):
+                with self.arithmetic.forward():
+                    loss = self.workload.loss(self.module, batch) / accumulation
+                timer.enter("backward")
+                self.arithmetic.backward(loss)
+            total = loss.detach() if total is None else total + loss.detach()
+        timer.enter("optimizer")
+        self.arithmetic.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        assert total is not None
+        scale = self.arithmetic.scale()
+        timer.issued(samples, [total] if scale is None else [total, scale])
+
+
+def train(
+    trainer: Trainer, feed: Feed, clock: Clock[Any], activity: Activity, repeat: int, unix_time: float
+) -> Iterator[Event]:
+    """Runs the steps that the settings ask for, and yields them as the device finishes them.
+
+    `unix_time` is now, in seconds since the epoch, on the calendar that the steps are to be placed on. Raises
+    NonFiniteLoss naming the step, DataError when the data cannot fill a single step.
+    """
+    training, rank = trainer.settings.training, trainer.ranks.rank
+    planned = plan(training, feed.batches_per_epoch)
+    yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
+    samples = training.grad_accumulation * _batch_size(training)
+    batches = Epochs(feed)
+    scale = trainer.arithmetic.scale()
+    reader = StepReader(None if scale is None else float(scale))
+    timer = trainer.timer
+
+    distributed.barrier()
+    clock.synchronize()
+    timer.start(unix_time)
+    began = time.perf_counter()
+    step = 0
+    while planned is None or step < planned:
+        timer.begin(batches.epoch, step)
+        trainer.step(batches, samples)
+        step += 1
+        if finished := reader.read(timer):
+            yield events.StepsMeasured(rank=rank, steps=finished)
+        if planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS):
+            planned = step + _steps_in(training.seconds or 0.0, clock, began, step, trainer.device)
+            yield events.Planned(rank=rank, repeat=repeat, steps=planned)
+    timer.stop()
+    wall = time.perf_counter() - began
+    activity.doing, activity.step = "closing", None
+    yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
+    yield done(rank, repeat, wall, trainer.device)
+
+
+def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | None:
+    """Steps in a repeat, warm-up included; None where a limit in seconds has yet to be turned into steps."""
+    if training.seconds is not None:
+        return None
+    if training.epochs is None:
+        return training.warmup_steps + (training.steps or DEFAULT_STEPS)
+    if batches_per_epoch is None:
+        raise DataError("training.epochs needs data with a length", "set training.steps instead")
+    steps = training.epochs * batches_per_epoch // training.grad_accumulation
+    if steps <= training.warmup_steps:
+        raise UsageError(
+            f"{training.epochs} epochs x {batches_per_epoch} batches / {training.grad_accumulation} accumulated = "
+            f"{steps} steps, and training.warmup_steps={training.warmup_steps} leaves none to measure",
+            "lower training.warmup_steps or raise training.epochs",
+        )
+    return steps
+
+
+def _steps_in(seconds: float, clock: Clock[Any], began: float, steps: int, device: torch.device) -> int:
+    """How many steps fill `seconds`, by the pace so far and the same on every rank. Waits for the device, once."""
+    clock.synchronize()
+    pace = (time.perf_counter() - began) / steps
+    return max(1, distributed.agree(math.ceil(seconds / pace), device))
+
+
+def _batch_size(training: TrainingSettings) -> int:
+    assert training.batch_size is not None, "filled in by defaults.complete"
+    return training.batch_size
+
+
+class Epochs:
+    """An endless stream of batches that counts how often it has gone round."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.epoch = 0
+        self._feed = feed
+        self._batches = feed.epoch(0)
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        for batch in self._batches:
+            self._given += 1
+            return batch
+        if not self._given:
+            raise DataError("the data ran out before one batch was full", "lower --batch-size or add data")
+        self.epoch += 1
+        self._batches = self._feed.epoch(self.epoch)
+        self._given = 0
+        return next(self)
+
+
+class StepReader:
+    """Adds to the finished steps what their readings say: the loss, and whether the gradient scaler skipped them."""
+
+    def __init__(self, scale: float | None) -> None:
+        """`scale` is the gradient scale before the first step; None where nothing is scaled."""
+        self._scale = scale
+
+    def read(self, timer: StepTimer[Any]) -> list[Step]:
+        return [self._judge(step, *readings) for step, readings in timer.collect()]
+
+    def _judge(self, step: Step, loss: float, scale: float | None = None) -> Step:
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(
+                f"the loss became {loss} at step {step.step} of repeat {step.repeat}",
+                "lower training.learning_rate, or compare with --precision fp32",
+            )
+        # The scaler lowers its scale exactly when it skips (torch.amp.GradScaler, backoff_factor < 1).
+        skipped = scale is not None and self._scale is not None and scale < self._scale
+        self._scale = scale
+        return msgspec.structs.replace(step, loss=loss, skipped=skipped)
+
+
+def done(rank: int, repeat: int, wall: float, device: torch.device) -> events.RepeatDone:
+    cuda = device.type == "cuda"
+    return events.RepeatDone(
+        rank=rank,
+        repeat=repeat,
+        wall=wall,
+        peak_allocated=torch.cuda.max_memory_allocated(device) if cuda else None,
+        peak_reserved=torch.cuda.max_memory_reserved(device) if cuda else None,
+        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def build_trainer(
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    workload: Workload,
+    arithmetic: Arithmetic,
+    timer: StepTimer[Any],
+) -> Trainer:
+    """Moves the model to the device, wraps and compiles it, and makes its optimizer."""
+    assert settings.precision
+    performance = settings.performance
+    torch.backends.cudnn.benchmark = performance.cudnn_benchmark
+    layout = torch.channels_last if performance.channels_last else torch.preserve_format
+    own = workload.module.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    forget = checkpoint_activations(own) if settings.model.activation_checkpointing else None
+    module = distributed.share(
+        own, settings.distributed, settings.precision, device, lambda: timer.enter("exposed_communication")
+    )
+    if performance.compile:
+        module = torch.compile(module, mode=performance.compile_mode)
+    return Trainer(
+        settings=settings,
+        ranks=ranks,
+        device=device,
+        workload=replace(workload, module=own),
+        module=module,
+        optimizer=make_optimizer(settings.training, own, device),
+        arithmetic=arithmetic,
+        timer=timer,
+        forget_checkpoints=forget,
+    )
+
+
+def make_optimizer(training: TrainingSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """`optimizer_impl` auto means fused on a GPU and PyTorch's own choice on a CPU."""
+    chosen = training.optimizer_impl
+    if chosen == "auto":
+        chosen = "fused" if device.type == "cuda" else "loop"
+    options: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "weight_decay": training.weight_decay,
+        "foreach": chosen == "foreach",
+        "fused": chosen == "fused",
+    }
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=training.momentum, **options)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer](parameters, **options)

@@ -1,0 +1,63 @@
+"""Numbers as people read them."""
+
+from collections.abc import Callable
+
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that leaves one to three digits before the point."""
+    size = abs(value)
+    if size >= 120:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes} min {rest} s"
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if size >= scale:
+            return f"{digits(value / scale)} {unit}"
+    return "0 s" if value == 0 else f"{digits(value / 1e-9)} ns"
+
+
+def count(value: float, unit: str = "") -> str:
+    """A number with an SI prefix: 25.6 M, 3.09 kimg/s is never right, so rates keep their digits up to 99,999."""
+    for scale, prefix in _SI:
+        if abs(value) >= scale:
+            return f"{digits(value / scale)} {prefix}{unit}"
+    return f"{digits(value)} {unit}".rstrip()
+
+
+def rate(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{digits(value)} {unit}"
+
+
+def size(value: float) -> str:
+    for scale, unit in _BINARY:
+        if abs(value) >= scale:
+            return f"{digits(value / scale)} {unit}"
+    return f"{value:.0f} B"
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.1f} %" if abs(value) >= 0.0995 else f"{value * 100:.2g} %"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    size_ = abs(value)
+    return f"{value:.0f}" if size_ >= 100 else f"{value:.1f}" if size_ >= 10 else f"{value:.2f}"
+
+
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "s": seconds,
+    "B": size,
+    "fraction": percent,
+    "FLOP": lambda value: count(value, "FLOP"),
+    "FLOP/s": lambda value: count(value, "FLOP/s"),
+}
+
+
+def quantity(value: float, unit: str) -> str:
+    """A metric's value in its own unit."""
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
+    return rate(value, unit).strip()

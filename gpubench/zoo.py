@@ -1,0 +1,302 @@
+"""The built-in models: published architectures with random weights, and a tiny one of each family for tests and demos.
+
+Every dropout is set to 0, also where the published recipe has 0.1: a run is then deterministic given its seed, fused
+attention is available on every device, and FLOPs are comparable. Nothing here needs a network.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, Literal
+
+from gpubench.errors import ModelError
+
+
+class Task(StrEnum):
+    """What a model is trained to do, and so what one batch of it holds (see `models.py`)."""
+
+    image_classification = "image-classification"
+    causal_lm = "causal-lm"
+    masked_lm = "masked-lm"
+    image_denoising = "image-denoising"
+    """A UNet2DModel predicts the noise in an image."""
+    latent_denoising = "latent-denoising"
+    """A UNet2DConditionModel predicts the noise in a latent, given text embeddings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """How to build one model, and how large a sample and a batch of it are by default.
+
+    `config_class` is None for diffusers, whose model classes take the configuration as keywords. `image_size` is the
+    height and width in pixels; a latent is an eighth of it. `sequence_length` counts the tokens of a language model,
+    or the text embeddings of latent denoising. Batch sizes are samples per rank.
+    """
+
+    name: str
+    library: Literal["transformers", "diffusers"]
+    config_class: str | None
+    model_class: str
+    config: Mapping[str, Any]
+    task: Task
+    image_size: int | None = None
+    sequence_length: int | None = None
+    batch_size_cpu: int
+    batch_size_cuda: int
+    description: str
+
+
+_RESNET = partial(
+    ModelSpec,
+    library="transformers",
+    config_class="ResNetConfig",
+    model_class="ResNetForImageClassification",
+    task=Task.image_classification,
+)
+_VIT = partial(
+    ModelSpec,
+    library="transformers",
+    config_class="ViTConfig",
+    model_class="ViTForImageClassification",
+    task=Task.image_classification,
+)
+_BERT = partial(
+    ModelSpec,
+    library="transformers",
+    config_class="BertConfig",
+    model_class="BertForMaskedLM",
+    task=Task.masked_lm,
+)
+_GPT2 = partial(
+    ModelSpec,
+    library="transformers",
+    config_class="GPT2Config",
+    model_class="GPT2LMHeadModel",
+    task=Task.causal_lm,
+)
+_LLAMA = partial(
+    ModelSpec,
+    library="transformers",
+    config_class="LlamaConfig",
+    model_class="LlamaForCausalLM",
+    task=Task.causal_lm,
+)
+_UNET = partial(
+    ModelSpec,
+    library="diffusers",
+    config_class=None,
+    model_class="UNet2DModel",
+    task=Task.image_denoising,
+)
+_SD_UNET = partial(
+    ModelSpec,
+    library="diffusers",
+    config_class=None,
+    model_class="UNet2DConditionModel",
+    task=Task.latent_denoising,
+    sequence_length=77,
+)
+
+_ENCODER_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_GPT2_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_TINY_TRANSFORMER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+_SPECS = (
+    _RESNET(
+        name="resnet18",
+        config={"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic", "num_labels": 1000},
+        image_size=224,
+        batch_size_cpu=16,
+        batch_size_cuda=256,
+        description="ResNet-18, ImageNet shape: 11.7M parameters",
+    ),
+    _RESNET(
+        name="resnet50",
+        config={"num_labels": 1000},
+        image_size=224,
+        batch_size_cpu=8,
+        batch_size_cuda=128,
+        description="ResNet-50 v1.5, ImageNet shape: 25.6M parameters",
+    ),
+    _RESNET(
+        name="resnet-tiny",
+        config={
+            "embedding_size": 8,
+            "hidden_sizes": [8, 16],
+            "depths": [1, 1],
+            "layer_type": "basic",
+            "num_labels": 10,
+        },
+        image_size=32,
+        batch_size_cpu=8,
+        batch_size_cuda=64,
+        description="two ResNet blocks",
+    ),
+    _VIT(
+        name="vit-b16",
+        config=_ENCODER_NO_DROPOUT | {"num_labels": 1000},
+        image_size=224,
+        batch_size_cpu=8,
+        batch_size_cuda=128,
+        description="ViT-B/16, ImageNet shape: 86.6M parameters",
+    ),
+    _VIT(
+        name="vit-tiny",
+        config=_ENCODER_NO_DROPOUT | _TINY_TRANSFORMER | {"patch_size": 8, "num_labels": 10},
+        image_size=32,
+        batch_size_cpu=8,
+        batch_size_cuda=64,
+        description="two ViT layers, 32 wide",
+    ),
+    _BERT(
+        name="bert-base",
+        config=_ENCODER_NO_DROPOUT,
+        sequence_length=128,
+        batch_size_cpu=8,
+        batch_size_cuda=64,
+        description="BERT-base with its masked-token head: 110M parameters",
+    ),
+    _BERT(
+        name="bert-large",
+        config=_ENCODER_NO_DROPOUT
+        | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+        sequence_length=128,
+        batch_size_cpu=2,
+        batch_size_cuda=32,
+        description="BERT-large with its masked-token head: 335M parameters",
+    ),
+    _BERT(
+        name="bert-tiny",
+        config=_ENCODER_NO_DROPOUT | _TINY_TRANSFORMER | {"vocab_size": 257, "max_position_embeddings": 64},
+        sequence_length=32,
+        batch_size_cpu=8,
+        batch_size_cuda=64,
+        description="two BERT layers, 32 wide; a token per byte, and the last is [MASK]",
+    ),
+    _GPT2(
+        name="gpt2",
+        config=_GPT2_NO_DROPOUT,
+        sequence_length=1024,
+        batch_size_cpu=1,
+        batch_size_cuda=16,
+        description="GPT-2 small: 124M parameters",
+    ),
+    _GPT2(
+        name="gpt2-tiny",
+        config=_GPT2_NO_DROPOUT
+        | {"vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+        | {"bos_token_id": None, "eos_token_id": None},
+        sequence_length=32,
+        batch_size_cpu=8,
+        batch_size_cuda=64,
+        description="two GPT-2 layers, 32 wide; a token per byte",
+    ),
+    _LLAMA(
+        name="llama-3.2-1b",
+        config={
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "tie_word_embeddings": True,
+            "attention_dropout": 0.0,
+        },
+        sequence_length=2048,
+        batch_size_cpu=1,
+        batch_size_cuda=2,
+        description="the shape of Llama 3.2 1B: 1.24B parameters, tied embeddings",
+    ),
+    _LLAMA(
+        name="llama-tiny",
+        config=_TINY_TRANSFORMER
+        | {"vocab_size": 256, "num_key_value_heads": 2, "max_position_embeddings": 64}
+        | {"tie_word_embeddings": True, "attention_dropout": 0.0},
+        sequence_length=32,
+        batch_size_cpu=8,
+        batch_size_cuda=64,
+        description="two Llama layers, 32 wide; a token per byte",
+    ),
+    _SD_UNET(
+        name="sd15-unet",
+        config={"sample_size": 64, "cross_attention_dim": 768, "dropout": 0.0},
+        image_size=512,
+        batch_size_cpu=1,
+        batch_size_cuda=8,
+        description="the UNet of Stable Diffusion 1.5: 860M parameters",
+    ),
+    _SD_UNET(
+        name="sd15-unet-tiny",
+        config={
+            "sample_size": 8,
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "block_out_channels": (8, 16),
+            "layers_per_block": 1,
+            "attention_head_dim": 2,
+            "cross_attention_dim": 16,
+            "norm_num_groups": 4,
+            "dropout": 0.0,
+        },
+        image_size=64,
+        batch_size_cpu=4,
+        batch_size_cuda=32,
+        description="Stable Diffusion's UNet with two levels, 8 and 16 wide",
+    ),
+    _UNET(
+        name="unet2d",
+        config={"dropout": 0.0},
+        image_size=64,
+        batch_size_cpu=1,
+        batch_size_cuda=16,
+        description="UNet2DModel as diffusers configures it: 274M parameters",
+    ),
+    _UNET(
+        name="unet2d-tiny",
+        config={
+            "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+            "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+            "block_out_channels": (8, 16),
+            "layers_per_block": 1,
+            "norm_num_groups": 4,
+            "dropout": 0.0,
+        },
+        image_size=16,
+        batch_size_cpu=4,
+        batch_size_cuda=32,
+        description="UNet2DModel with two levels, 8 and 16 wide",
+    ),
+)
+
+MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
+
+
+def is_builtin(name: str) -> bool:
+    """Whether `name` is in the table."""
+    return name in MODELS
+
+
+def find(name: str) -> ModelSpec:
+    """The built-in model called `name`; ModelError for any other name."""
+    if name in MODELS:
+        return MODELS[name]
+    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+    guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(MODELS)}"
+    raise ModelError(
+        f"model.name: there is no built-in model, and no folder, called {name!r}",
+        f"{guess}; a model of your own is module:callable, or a folder holding config.json",
+    )

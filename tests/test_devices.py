@@ -1,0 +1,180 @@
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_nvml import GPUS, MIG, FakeNvml
+
+from gpubench import devices
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml(*GPUS)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def test_every_gpu_is_visible_unless_the_environment_says_otherwise(nvml: FakeNvml) -> None:
+    first, second, third = devices.visible_gpus()
+    assert first == devices.Gpu(0, "NVIDIA H200", "GPU-aaaa1111-0000", 150_754_820_096, (9, 0))
+    assert (second.index, third.index) == (1, 2)
+    assert nvml.users == 0
+
+
+def test_a_gpu_that_cannot_tell_its_memory_is_still_a_gpu(nvml: FakeNvml) -> None:
+    assert devices.visible_gpus()[2] == devices.Gpu(2, "NVIDIA GB10", "GPU-bbbb3333-0000", None, (12, 1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        ("", []),
+        ("-1", []),
+        ("none", []),
+        ("1", [1]),
+        ("2,0", [2, 0]),
+        (" 0 , 2 ", [0, 2]),
+        ("0,2,-1,1", [0, 2]),
+        ("0,7,1", [0]),
+        ("1,1", []),
+        ("GPU-aaaa2222-0000,GPU-bbbb3333-0000", [1, 2]),
+        ("GPU-b", [2]),
+        ("GPU-aaaa", []),
+        ("GPU-b,GPU-nowhere,GPU-aaaa1", [2]),
+        ("GPU-b,GPU-bbbb", []),
+        ("GPU-b,0", [2]),
+        ("0,GPU-b", [0]),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, wanted: str, indices: list[int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    assert [gpu.index for gpu in devices.visible_gpus()] == indices
+
+
+def test_a_mig_instance_has_its_own_memory_and_its_parents_index(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{MIG['UUID']},MIG-unknown")
+    assert devices.visible_gpus() == [devices.Gpu(1, "NVIDIA H200 MIG 1g.18gb", "MIG-cccc4444", 18_000_000_000, (9, 0))]
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*GPUS, driver=False))
+    assert devices.visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "version", "build"),
+    [
+        (
+            ["__version__ = '2.13.0+cpu'", "cuda: Optional[str] = None", "hip: Optional[str] = None"],
+            "2.13.0+cpu",
+            "cpu",
+        ),
+        (["__version__ = '2.11.0+cu128'", "cuda: Optional[str] = '12.8'", "hip = None"], "2.11.0+cu128", "cuda 12.8"),
+        (["__version__ = '2.9.1+rocm6.3'", "cuda = None", "hip = '6.3.42134-a9a80e791'"], "2.9.1+rocm6.3", "rocm 6.3"),
+    ],
+)
+def test_the_kind_of_pytorch_is_read_from_its_version_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], version: str, build: str
+) -> None:
+    (tmp_path / "version.py").write_text("\n".join(["from typing import Optional", "debug = False", *lines]))
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert (devices.torch_version(), devices.torch_build()) == (version, build)
+
+
+def test_without_pytorch_its_version_and_kind_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert devices.torch_version() is None
+    assert devices.torch_build() is None
+
+
+def test_asking_about_pytorch_agrees_with_it_and_does_not_import_it() -> None:
+    script = """
+import sys
+from gpubench import devices, provenance, telemetry
+version = devices.torch_version()
+devices.torch_build(), devices.visible_gpus()
+assert "torch" not in sys.modules
+print(version)
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    import torch
+
+    assert answer.stdout.strip() == str(torch.__version__)
+
+
+class Machine:
+    """Two cores of two hyper-threads each, in files like the kernel's."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cgroup = root / "cgroup"
+        for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+            self.write(root / f"cpu{cpu}" / "topology" / "thread_siblings_list", siblings)
+        self.write(root / "own", "1:cpu:/elsewhere\n0::/slice/job\n")
+        monkeypatch.setattr(devices, "CPU_ROOT", root)
+        monkeypatch.setattr(devices, "CGROUP_ROOT", self.cgroup)
+        monkeypatch.setattr(devices, "OWN_CGROUPS", root / "own")
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_hyper_threads_of_one_core_count_once(machine: Machine) -> None:
+    assert devices.physical_cores() == 2
+
+
+def test_affinity_binds_the_cores(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
+    assert devices.physical_cores() == 1
+
+
+def test_cpus_of_unknown_topology_count_as_cores(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 8, 9})
+    assert devices.physical_cores() == 3
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus", "cores"),
+    [("max 100000", None, 2), ("150000 100000", 1.5, 1), ("50000 100000", 0.5, 1), ("800000 100000", 8.0, 2)],
+)
+def test_a_cgroup_quota_binds_the_cores(machine: Machine, quota: str, cpus: float | None, cores: int) -> None:
+    machine.write(machine.cgroup / "slice" / "job" / "cpu.max", quota)
+    assert devices.cpu_quota() == cpus
+    assert devices.physical_cores() == cores
+
+
+def test_the_tightest_limit_on_the_way_up_binds(machine: Machine) -> None:
+    machine.write(machine.cgroup / "cpu.max", "300000 100000")
+    machine.write(machine.cgroup / "slice" / "cpu.max", "100000 100000")
+    machine.write(machine.cgroup / "slice" / "job" / "cpu.max", "max 100000")
+    machine.write(machine.cgroup / "slice" / "memory.max", "max")
+    machine.write(machine.cgroup / "slice" / "job" / "memory.max", "4096")
+    assert devices.cpu_quota() == 1.0
+    assert devices.memory_limit() == 4096
+
+
+def test_without_a_cgroup_there_is_no_limit(machine: Machine) -> None:
+    devices.OWN_CGROUPS.unlink()
+    assert devices.cpu_quota() is None
+    assert devices.memory_limit() is None
+
+
+def test_this_machine_has_cores_to_use() -> None:
+    assert 1 <= devices.physical_cores() <= (psutil.cpu_count() or 1)

@@ -1,0 +1,137 @@
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from gpubench.errors import DeviceError
+from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator, find_by_key, peak_flops
+
+
+def bf16(name: str) -> float:
+    peak = peak_flops(name, "bf16")
+    assert peak is not None
+    return peak.flops_per_s
+
+
+def test_names_that_begin_alike_are_different_devices() -> None:
+    assert bf16("NVIDIA L40S") == pytest.approx(362.05e12)
+    assert bf16("NVIDIA L40") == pytest.approx(181.05e12)
+    assert bf16("NVIDIA L4") == pytest.approx(121e12)
+
+
+def test_the_form_factors_of_one_gpu_have_their_own_peaks() -> None:
+    assert bf16("NVIDIA H100 80GB HBM3") == pytest.approx(989.4e12)
+    assert bf16("NVIDIA H100 PCIe") == pytest.approx(756e12)
+    assert bf16("NVIDIA H100 NVL") == pytest.approx(835.5e12)
+    assert bf16("NVIDIA H200 NVL") < bf16("NVIDIA H200")
+
+
+def test_an_h200_is_known_by_the_name_it_reports() -> None:
+    found = find_accelerator("NVIDIA H200")
+    assert found is not None
+    assert found.key == "h200"
+    assert found.memory_bytes == 141 * 2**30
+    assert found.memory_bandwidth == pytest.approx(4.8e12)
+
+
+def test_case_and_spacing_of_a_name_do_not_matter() -> None:
+    assert find_accelerator("  nvidia   h200\n") is find_by_key("H200")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "H200",
+        "NVIDIA",
+        "NVIDIA H100",
+        "NVIDIA H200 Ti",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "AMD Instinct MI250X/MI250",
+    ],
+)
+def test_a_name_that_is_not_listed_is_unknown_rather_than_guessed(name: str) -> None:
+    assert find_accelerator(name) is None
+    assert peak_flops(name, "bf16") is None
+
+
+def test_no_name_and_no_key_is_listed_twice() -> None:
+    names = [name.casefold() for row in ACCELERATORS for name in row.names]
+    keys = [row.key for row in ACCELERATORS]
+    assert len(set(names)) == len(names)
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("key", ["h100", "h100-pcie", "h100-nvl", "h200", "h200-nvl", "gh200"])
+def test_dense_bf16_is_twice_tf32_on_hopper(key: str) -> None:
+    peaks = find_by_key(key).peaks
+    assert peaks["bf16"] == pytest.approx(2 * peaks["tf32"], rel=0.002)
+
+
+@pytest.mark.parametrize("row", ACCELERATORS, ids=lambda row: row.key)
+def test_every_row_is_plausible(row: Accelerator) -> None:
+    """Catches a slipped decimal, a swapped column, and a sparse peak beside a dense one."""
+    assert row.names
+    assert row.source
+    assert row.key == row.key.casefold().strip()
+    assert 16 * 2**30 <= row.memory_bytes <= 288 * 2**30
+    assert 0.3e12 <= row.memory_bandwidth <= 8e12
+    assert row.peaks["fp32"] <= row.peaks.get("tf32", row.peaks["fp16"]) <= row.peaks["fp16"]
+    assert 1.9 < row.peaks["fp16"] / row.peaks["fp32"] <= 30
+    if "bf16" in row.peaks:
+        assert row.peaks["bf16"] == row.peaks["fp16"]
+    if "tf32" in row.peaks:
+        assert row.peaks["fp16"] / row.peaks["tf32"] == pytest.approx(2, rel=0.02)
+
+
+def test_amp_means_fp16_on_the_matrix_units_and_fp32_the_plain_peak() -> None:
+    amp, plain = peak_flops("Tesla V100-SXM2-32GB", "amp"), peak_flops("Tesla V100-SXM2-32GB", "fp32")
+    assert amp is not None
+    assert plain is not None
+    assert amp.dtype == "fp16"
+    assert amp.flops_per_s == pytest.approx(125e12)
+    assert plain.dtype == "fp32"
+    assert plain.flops_per_s == pytest.approx(15.7e12)
+    assert amp.device == "v100-32gb"
+    assert amp.source == "NVIDIA V100 data sheet"
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("Tesla T4", "bf16"), ("Tesla T4", "tf32"), ("AMD Instinct MI355X", "tf32"), ("AMD Instinct MI210", "tf32")],
+)
+def test_arithmetic_the_matrix_units_lack_has_no_peak(name: str, precision: str) -> None:
+    assert find_accelerator(name) is not None
+    assert peak_flops(name, precision) is None
+
+
+def test_one_device_of_an_mi250x_is_one_of_its_two_dies() -> None:
+    assert bf16("AMD Instinct MI250X") == pytest.approx(383e12 / 2)
+
+
+def test_a_precision_that_does_not_exist_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        peak_flops("NVIDIA H200", "fp7")
+
+
+@pytest.mark.parametrize(("key", "nearest"), [("h20", "h200"), ("MI300", "mi300x"), ("rtx4090", "rtx-4090")])
+def test_a_misspelt_key_is_answered_with_the_nearest(key: str, nearest: str) -> None:
+    with pytest.raises(DeviceError, match=key) as caught:
+        find_by_key(key)
+    assert caught.value.hint is not None
+    assert f"did you mean '{nearest}'?" in caught.value.hint
+
+
+def test_even_a_hopeless_key_is_answered_with_the_list() -> None:
+    with pytest.raises(DeviceError) as caught:
+        find_by_key("?")
+    assert caught.value.hint is not None
+    assert "h100-pcie" in caught.value.hint
+
+
+def test_rows_can_be_hashed_and_not_be_changed() -> None:
+    row = find_by_key("h200")
+    assert row in {row}
+    with pytest.raises(FrozenInstanceError):
+        row.key = "h300"  # type: ignore[misc]

@@ -1,0 +1,474 @@
+"""Every built-in model builds, trains and counts right; folders and callables are taken as documented or refused."""
+
+import json
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpubench.blocks import blocks, checkpoint_activations
+from gpubench.errors import ModelError
+from gpubench.models import Workload, build
+from gpubench.settings import DataSettings, ModelSettings
+from gpubench.zoo import MODELS, Task, find, is_builtin
+
+torch.set_num_threads(1)
+
+TINY = [name for name in MODELS if name.endswith("-tiny")]
+
+
+def _build(name: str, seed: int = 0, **data: Any) -> Workload:
+    return build(ModelSettings(name=name), DataSettings(**data), seed)
+
+
+def _batch(workload: Workload, batch_size: int = 2) -> Any:
+    assert workload.make_batch is not None
+    return workload.make_batch(batch_size)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return list(batch.values()) if isinstance(batch, dict) else list(batch)
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _gradients(workload: Workload, batch: Any) -> list[torch.Tensor]:
+    workload.module.zero_grad()
+    workload.loss(workload.module, batch).backward()  # type: ignore[no-untyped-call]
+    return [parameter.grad.clone() for parameter in workload.module.parameters() if parameter.grad is not None]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current directory; modules imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+# The table
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet50", 25_557_032),
+        ("vit-b16", 86_567_656),
+        ("bert-base", 109_514_298),
+        ("gpt2", 124_439_808),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("sd15-unet", 859_520_964),
+        ("unet2d", 274_056_163),
+    ],
+)
+def test_full_size_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        assert _parameters(_build(name).module) == parameters
+
+
+def test_bert_large_has_the_parameters_of_its_shape_with_a_tied_decoder() -> None:
+    width, inner, layers, vocabulary = 1024, 4096, 24, 30522
+    norm = 2 * width
+    embeddings = (vocabulary + 512 + 2) * width + norm
+    attention = 4 * (width * width + width) + norm
+    mlp = (width * inner + inner) + (inner * width + width) + norm
+    head = (width * width + width) + norm + vocabulary  # the decoder's matrix is the token embedding; its bias is not
+    with torch.device("meta"):
+        assert _parameters(_build("bert-large").module) == embeddings + layers * (attention + mlp) + head
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_models_are_tiny(name: str) -> None:
+    assert 1_000 < _parameters(_build(name).module) < 100_000
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name + "-tiny" not in MODELS])
+def test_no_dropout_is_active(name: str) -> None:
+    with torch.device("meta"):
+        module = _build(name).module
+    assert [part.p for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0] == []
+
+
+def test_every_task_has_a_tiny_model() -> None:
+    assert {MODELS[name].task for name in TINY} == set(Task)
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    assert is_builtin("resnet50")
+    assert not is_builtin("resnet5O")
+    with pytest.raises(ModelError, match="'ResNet-50'") as caught:
+        find("ResNet-50")
+    assert caught.value.hint is not None
+    assert "resnet50?" in caught.value.hint
+    assert "module:callable" in caught.value.hint
+
+
+def test_a_name_like_no_other_is_answered_with_all() -> None:
+    with pytest.raises(ModelError) as caught:
+        _build("qqqqqq")
+    assert caught.value.hint is not None
+    assert all(name in caught.value.hint for name in MODELS)
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_gets_a_gradient_from_a_finite_loss(name: str) -> None:
+    workload = _build(name)
+    assert workload.module.training
+    loss = workload.loss(workload.module, _batch(workload))
+    assert loss.shape == ()
+    assert torch.isfinite(loss)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert [name for name, parameter in workload.module.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_training_on_one_batch_lowers_its_loss(name: str) -> None:
+    workload = _build(name)
+    batch = _batch(workload, 4)
+    optimizer = torch.optim.AdamW(workload.module.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = workload.loss(workload.module, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.97 * losses[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "sd15-unet-tiny", "resnet-tiny"])
+def test_weights_are_decided_by_the_seed_alone(name: str) -> None:
+    first = _build(name, seed=3).module.state_dict()
+    torch.rand(11)
+    again = _build(name, seed=3).module.state_dict()
+    other = _build(name, seed=4).module.state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_step_itself_draws_no_random_numbers(name: str) -> None:
+    workload = _build(name)
+    batch = _batch(workload)
+    state = torch.get_rng_state()
+    first = _gradients(workload, batch)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first, _gradients(workload, batch), strict=True))
+
+
+# Batches
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_batches_are_fresh_random_and_have_the_sample_first(name: str) -> None:
+    workload = _build(name)
+    first, second = _tensors(_batch(workload, 5)), _tensors(_batch(workload, 5))
+    assert all(len(tensor) == 5 and tensor.device.type == "cpu" for tensor in first)
+    assert all(tensor.min() < tensor.max() for tensor in first)
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    torch.manual_seed(1)
+    one = _tensors(_batch(workload))
+    torch.manual_seed(1)
+    assert all(torch.equal(a, b) for a, b in zip(one, _tensors(_batch(workload)), strict=True))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_batch_makers_can_be_sent_to_a_loader_process(name: str) -> None:
+    make_batch = pickle.loads(pickle.dumps(_build(name).make_batch))
+    assert len(_tensors(make_batch(3))[0]) == 3
+
+
+def test_the_same_share_of_every_sequence_is_masked_and_only_that_is_predicted() -> None:
+    workload = _build("bert-tiny", sequence_length=40)
+    batch = _batch(workload, 16)
+    masked = batch["labels"] != -100
+    assert masked.sum(dim=1).tolist() == [6] * 16  # 15 % of 40
+    assert torch.equal(masked, batch["input_ids"] == 256)
+    assert masked.any(dim=0).sum() > 30  # not always the same positions
+    assert batch["labels"][masked].max() < 256
+
+
+def test_the_noise_follows_the_linear_schedule_of_ddpm() -> None:
+    import diffusers
+
+    batch = _batch(_build("unet2d-tiny"), 64)
+    scheduler = diffusers.DDPMScheduler()
+    expected = scheduler.add_noise(batch["clean"], batch["noise"], batch["timesteps"])
+    signal = batch["alpha_bar"].view(-1, 1, 1, 1)
+    torch.testing.assert_close(signal.sqrt() * batch["clean"] + (1 - signal).sqrt() * batch["noise"], expected)
+    assert batch["timesteps"].min() < 200
+    assert batch["timesteps"].max() > 800
+
+
+def test_the_denoising_loss_is_zero_for_a_module_that_knows_the_noise() -> None:
+    workload = _build("sd15-unet-tiny")
+    batch = _batch(workload)
+
+    class Oracle(nn.Module):
+        def forward(self, noisy: torch.Tensor, timesteps: torch.Tensor, text: torch.Tensor) -> Any:
+            signal = batch["alpha_bar"].view(-1, 1, 1, 1)
+            noise = (noisy - signal.sqrt() * batch["clean"]) / (1 - signal).sqrt()
+            return type("Output", (), {"sample": noise})
+
+    assert workload.loss(Oracle(), batch).item() < 1e-8
+
+
+def test_the_causal_loss_is_that_of_each_next_token() -> None:
+    workload = _build("gpt2-tiny")
+    batch = _batch(workload)
+    tokens = batch["input_ids"]
+    logits = workload.module(tokens).logits
+    expected = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(workload.loss(workload.module, batch), expected)
+
+
+def test_sizes_come_from_the_data_settings_else_from_the_model() -> None:
+    assert _build("resnet-tiny").sample_shape == "3x32x32"
+    assert _batch(_build("resnet-tiny", image_size=40))[0].shape == (2, 3, 40, 40)
+    vit = _build("vit-tiny", image_size=64)
+    assert vit.loss(vit.module, _batch(vit)).isfinite()
+    assert (_build("gpt2-tiny").sequence_length, _build("gpt2-tiny").sample_shape) == (32, "32 tokens")
+    assert _batch(_build("llama-tiny", sequence_length=48))["input_ids"].shape == (2, 48)
+    unet = _build("sd15-unet-tiny", image_size=128, sequence_length=5)
+    assert unet.sample_shape == "4x16x16 latent, 5x16 text embedding"
+    assert _batch(unet)["clean"].shape == (2, 4, 16, 16)
+    assert _batch(unet)["text"].shape == (2, 5, 16)
+    assert unet.sequence_length is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("gpt2-tiny", {"sequence_length": 65}, "65 exceeds the 64 positions"),
+        ("vit-tiny", {"image_size": 4}, "4 does not hold one patch"),
+        ("unet2d-tiny", {"image_size": 17}, "17 does not suit UNet2DModel"),
+        ("sd15-unet-tiny", {"image_size": 100}, "100 does not suit UNet2DConditionModel"),
+    ],
+)
+def test_sizes_that_the_model_cannot_take_are_refused(name: str, data: dict[str, int], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        _build(name, **data)
+
+
+# Folders
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_saved_folder_builds_the_same_workload_with_random_weights(name: str, tmp_path: Path) -> None:
+    saved = _build(name)
+    saved.module.save_pretrained(tmp_path)  # type: ignore[operator]
+    image_size = MODELS[name].image_size
+    size = {"image_size": image_size} if image_size else {"sequence_length": 32}
+    loaded = _build(str(tmp_path), seed=1, **size)
+    assert type(loaded.module) is type(saved.module)
+    assert (loaded.task, loaded.sample_shape) == (saved.task, saved.sample_shape)
+    assert loaded.sequence_length == saved.sequence_length
+    assert _parameters(loaded.module) == _parameters(saved.module)
+    assert any(
+        not torch.equal(a, b) for a, b in zip(loaded.module.parameters(), saved.module.parameters(), strict=True)
+    )
+    assert all(parameter.dtype is torch.float32 for parameter in loaded.module.parameters())
+    assert loaded.loss(loaded.module, _batch(loaded)).isfinite()
+
+
+def test_a_folder_that_asks_for_half_precision_still_trains_fp32_parameters(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "dtype": "bfloat16", "vocab_size": 256}
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config | shape))
+    workload = _build(str(tmp_path))
+    assert {parameter.dtype for parameter in workload.module.parameters()} == {torch.float32}
+    assert workload.sequence_length == 64  # as many as the model has positions
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "cannot read config.json"),
+        ("[]", "cannot be built"),
+        ({"model_type": "no-such-model"}, "cannot be built"),
+        ({"model_type": "gpt2"}, "architecture 'none'"),
+        ({"model_type": "gpt2", "architectures": ["GPT2ForTokenClassification"]}, "GPT2ForTokenClassification"),
+        ({"model_type": "gpt2", "architectures": ["NoSuchForCausalLM"]}, "NoSuchForCausalLM"),
+        ({"_class_name": "AutoencoderKL"}, "AutoencoderKL"),
+        (
+            {"_class_name": "UNet2DConditionModel", "in_channels": 9} | dict(MODELS["sd15-unet-tiny"].config),
+            "in_channels",
+        ),
+        (
+            {"_class_name": "UNet2DModel", "num_class_embeds": 10} | dict(MODELS["unet2d-tiny"].config),
+            "num_class_embeds",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_fed_are_refused(config: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    with pytest.raises(ModelError, match=message) as caught:
+        _build(str(tmp_path))
+    assert caught.value.hint
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    remote = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    config = {"model_type": "evil", "architectures": ["EvilForCausalLM"], "auto_map": remote}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError):
+        _build(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        _build(str(tmp_path))
+
+
+# Callables
+
+
+def test_a_callable_in_the_current_directory_may_return_a_module(here: Path) -> None:
+    (here / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(): return nn.Linear(4, 3)\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self): super().__init__(4, 3)\n"
+    )
+    workload = _build("mine:net")
+    assert (workload.make_batch, workload.task, workload.sequence_length) == (None, None, None)
+    inputs = torch.randn(2, 4)
+    classes, values = torch.tensor([0, 2]), torch.randn(2, 3)
+    output = workload.module(inputs)
+    assert torch.equal(workload.loss(workload.module, (inputs, classes)), nn.functional.cross_entropy(output, classes))
+    assert torch.equal(workload.loss(workload.module, (inputs, values)), nn.functional.mse_loss(output, values))
+    with pytest.raises(ModelError, match=r"\(2, 3\).*\(2,\)"):
+        workload.loss(workload.module, (inputs, values[:, 0]))
+    assert torch.equal(_build("mine:Net").module.weight, workload.module.weight)  # type: ignore[arg-type]
+
+
+def test_a_callable_may_return_a_module_with_its_batches_and_loss(here: Path) -> None:
+    (here / "triple.py").write_text(
+        "import torch\n"
+        "def batch(n): return [torch.randn(n, 4)]\n"
+        "def loss(module, batch): return module(batch[0]).square().mean()\n"
+        "def build(): return torch.nn.Linear(4, 3).eval(), batch, loss\n"
+    )
+    workload = _build("triple:build")
+    assert workload.module.training
+    assert workload.loss(workload.module, _batch(workload, 7)).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("", "bad:missing", "has no attribute 'missing'"),
+        ("", "bad:", "cannot be imported"),
+        ("", "nowhere:net", "No module named 'nowhere'"),
+        ("1 / 0", "bad:net", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(3)", "bad:net", "SystemExit: 3"),
+        ("net = 3", "bad:net", "is a int, not a callable"),
+        ("def net(): raise KeyError('lost')", "bad:net", "raised KeyError: 'lost'"),
+        ("def net(width): pass", "bad:net", "raised TypeError"),
+        ("def net(): return 3", "bad:net", "returned int"),
+        ("import torch\ndef net(): return torch.nn.Linear(1, 1), 3", "bad:net", "returned Linear, int"),
+        ("import torch\ndef net(): return torch.nn.Linear(1, 1), 3, print", "bad:net", "returned Linear, int, builtin"),
+        ("import torch\nnet = torch.nn.ReLU", "bad:net", "no parameters to train"),
+    ],
+)
+def test_callables_that_break_the_contract_are_refused(code: str, name: str, message: str, here: Path) -> None:
+    (here / "bad.py").write_text(code)
+    with pytest.raises(ModelError, match=message) as caught:
+        _build(name)
+    assert name in caught.value.message
+    assert caught.value.hint
+
+
+def test_what_the_users_callable_raised_is_kept(here: Path) -> None:
+    (here / "broken.py").write_text("def net(): raise KeyError('lost')")
+    with pytest.raises(ModelError) as caught:
+        _build("broken:net")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_model_must_be_named() -> None:
+    with pytest.raises(ModelError, match=r"model\.name is not set"):
+        build(ModelSettings(), DataSettings(), 0)
+
+
+# Blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("resnet50", {"ResNetBottleNeckLayer": 16}),
+        ("vit-b16", {"ViTLayer": 12}),
+        ("bert-base", {"BertLayer": 12}),
+        ("gpt2", {"GPT2Block": 12}),
+        ("llama-3.2-1b", {"LlamaDecoderLayer": 16}),
+        (
+            "sd15-unet",
+            {
+                "CrossAttnDownBlock2D": 3,
+                "ResnetBlock2D": 2 + 2,  # the lowest level is nothing but two; two more in the middle
+                "Transformer2DModel": 1,
+                "UpBlock2D": 1,
+                "CrossAttnUpBlock2D": 3,
+            },
+        ),
+    ],
+)
+def test_blocks_are_the_repeated_parts(name: str, kinds: dict[str, int]) -> None:
+    with torch.device("meta"):
+        module = _build(name).module
+    names = [type(block).__name__ for block in blocks(module)]
+    assert {kind: names.count(kind) for kind in names} == kinds
+    inside = [id(parameter) for block in blocks(module) for parameter in block.parameters()]
+    assert len(inside) == len(set(inside))
+
+
+def test_blocks_of_a_sequential_are_its_parts_with_parameters() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    assert blocks(module) == [module[0], module[2]]
+    assert blocks(nn.Linear(2, 2)) == []
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_checkpointing_recomputes_the_blocks_and_leaves_gradients_as_they_were(name: str) -> None:
+    workload = _build(name)
+    batch = _batch(workload)
+    plain = _gradients(workload, batch)
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    for block in blocks(workload.module):
+        next(child for child in block.modules() if not list(child.children())).register_forward_hook(count)
+    undo = checkpoint_activations(workload.module)
+    recomputed = _gradients(workload, batch)
+    assert forwards == 2 * len(blocks(workload.module))
+    assert all(torch.equal(a, b) for a, b in zip(plain, recomputed, strict=True))
+    undo()
+    forwards = 0
+    assert all(torch.equal(a, b) for a, b in zip(plain, _gradients(workload, batch), strict=True))
+    assert forwards == len(blocks(workload.module))
+
+
+def test_checkpointing_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(ModelError, match="Linear has no repeated blocks"):
+        checkpoint_activations(nn.Linear(2, 2))
