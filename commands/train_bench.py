@@ -41,7 +41,7 @@ def train_bench(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Run again with this setting changed, repeats interleaved A B B A; give it more than once to change more.",
+            help="Run again with this setting changed, interleaved A B B A; repeat it to change more.",
             rich_help_panel=options.MEASUREMENT,
         ),
     ] = None,

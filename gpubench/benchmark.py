@@ -49,6 +49,10 @@ def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> lis
         error = caught
     except KeyboardInterrupt:
         error = Interrupted("interrupted", "what was measured is kept")
+    except BaseException as bug:  # not foreseen, and no reason to lose what was measured
+        for recorder in recorders:
+            recorder.close(runs.FAILED, {"kind": type(bug).__name__, "message": str(bug), "hint": None})
+        raise
     return [_close(recorder, error, recorder is failed) for recorder in recorders]
 
 

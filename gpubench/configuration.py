@@ -255,7 +255,7 @@ def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe(problem: Any, origins: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+    message: str = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if problem["type"] == "value_error":
         return message

@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from gpubench.blocks import blocks
@@ -18,14 +20,12 @@ from gpubench.settings import Device, DistributedSettings, Precision
 HOST_ADDRESS = "gpubench/host"  # key in the rendezvous store
 
 
-def meet(ranks: Ranks, timeout: float) -> dist.Store | None:
+def meet(ranks: Ranks, timeout: float) -> Store | None:
     """The rendezvous store at MASTER_ADDR:MASTER_PORT, before any process group; None for a rank alone."""
     if ranks.world_size == 1:
         return None
-    store, _, _ = next(
-        iter(dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=timedelta(seconds=timeout)))
-    )
-    return cast("dist.Store", store)
+    met = rendezvous("env://", ranks.rank, ranks.world_size, timeout=timedelta(seconds=timeout))
+    return cast("Store", next(iter(met))[0])
 
 
 def pick_device(device: Device, ranks: Ranks) -> torch.device:
@@ -45,13 +45,13 @@ def pick_device(device: Device, ranks: Ranks) -> torch.device:
     return chosen
 
 
-def setup_ddp(settings: DistributedSettings, ranks: Ranks, store: dist.Store | None, device: torch.device) -> None:
+def setup_ddp(settings: DistributedSettings, ranks: Ranks, store: Store | None, device: torch.device) -> None:
     """Joins the process group; does nothing for a rank alone. `cleanup_ddp` leaves it."""
     if store is None:
         return
     dist.init_process_group(
         settings.backend,
-        store=dist.PrefixStore("gpubench", store),
+        store=PrefixStore("gpubench", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timedelta(seconds=settings.timeout),
@@ -90,13 +90,13 @@ def share(
     return ddp
 
 
-def _average_and_tell(last_bucket_ready: Callable[[], None], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _average_and_tell(last_bucket_ready: Callable[[], None], bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's own all-reduce mean (torch.distributed.algorithms.ddp_comm_hooks), with a call before the last bucket."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     if bucket.is_last():
         last_bucket_ready()
-    return cast("torch.futures.Future[Tensor]", allreduce_hook(None, bucket))  # type: ignore[arg-type]
+    return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
 
 
 def _shard(module: nn.Module, precision: Precision, device: torch.device) -> nn.Module:

@@ -205,7 +205,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _properties() -> list[Any]:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return []
     return [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
 

@@ -156,7 +156,7 @@ class DumpStacks(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_message_decoder = msgspec.json.Decoder(Message)
+_message_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -93,7 +93,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5)
 
 def _cuda_duration(device: torch.device, products: Callable[[int], None], count: int) -> float:
     stream = torch.cuda.current_stream(device)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record(stream)
     products(count)
     end.record(stream)

@@ -145,11 +145,10 @@ class Workers:
         for process in family:
             _ignore_gone(process.kill)
         self._child.wait()
-        if self._child.stdout:
-            for _ in self._read_output(self._child.stdout):
-                pass
-            self._child.stdout.close()
         self._selector.close()
+        assert self._child.stdout
+        self._keep_output(self._child.stdout.read())
+        self._child.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, listener: socket.socket) -> Iterator[events.Message]:
@@ -230,11 +229,14 @@ class Workers:
         data = pipe.read()
         if data == b"":
             self._selector.unregister(pipe)
+        self._keep_output(data)
+        return iter(())
+
+    def _keep_output(self, data: bytes | None) -> None:
         for line in (data or b"").decode(errors="replace").splitlines():
             if line.strip():
                 self._output.append(line)
                 output_log.debug("%s", line)
-        return iter(())
 
     def _look_for_trouble(self) -> None:
         now = time.monotonic()

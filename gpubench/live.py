@@ -104,7 +104,7 @@ def describe(progress: Progress) -> str:
     parts = [head, f"step {progress.step.step + 1}/{progress.planned or '?'}"]
     if progress.step.loss is not None:
         parts.append(f"loss {progress.step.loss:.4f}")
-    parts += [units.rate(progress.step.samples / step_time, "samples/s"), units.seconds(step_time)]
+    parts += [units.rate(progress.ranks * progress.step.samples / step_time, "samples/s"), units.seconds(step_time)]
     return "  ".join(parts)
 
 
@@ -122,7 +122,8 @@ def draw(experiment: str, progress: Progress) -> RenderableType:
     if step.loss is not None:
         table.add_row("loss", f"{step.loss:.4f}")
     table.add_row(
-        "speed", f"{units.rate(step.samples / step_time, 'samples/s')} a rank   {units.seconds(step_time)} a step"
+        "speed",
+        f"{units.rate(progress.ranks * step.samples / step_time, 'samples/s')}   {units.seconds(step_time)} a step",
     )
     for name, share, seconds in _phases(progress):
         table.add_row(name.replace("_", " "), bar(share, COLOURS.get(name, "white"), units.seconds(seconds)))

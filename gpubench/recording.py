@@ -27,6 +27,7 @@ class Progress:
 
     repeat: int = 0
     repeats: int = 1
+    ranks: int = 1
     planned: int = 0
     step: events.Step | None = None
     """Rank 0's latest."""
@@ -75,7 +76,8 @@ class Recorder:
         (root.addHandler if listening else root.removeHandler)(self._handler)
 
     def begin_repeat(self, number: int, repeats: int) -> None:
-        self.progress = Progress(number, repeats, telemetry=self.progress.telemetry)
+        ranks = self.settings.distributed.world_size
+        self.progress = Progress(number, repeats, ranks, telemetry=self.progress.telemetry)
         self._repeats.setdefault(number, Repeat(number))
 
     def take(self, event: events.Message) -> None:

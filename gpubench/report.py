@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -111,17 +111,18 @@ def headline(settings: TrainSettings, summary: Summary) -> str:
     throughput = summary.get("throughput")
     if throughput is None:
         return what
-    return f"{what}: {units.quantity(throughput.estimate, throughput.unit)}{_half_width(throughput)}"
+    return f"{what}: {units.quantity(throughput.estimate, throughput.unit)} {half_width(throughput)}".rstrip()
 
 
-def _half_width(metric: Metric) -> str:
+def half_width(metric: Metric) -> str:
+    """Half the 95 % interval over repeats, relative to the estimate; nothing where there is no interval."""
     width = stats.relative_half_width(metric.repeats)
-    return "" if width is None else f" +- {units.percent(width)}"
+    return "" if width is None or not metric.estimate else f"+- {units.percent(width)}"
 
 
-def _metrics(summary: Summary) -> Table:
+def _metrics(summary: Summary) -> Group:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("metric", "estimate", "95 % interval", "median", "p95", "p99"):
+    for column in ("metric", "estimate", "+- 95 %", "median", "p95", "p99"):
         table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
     for name in HEADLINES:
         metric = summary.get(name)
@@ -132,17 +133,13 @@ def _metrics(summary: Summary) -> Table:
         table.add_row(
             name.replace("_", " "),
             units.quantity(metric.estimate, metric.unit),
-            " to ".join(units.quantity(edge, metric.unit) for edge in metric.interval) if metric.interval else "",
+            half_width(metric),
             *(units.quantity(cell, metric.unit) for cell in cells),
         )
     repeats, steps = len(summary.steady), sum(window.steps for window in summary.steady)
     step_time = summary["step_time"]
-    table.caption = (
-        f"{repeats} repeats, {steps} steady steps worth {step_time.effective_n or 0:.0f} independent ones; "
-        f"intervals are over repeats"
-    )
-    table.caption_justify = "left"
-    return table
+    caption = f"{repeats} repeat{'s' * (repeats != 1)}, {steps} steady steps worth {step_time.effective_n or 0:.0f}"
+    return Group(table, Text(f"{caption} independent ones; +- is over repeats\n", style="dim"))
 
 
 def _phases(summary: Summary) -> Table:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class CudaClock:
         torch.cuda.synchronize(self._device)
 
 
-def clock_of(device: torch.device) -> "Clock[int] | Clock[torch.cuda.Event]":
+def clock_of(device: torch.device) -> Clock[Any]:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
@@ -122,10 +122,7 @@ class _Open(Generic[Mark]):
 
 
 class StepTimer(Generic[Mark]):
-    """Collects the marks of a loop and turns those the device has passed into `Step` records.
-
-    `origin` is (seconds since the epoch, perf_counter_ns), read together: it places steps on the host's calendar.
-    """
+    """Collects the marks of a loop and turns those the device has passed into `Step` records."""
 
     def __init__(self, clock: Clock[Mark], activity: Activity, repeat: int, rank: int) -> None:
         self._clock = clock

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -218,7 +218,7 @@ def build_trainer(
         own, settings.distributed, settings.precision, device, lambda: timer.enter("exposed_communication")
     )
     if performance.compile:
-        module = torch.compile(module, mode=performance.compile_mode)
+        module = cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
     return Trainer(
         settings=settings,
         ranks=ranks,
@@ -246,4 +246,5 @@ def make_optimizer(training: TrainingSettings, module: nn.Module, device: torch.
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=training.momentum, **options)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer](parameters, **options)
+    adam = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return adam(parameters, **options)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from gpubench import distributed, events
 from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
@@ -66,7 +67,7 @@ def main() -> int:
     return 0
 
 
-def work(job: events.Job, ranks: Ranks, store: "torch.distributed.Store | None", activity: Activity) -> Iterator[Event]:
+def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
     """Every repeat of the job, as events."""
     settings = TrainSettings.model_validate(job.settings)
     assert settings.device

@@ -180,6 +180,6 @@ def test_without_nvml_gpus_come_from_pytorch(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_capturing_does_not_initialise_cuda() -> None:
-    initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    initialised = torch.cuda.is_initialized()
     assert len(capture_env_metadata()["gpus"]) == torch.cuda.device_count()
-    assert torch.cuda.is_initialized() == initialised  # type: ignore[no-untyped-call]
+    assert torch.cuda.is_initialized() == initialised

@@ -18,7 +18,7 @@ def _count(name: str, batch_size: int, sequence_length: int | None = None) -> Fl
     batch = workload.make_batch(batch_size)
 
     def step() -> None:
-        workload.loss(workload.module, batch).backward()  # type: ignore[no-untyped-call]
+        workload.loss(workload.module, batch).backward()
 
     return count_flops(step)
 

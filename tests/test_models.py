@@ -41,7 +41,7 @@ def _parameters(module: nn.Module) -> int:
 
 def _gradients(workload: Workload, batch: Any) -> list[torch.Tensor]:
     workload.module.zero_grad()
-    workload.loss(workload.module, batch).backward()  # type: ignore[no-untyped-call]
+    workload.loss(workload.module, batch).backward()
     return [parameter.grad.clone() for parameter in workload.module.parameters() if parameter.grad is not None]
 
 
@@ -132,7 +132,7 @@ def test_every_parameter_gets_a_gradient_from_a_finite_loss(name: str) -> None:
     loss = workload.loss(workload.module, _batch(workload))
     assert loss.shape == ()
     assert torch.isfinite(loss)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert [name for name, parameter in workload.module.named_parameters() if parameter.grad is None] == []
 
 
@@ -145,7 +145,7 @@ def test_training_on_one_batch_lowers_its_loss(name: str) -> None:
     for _ in range(12):
         optimizer.zero_grad()
         loss = workload.loss(workload.module, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.97 * losses[0]
