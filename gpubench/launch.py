@@ -33,6 +33,7 @@ from gpubench.ranks import Ranks
 
 TICK = 0.1  # seconds between looks at the clock when nothing arrives
 SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
+STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
 GRACE = 1.0  # seconds in which a second voice may explain the first failure better
 SHUTDOWN = 10.0  # seconds that a worker may take to leave after its last word
 LONGEST_GREETING = 4096
@@ -260,7 +261,7 @@ class Workers:
             assert peer.hello
             assert peer.lost is not None
             if peer.hello.rank not in reported:
-                causes.append((peer.lost, self._lost(f"{peer} died {peer.where}")))
+                causes.append((peer.lost, self._lost(f"{peer} died; it was last heard of {peer.where}")))
         if not causes:
             missing = [rank for rank in range(self.world_size) if rank not in self.peers]
             return self._lost(f"rank {', '.join(map(str, missing)) or '?'} ended before it reported")
@@ -284,7 +285,7 @@ class Workers:
     def _look_for_stalls(self, now: float) -> None:
         waited = now - self._started
         missing = [rank for rank in range(self.world_size) if rank not in self.peers]
-        if missing and waited > self._stall_timeout:
+        if missing and waited > max(STARTUP, self._stall_timeout):
             names = ", ".join(map(str, missing))
             raise self._lost(f"rank {names} has not reported {waited:.0f} s after the start")
         running = [peer for peer in self.peers.values() if not peer.done]

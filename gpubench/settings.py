@@ -134,7 +134,7 @@ class MeasurementSettings(Section):
         0.2, description="seconds between hardware samples"
     )
     stall_timeout: Seconds = Field(
-        300.0, description="seconds a rank may make no progress before it is named and the run ends"
+        600.0, description="seconds a rank may make no progress before it is named and the run ends"
     )
 
     @model_validator(mode="before")

@@ -112,11 +112,11 @@ def clock_of(device: torch.device) -> Clock[Any]:
 class _Open(Generic[Mark]):
     """A step whose times are not all known yet."""
 
-    epoch: int
     step: int
     marks: list[tuple[str, Mark]]
     issued_at: int
     issue_time: float = 0.0
+    epoch: int = 0
     samples: int = 0
     readings: list[Tensor] = field(default_factory=list)
 
@@ -137,12 +137,12 @@ class StepTimer(Generic[Mark]):
         """The loop begins at `now`, in seconds since the epoch, with the device idle."""
         self._time = now
 
-    def begin(self, epoch: int, step: int) -> None:
+    def begin(self, step: int) -> None:
         """Ends the step before and starts the next, in phase `data_wait`."""
         mark = self._close()
         self._activity.step = step
         self._activity.doing = PHASES[0]
-        self._now = _Open(epoch, step, [(PHASES[0], mark)], time.perf_counter_ns())
+        self._now = _Open(step, [(PHASES[0], mark)], time.perf_counter_ns())
 
     def enter(self, phase: str) -> None:
         """Ends the phase in hand and starts `phase`; a phase entered more than once sums up."""
@@ -150,10 +150,11 @@ class StepTimer(Generic[Mark]):
         self._activity.doing = phase
         self._now.marks.append((phase, self._clock.mark()))
 
-    def issued(self, samples: int, readings: list[Tensor]) -> None:
-        """All of the step has been issued. `readings` are (loss, gradient scale or nothing), read once computed."""
+    def issued(self, epoch: int, samples: int, readings: list[Tensor]) -> None:
+        """All of the step has been issued. `readings` are device scalars, read once they are computed."""
         assert self._now
         self.enter(OTHER)
+        self._now.epoch = epoch
         self._now.samples = samples
         self._now.readings = readings
         self._now.issue_time = (time.perf_counter_ns() - self._now.issued_at) / 1e9

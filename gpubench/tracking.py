@@ -7,7 +7,7 @@ import csv
 import io
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
@@ -74,12 +74,10 @@ class MetricLogger:
             }
             if step.loss is not None:
                 values["loss"] = step.loss
-            for tracker in self._trackers:
-                tracker.scalars(step.repeat, step.step, step.time, values)
+            self._tell(lambda tracker: tracker.scalars(step.repeat, step.step, step.time, values))  # noqa: B023
 
     def graph(self, definition: bytes) -> None:
-        for tracker in self._trackers:
-            tracker.graph(definition)
+        self._tell(lambda tracker: tracker.graph(definition))
 
     def summary(self, summary: Summary) -> None:
         """Writes summary.json and summary.csv; may be called again as repeats come in."""
@@ -92,8 +90,16 @@ class MetricLogger:
             self._end_epoch()
         self.summary(summary)
         results = {metric.name: metric.estimate for metric in summary.metrics}
-        for tracker in self._trackers:
-            tracker.close(self._config, results)
+        self._tell(lambda tracker: tracker.close(self._config, results))
+
+    def _tell(self, message: Callable[[Tracker], None]) -> None:
+        """A tracker that fails is dropped: its trouble must not cost the run."""
+        for tracker in list(self._trackers):
+            try:
+                message(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                log.warning("%s failed and gets no more data: %s", type(tracker).__name__, error)
 
     def _end_epoch(self) -> None:
         steps, self._epoch = self._epoch, []
@@ -205,7 +211,8 @@ class WeightsAndBiases:
             dir=str(folder),
             mode=settings.wandb_mode,
             config={key: _plain(value) for key, value in config.items()},
-            settings=wandb.Settings(silent=True, console="off"),
+            reinit="create_new",  # two runs may be open at once, interleaved
+            settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True),
         )
 
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:

@@ -46,7 +46,7 @@ class Trainer:
     forget_checkpoints: Callable[[], None] | None = None
     """Undoes activation checkpointing, where there is any."""
 
-    def step(self, batches: Iterator[Any], samples: int) -> None:
+    def step(self, batches: "Epochs", samples: int) -> None:
         """One optimizer step over `grad_accumulation` batches; every phase border is marked, nothing waits."""
         timer, accumulation = self.timer, self.settings.training.grad_accumulation
         channels_last = bool(self.settings.performance.channels_last)
@@ -70,7 +70,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         assert total is not None
         scale = self.arithmetic.scale()
-        timer.issued(samples, [total] if scale is None else [total, scale])
+        timer.issued(batches.epoch, samples, [total] if scale is None else [total, scale])
 
 
 def train(
@@ -96,7 +96,7 @@ def train(
     began = time.perf_counter()
     step = 0
     while planned is None or step < planned:
-        timer.begin(batches.epoch, step)
+        timer.begin(step)
         trainer.step(batches, samples)
         step += 1
         if finished := reader.read(timer):

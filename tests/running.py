@@ -1,0 +1,80 @@
+"""Runs the real command in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TINY = ("--model", "gpt2-tiny", "--performance.cpu_threads=1", "--logging.graph=false")
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    stdout: str
+    stderr: str
+    results: Path
+
+    @property
+    def runs(self) -> list[Path]:
+        """Run directories, oldest first."""
+        return sorted(path.parent for path in self.results.glob("*/*/run.json"))
+
+    @property
+    def run(self) -> Path:
+        (only,) = self.runs
+        return only
+
+    def document(self, name: str) -> Any:
+        return json.loads((self.run / name).read_text())
+
+    def lines(self, name: str) -> list[Any]:
+        return [json.loads(line) for line in (self.run / name).read_text().splitlines()]
+
+
+def gpubench(
+    *arguments: str, results: Path, cwd: Path | None = None, launcher: Sequence[str] = (sys.executable,)
+) -> Finished:
+    """Runs `gpubench ARGUMENTS --results RESULTS` to its end."""
+    command = [*launcher, "-m", "gpubench", *arguments, "--results", str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment())
+    return Finished(done.returncode, done.stdout, done.stderr, results)
+
+
+@contextmanager
+def started(*arguments: str, results: Path, cwd: Path | None = None) -> Iterator["subprocess.Popen[str]"]:
+    """The same, while it runs; killed at the end if it still does."""
+    command = [sys.executable, "-m", "gpubench", *arguments, "--results", str(results)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment()
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+
+
+def wait_for_steps(results: Path, count: int = 1) -> Path:
+    """The run directory under `results`, once its steps.jsonl has `count` lines."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for steps in results.glob("*/*/steps.jsonl"):
+            if steps.read_bytes().count(b"\n") >= count:
+                return steps.parent
+        time.sleep(0.05)
+    raise TimeoutError(f"no {count} steps under {results}")
+
+
+def environment() -> dict[str, str]:
+    """This one without what would colour, widen or configure the output."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUBENCH_", "PYTEST_"))}
+    return clean | {"NO_COLOR": "1", "COLUMNS": "200", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}

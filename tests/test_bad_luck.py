@@ -1,0 +1,152 @@
+"""What a run leaves behind when something goes wrong in the middle of it."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from running import TINY, Finished, gpubench, started, wait_for_steps
+
+from gpubench.runs import Run
+
+MODEL = """
+import os, signal, sys, time
+import torch
+from torch import nn
+
+def make():
+    calls = 0
+    def loss(module, batch):
+        nonlocal calls
+        calls += 1
+        if calls == 15 and os.environ.get("RANK", "0") == os.environ.get("VICTIM", "0"):
+            {accident}
+        return module(batch).square().mean()
+    return nn.Linear(8, 8), lambda n: torch.randn(n, 8), loss
+"""
+
+
+def accident(tmp_path: Path, code: str, *options: str) -> Finished:
+    """A run whose model does `code` in the forward pass of step 14."""
+    (tmp_path / "unlucky.py").write_text(MODEL.format(accident=code))
+    common = ("--model", "unlucky:make", "--performance.cpu_threads=1", "--steps", "40", "--repeats", "2", "-q")
+    return gpubench("train-bench", *common, *options, results=tmp_path / "results", cwd=tmp_path)
+
+
+def error_of(done: Finished) -> str:
+    """The message, having checked that it is told once, with a hint, and recorded."""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert any(line.startswith("hint: ") for line in done.stderr.splitlines())
+    record = done.document("run.json")
+    assert record["status"] == "failed"
+    message = errors[0].removeprefix("error: ")
+    assert record["error"]["message"] == message
+    return message
+
+
+def test_a_loss_that_is_not_finite_fails_the_run_and_names_the_step(tmp_path: Path) -> None:
+    done = accident(tmp_path, "return module(batch).sum() * float('nan')")
+    assert done.code == 1
+    assert "loss became nan at step 14 of repeat 0" in error_of(done)
+
+
+def test_running_out_of_memory_names_the_phase_and_what_to_try(tmp_path: Path) -> None:
+    done = accident(tmp_path, "torch.empty(1 << 50)")
+    assert done.code == 1
+    assert "out of memory in forward of step 14" in error_of(done)
+    assert "--batch-size" in done.stderr
+
+
+def test_a_model_that_raises_is_named_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
+    done = accident(tmp_path, "raise KeyError('oops')")
+    assert done.code == 1
+    assert "KeyError in forward of step 14: 'oops'" in error_of(done)
+    assert "unlucky.py" in (done.run / "run.log").read_text()
+    assert len(done.lines("steps.jsonl")) >= 10
+
+
+def test_a_killed_worker_is_reported_with_its_signal_and_the_rest_is_kept(tmp_path: Path) -> None:
+    done = accident(tmp_path, "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.code == 1
+    assert "killed by SIGKILL" in error_of(done)
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VICTIM", "1")
+    began = time.monotonic()
+    done = accident(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "--world-size", "2")
+    assert done.code == 1
+    assert "rank 1 (pid" in error_of(done)
+    assert time.monotonic() - began < 60  # not the five minutes after which a collective gives up
+
+
+def test_a_rank_that_hangs_is_named_and_its_stack_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICTIM", "1")
+    done = accident(tmp_path, "time.sleep(1000)", "--world-size", "2", "--measurement.stall_timeout=9")
+    assert done.code == 1
+    assert "made no progress" in error_of(done)
+    assert "unlucky.py" in (done.run / "run.log").read_text()  # the stack of the one that sleeps
+
+
+def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VICTIM", "1")
+    code = "os.kill(os.getpid(), signal.SIGSTOP)"
+    done = accident(tmp_path, code, "--world-size", "2", "--measurement.stall_timeout=9")
+    assert done.code == 1
+    assert error_of(done).startswith("rank 1 (pid")
+    assert "has been silent" in done.stderr
+
+
+def test_ctrl_c_keeps_the_repeat_in_hand(tmp_path: Path) -> None:
+    options = ("--steps", "100000", "--repeats", "2", "--experiment", "long")
+    with started("train-bench", *TINY, *options, results=tmp_path) as process:
+        run = wait_for_steps(tmp_path, 50)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "error: interrupted" in err
+    assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
+    summary = json.loads((run / "summary.json").read_text())
+    assert next(metric for metric in summary["metrics"] if metric["name"] == "throughput")["estimate"] > 0
+    assert "samples/s" in out
+
+
+def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Path) -> None:
+    options = ("--steps", "100000", "--world-size", "2", "--experiment", "long")
+    with started("train-bench", *TINY, *options, results=tmp_path) as process:
+        path = wait_for_steps(tmp_path, 50)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3  # torch's launcher and two ranks
+        process.kill()
+        process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not alive
+    run = Run.open(path)
+    assert run.record["status"] == "running"
+    assert run.status == "interrupted"
+    steps = list(run.lines("steps.jsonl", dict))
+    assert len(steps) >= 50
+    assert len(run.problems) <= 1  # the line it was writing
+
+
+def test_the_host_ends_a_worker_that_will_not_leave(tmp_path: Path) -> None:
+    done = accident(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise ValueError('no')")
+    assert done.code == 1
+    assert "ValueError" in error_of(done)
+    assert not [
+        p for p in psutil.process_iter() if "gpubench.worker" in " ".join(_command(p)) and p.cwd() == str(tmp_path)
+    ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline() if process.pid != os.getpid() else []
+    except psutil.Error:
+        return []
