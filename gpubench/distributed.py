@@ -103,13 +103,9 @@ def _shard(module: nn.Module, precision: Precision, device: torch.device) -> nn.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if precision is Precision.bf16 else None, reduce_dtype=torch.float32
-    )
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
-        "mp_policy": policy,
-    }
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+    if precision is Precision.bf16:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks(module):
         fully_shard(block, **options)
     fully_shard(module, **options)

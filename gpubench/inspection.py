@@ -103,19 +103,22 @@ class _Positional(nn.Module):
 
 
 def _graph(module: nn.Module, batch: Any) -> bytes | None:
-    """The traced model for TensorBoard; None where it cannot be traced."""
+    """The model as one sample runs it, traced for TensorBoard; None where it cannot be traced.
+
+    One sample, and no gradients: tracing runs the model several times, in float32 whatever the precision.
+    """
     from torch.utils.tensorboard._pytorch_graph import graph
 
     if isinstance(batch, dict):
         names = tuple(name for name in ("input_ids",) if name in batch)
-        inputs = tuple(batch[name] for name in names)
+        inputs = tuple(batch[name][:1] for name in names)
     else:
-        names, inputs = (), (batch[0] if isinstance(batch, tuple | list) else batch,)
+        names, inputs = (), ((batch[0] if isinstance(batch, tuple | list) else batch)[:1],)
     if not inputs:
         log.debug("the model graph is not traced: its inputs are not known by name")
         return None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # tracing deprecations and data-dependent branches are no news to anybody
             definition, _ = graph(_Positional(module, names), inputs)
         serialised: bytes = definition.SerializeToString()

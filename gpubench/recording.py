@@ -54,15 +54,15 @@ class Recorder:
         self._peak: events.PeakMeasured | None = None
         self._telemetry: list[TelemetrySample] = []
         text = Configuration(settings, configuration.origins).to_yaml()
-        record = {
-            "command": command,
-            "argv": list(argv),
-            "git": git_state(Path.cwd()),
-            "world_size": settings.distributed.world_size,
-            "repeats": 0,
-            "repeat_kind": "process",
-        }
-        self.writer = RunWriter(settings.results, settings.experiment, record, text)
+        self.writer = RunWriter(
+            settings.results,
+            settings.experiment,
+            text,
+            command=command,
+            argv=argv,
+            world_size=settings.distributed.world_size,
+            git=git_state(Path.cwd()),
+        )
         self._log_level = logging.getLevelName(settings.logging.level)
         self._handler = _RunLog(self.writer, self._log_level)
         self._metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)

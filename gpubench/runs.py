@@ -8,11 +8,11 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Final, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -33,39 +33,78 @@ SUMMARY_TABLE = "summary.csv"
 LOG = "run.log"
 TENSORBOARD = "tensorboard"
 
-RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+RUNNING: Final = "running"
+COMPLETED: Final = "completed"
+FAILED: Final = "failed"
+INTERRUPTED: Final = "interrupted"
 
 T = TypeVar("T")
 
 
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of run.json."""
+
+    schema_version: int
+    experiment: str
+    run_id: str
+    command: str
+    argv: list[str]
+    status: Literal["running", "completed", "failed", "interrupted"]
+    started: str
+    """UTC, ISO 8601; so is `ended`."""
+    ended: str | None = None
+    host: str
+    pid: int
+    """Of the host process; with `pid_created`, seconds since the epoch, it tells whether a running run still runs."""
+    pid_created: float
+    git: dict[str, Any] | None
+    """Commit, branch and whether tracked files differ, of the working directory."""
+    world_size: int
+    repeats: int = 0
+    """Repeats that were completed."""
+    repeat_kind: Literal["process", "in-process"] = "process"
+    """Fresh processes, or one after the other in those of torchrun."""
+    error: dict[str, str | None] | None = None
+    """`kind`, `message` and `hint` of what ended the run."""
+
+
 class RunWriter:
-    """Creates a run directory and is the only thing that writes to it.
+    """Creates a run directory and is the only thing that writes to it."""
 
-    `record` is the content of run.json and is rewritten whenever `update` changes it.
-    """
-
-    def __init__(self, results: Path, experiment: str, record: Mapping[str, Any], config: str) -> None:
+    def __init__(
+        self,
+        results: Path,
+        experiment: str,
+        config: str,
+        *,
+        command: str,
+        argv: Sequence[str],
+        world_size: int,
+        git: dict[str, Any] | None,
+    ) -> None:
         """Raises RunDirectoryError if the directory cannot be made."""
         self.path = create_directory(results / experiment)
         self._lines: dict[str, IO[bytes]] = {}
-        self._record: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "experiment": experiment,
-            "run_id": self.path.name,
-            "status": RUNNING,
-            "started": timestamp(),
-            "ended": None,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "pid_created": psutil.Process().create_time(),
-            "error": None,
-            **record,
-        }
+        self._record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            experiment=experiment,
+            run_id=self.path.name,
+            command=command,
+            argv=list(argv),
+            status=RUNNING,
+            started=timestamp(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_created=psutil.Process().create_time(),
+            git=git,
+            world_size=world_size,
+        )
         self.replace(CONFIG, config)
         self.update()
 
     def update(self, **changes: Any) -> None:
-        self._record |= changes
+        """Changes fields of run.json."""
+        self._record = msgspec.structs.replace(self._record, **changes)
         self.replace(RUN, self._record)
 
     def replace(self, name: str, document: Any) -> None:
@@ -128,12 +167,16 @@ def to_json(document: Any) -> str:
     return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
 @dataclass(frozen=True)
 class Run:
     """A run directory as found. `problems` names what in it could not be read, by file and line."""
 
     path: Path
-    record: dict[str, Any]
+    record: RunRecord
     problems: list[str] = field(default_factory=list)
 
     @classmethod
@@ -142,30 +185,29 @@ class Run:
         if not path.is_dir():
             raise RunDirectoryError(f"{path} is not a run directory", "give results/<experiment>/<run_id>")
         try:
-            record = json.loads((path / RUN).read_text(encoding="utf-8"))
-            version = record["schema_version"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error!r}") from None
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
-            raise RunDirectoryError(
-                f"{path / RUN} has schema version {version}, newer than {SCHEMA_VERSION}", "upgrade gpubench"
-            )
-        return cls(path, record)
+            content = (path / RUN).read_bytes()
+            version = msgspec.json.decode(content, type=_Versioned).schema_version
+            if version > SCHEMA_VERSION:
+                raise RunDirectoryError(
+                    f"{path / RUN} has schema version {version}, newer than {SCHEMA_VERSION}", "upgrade gpubench"
+                )
+            return cls(path, msgspec.json.decode(content, type=RunRecord))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error}") from None
 
     @property
     def status(self) -> str:
         """As recorded, but a run whose host process is gone was interrupted, whatever it had time to write."""
-        status = str(self.record.get("status"))
-        if status == RUNNING and self.record.get("host") == socket.gethostname() and not self._host_lives():
+        record = self.record
+        if record.status == RUNNING and record.host == socket.gethostname() and not self._host_lives():
             return INTERRUPTED
-        return status
+        return record.status
 
     def _host_lives(self) -> bool:
         try:
-            created = psutil.Process(self.record["pid"]).create_time()
-        except (psutil.Error, KeyError, TypeError, ValueError):
+            return abs(psutil.Process(self.record.pid).create_time() - self.record.pid_created) < 1
+        except (psutil.Error, ValueError):
             return False
-        return abs(created - float(self.record.get("pid_created", created))) < 1
 
     def lines(self, name: str, type_: type[T]) -> Iterator[T]:
         """The records of a line file. A line that does not read goes to `problems` and is passed over."""

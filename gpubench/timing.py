@@ -94,6 +94,8 @@ class CudaClock:
 
     def read(self, values: Sequence[Tensor]) -> list[float]:
         # On a stream of its own, so that the copy waits for nothing that was issued since.
+        if not values:
+            return []
         with torch.cuda.stream(self._reading):
             return [float(value) for value in torch.stack([value.float() for value in values]).cpu().tolist()]
 
@@ -161,9 +163,8 @@ class StepTimer(Generic[Mark]):
 
     def stop(self) -> None:
         """The loop is over: ends the last step and waits for the device."""
-        mark = self._close()
+        self._close()  # this mark begins no step, and is needed until the last one is collected: nobody releases it
         self._clock.synchronize()
-        self._clock.release(mark)
 
     def collect(self) -> Iterator[tuple[Step, list[float]]]:
         """The steps that the device has finished since the last call, each with its readings."""

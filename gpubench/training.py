@@ -81,6 +81,7 @@ def train(
     `unix_time` is now, in seconds since the epoch, on the calendar that the steps are to be placed on. Raises
     NonFiniteLoss naming the step, DataError when the data cannot fill a single step.
     """
+    called = time.perf_counter()
     training, rank = trainer.settings.training, trainer.ranks.rank
     planned = plan(training, feed.batches_per_epoch)
     yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
@@ -92,8 +93,8 @@ def train(
 
     distributed.barrier()
     clock.synchronize()
-    timer.start(unix_time)
     began = time.perf_counter()
+    timer.start(unix_time + began - called)  # meeting the other ranks may have taken a while
     step = 0
     while planned is None or step < planned:
         timer.begin(step)

@@ -15,11 +15,11 @@ def seconds(value: float) -> str:
     for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if size >= scale:
             return f"{digits(value / scale)} {unit}"
-    return "0 s" if value == 0 else f"{digits(value / 1e-9)} ns"
+    return f"{digits(value / 1e-9)} ns" if value else "0 s"
 
 
 def count(value: float, unit: str = "") -> str:
-    """A number with an SI prefix: 25.6 M, 3.09 kimg/s is never right, so rates keep their digits up to 99,999."""
+    """A number with an SI prefix, such as 25.6 M."""
     for scale, prefix in _SI:
         if abs(value) >= scale:
             return f"{digits(value / scale)} {prefix}{unit}"
@@ -42,9 +42,11 @@ def percent(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Three significant digits, without an exponent; a whole number stays one."""
     size_ = abs(value)
-    return f"{value:.0f}" if size_ >= 100 else f"{value:.1f}" if size_ >= 10 else f"{value:.2f}"
+    if size_ >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size_ >= 10 else f"{value:.2f}"
 
 
 _FORMATS: dict[str, Callable[[float], str]] = {

@@ -129,7 +129,7 @@ def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Pa
     _, alive = psutil.wait_procs(family, timeout=15)
     assert not alive
     run = Run.open(path)
-    assert run.record["status"] == "running"
+    assert run.record.status == "running"
     assert run.status == "interrupted"
     steps = list(run.lines("steps.jsonl", dict))
     assert len(steps) >= 50

@@ -1,0 +1,31 @@
+"""The run directory's files as JSON Schema: `python -m gpubench.schema > docs/run-directory.schema.json`."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from gpubench.events import Step
+from gpubench.runs import EPOCHS, RUN, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunRecord
+from gpubench.summary import Summary
+from gpubench.telemetry import TelemetrySample
+from gpubench.tracking import Epoch
+
+FILES = {RUN: RunRecord, STEPS: Step, EPOCHS: Epoch, TELEMETRY: TelemetrySample, SUMMARY: Summary}
+"""The type of each file's document, or of each line where its name ends in .jsonl."""
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12); `properties` are the files."""
+    files, definitions = msgspec.json.schema_components(FILES.values(), ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"gpubench run directory, schema version {SCHEMA_VERSION}",
+        "type": "object",
+        "properties": dict(zip(FILES, files, strict=True)),
+        "$defs": definitions,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))

@@ -1,0 +1,63 @@
+"""Run by torchrun from test_distributed.py: one training step through the project's own wrapping, gradients saved.
+
+    ranks_worker.py STRATEGY ACCUMULATION FOLDER
+
+Every rank takes its share of one fixed batch. Rank 0 writes the full gradients to FOLDER/gradients.pt, and every rank
+how often it was told that its last bucket was ready.
+"""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gpubench import distributed
+from gpubench.ranks import Ranks
+from gpubench.settings import DistributedSettings, Precision
+
+SAMPLES = 16
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(3, (SAMPLES,), generator=generator)
+
+
+def main(strategy: str, accumulation: int, folder: Path) -> None:
+    ranks, cpu = Ranks.from_environment(), torch.device("cpu")
+    settings = DistributedSettings.model_validate({"world_size": ranks.world_size, "strategy": strategy})
+    settings = settings.model_copy(update={"backend": "gloo"})
+    distributed.setup_ddp(settings, ranks, distributed.meet(ranks, 60), cpu)
+    calls: list[int] = []
+    module = distributed.share(model(), settings, Precision.fp32, cpu, lambda: calls.append(1))
+    inputs, targets = (part.chunk(ranks.world_size)[ranks.rank].chunk(accumulation) for part in batch())
+    for micro in range(accumulation):
+        last = micro == accumulation - 1
+        with nullcontext() if last else distributed.without_sync(module):
+            loss = nn.functional.cross_entropy(module(inputs[micro]), targets[micro]) / accumulation
+            loss.backward()
+    gradients = [whole(parameter.grad) for parameter in module.parameters()]
+    if ranks.is_rank_zero:
+        torch.save(gradients, folder / "gradients.pt")
+    (folder / f"calls-{ranks.rank}").write_text(str(len(calls)))
+    distributed.cleanup_ddp()
+
+
+def whole(gradient: Tensor | None) -> Tensor:
+    """A sharded gradient, gathered."""
+    assert gradient is not None
+    gathered = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    assert isinstance(gathered, Tensor)
+    return gathered
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

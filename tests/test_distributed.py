@@ -1,0 +1,67 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ranks_worker
+import torch
+from running import PATIENCE, environment
+from torch import nn
+
+from gpubench.distributed import is_broken_collective, pick_device, setup_ddp, share
+from gpubench.errors import DeviceError
+from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
+from gpubench.settings import Device, DistributedSettings, Precision
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accumulation"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)], ids=["ddp", "ddp-accumulated", "fsdp2"]
+)
+def test_two_ranks_give_the_gradients_of_one_process_on_the_joined_batch(
+    strategy: str, accumulation: int, tmp_path: Path
+) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, ranks_worker.__file__, strategy, str(accumulation), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
+    assert done.returncode == 0, done.stderr
+
+    alone = ranks_worker.model()
+    inputs, targets = ranks_worker.batch()
+    nn.functional.cross_entropy(alone(inputs), targets).backward()
+    together = torch.load(tmp_path / "gradients.pt")
+    for parameter, gradient in zip(alone.parameters(), together, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-12, atol=1e-14)
+    # The moment from which communication is exposed comes once a step, and FSDP2 has none.
+    assert {(tmp_path / f"calls-{rank}").read_text() for rank in (0, 1)} == {"1" if strategy == "ddp" else "0"}
+
+
+def test_a_rank_alone_needs_no_process_group() -> None:
+    settings, cpu = DistributedSettings(), torch.device("cpu")
+    module = nn.Linear(1, 1)
+    setup_ddp(settings, Ranks(0, 0, 1, 1), None, cpu)
+    assert not torch.distributed.is_initialized()
+    assert share(module, settings, Precision.fp32, cpu, lambda: None) is module
+
+
+def test_ranks_come_from_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Ranks.from_environment() == Ranks(0, 0, 1, 1)
+    assert is_rank_zero()
+    assert not launched_by_torchrun()
+    variables = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (variables | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert Ranks.from_environment() == Ranks(3, 1, 4, 2)
+    assert not is_rank_zero()
+    assert launched_by_torchrun()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_gpu_that_torch_cannot_use_is_refused_with_the_build() -> None:
+    with pytest.raises(DeviceError, match=r"finds no usable GPU"):
+        pick_device(Device.cuda, Ranks(0, 0, 1, 1))
+
+
+def test_a_broken_collective_is_told_from_an_error_of_ones_own() -> None:
+    assert is_broken_collective(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"))
+    assert not is_broken_collective(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_broken_collective(ValueError("Connection closed by peer"))

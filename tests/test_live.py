@@ -1,0 +1,70 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from gpubench.events import Step
+from gpubench.live import Lines, LiveTable, describe, draw
+from gpubench.recording import Progress
+from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
+from gpubench.terminal import Terminal
+
+
+def progress() -> Progress:
+    steps = [
+        Step(0, 0, 1, i, 0.0, 0.1, {"forward": 0.025, "backward": 0.075}, 0.1, samples=32, loss=2.5) for i in range(10)
+    ]
+    telemetry = TelemetrySample(
+        time=0.0,
+        cost=0.0,
+        gpus=[GpuSample(index=0, utilization=0.97, memory_used_bytes=3 << 30, power_w=412.0)],
+        cpu=CpuSample(load=0.5, memory_rss_bytes=1 << 30),
+    )
+    return Progress(1, 3, 2, planned=60, step=steps[-1], telemetry=telemetry, steps=steps)
+
+
+def rendered(found: Progress) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw("trial", found))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_table_shows_where_the_run_stands() -> None:
+    text = rendered(progress())
+    for expected in (
+        "trial",
+        "2 of 3",
+        "10 of 60",
+        "epoch 1",
+        "2.5000",
+        "640 samples/s",
+        "100 ms a step",
+        "25%  25 ms",
+        "75%  75 ms",
+        "97% busy   3 GiB   412 W",
+        "50% busy   1 GiB in the workers",
+        "5 s in this repeat",
+    ):
+        assert expected in text, text
+
+
+def test_before_the_first_step_the_table_says_what_is_being_done() -> None:
+    assert "building the model" in rendered(Progress(0, 3, doing="building the model"))
+    assert describe(Progress(0, 3, doing="counting_FLOPs")) == "repeat 1/3  counting FLOPs"
+
+
+def test_a_line_holds_the_same_figures() -> None:
+    assert describe(progress()) == "repeat 2/3  step 10/60  loss 2.5000  640 samples/s  100 ms"
+
+
+@pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, Lines)])
+def test_the_table_is_for_terminals_and_lines_for_pipes(quiet: bool, terminal: bool, expected: type) -> None:
+    screen = Terminal(quiet=quiet, verbosity=0)
+    screen.err = Console(file=io.StringIO(), force_terminal=terminal)
+    assert type(screen.view()) is expected
+
+
+def test_quiet_shows_nothing() -> None:
+    assert type(Terminal(quiet=True, verbosity=0).view()) not in (LiveTable, Lines)

@@ -1,0 +1,95 @@
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from gpubench.errors import RunDirectoryError
+from gpubench.runs import COMPLETED, INTERRUPTED, RUN, RUNNING, SCHEMA_VERSION, STEPS, Run, RunWriter, create_directory
+from gpubench.schema import schema
+
+
+class Line(msgspec.Struct):
+    number: int
+
+
+def writer(tmp_path: Path) -> RunWriter:
+    return RunWriter(tmp_path, "trial", "seed: 0\n", command="train-bench", argv=[], world_size=1, git=None)
+
+
+def test_run_ids_sort_by_time_and_never_collide(tmp_path: Path) -> None:
+    made = [create_directory(tmp_path) for _ in range(50)]
+    assert len(set(made)) == 50
+    stamps = [path.name.rpartition("-")[0] for path in made]
+    assert stamps == sorted(stamps)
+
+
+def test_a_run_is_running_until_it_is_finished(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    assert Run.open(run.path).status == RUNNING
+    run.append(STEPS, Line(1))
+    run.finish(COMPLETED)
+    found = Run.open(run.path)
+    assert found.status == COMPLETED
+    assert found.record.command == "train-bench"
+    assert list(found.lines(STEPS, Line)) == [Line(1)]
+    assert (run.path / "config.yaml").read_text() == "seed: 0\n"
+    assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
+
+
+def test_a_run_whose_host_is_gone_was_interrupted(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    run.update(pid=2**22 + 1)  # beyond the largest pid
+    assert Run.open(run.path).status == INTERRUPTED
+
+
+def test_a_process_that_inherited_the_pid_is_not_the_host(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    run.update(pid=os.getppid(), pid_created=psutil.Process(os.getppid()).create_time() - 3600)
+    assert Run.open(run.path).status == INTERRUPTED
+
+
+def test_a_torn_last_line_is_passed_over_and_named(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    (run.path / STEPS).write_bytes(b'{"number":1}\n{"number":2}\n{"num')
+    found = Run.open(run.path)
+    assert list(found.lines(STEPS, Line)) == [Line(1), Line(2)]
+    (problem,) = found.problems
+    assert problem.startswith(f"{run.path / STEPS}:3: ")
+
+
+def test_a_newer_schema_is_refused_with_its_version(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    run.update(schema_version=SCHEMA_VERSION + 1)
+    with pytest.raises(RunDirectoryError, match=f"schema version {SCHEMA_VERSION + 1}"):
+        Run.open(run.path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "nonsense", '{"schema_version": "one"}', "\udcff"])
+def test_what_is_no_run_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / RUN).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(RunDirectoryError):
+        Run.open(tmp_path)
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        Run.open(tmp_path / RUN)
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    with pytest.raises(RunDirectoryError, match="results"):
+        writer(tmp_path / "results")
+
+
+def test_documents_hold_no_nan(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    with pytest.raises(ValueError, match="JSON"):
+        run.replace("summary.json", {"value": float("nan")})
+    run.replace("summary.json", {"value": None})
+    assert json.loads((run.path / "summary.json").read_text()) == {"value": None}
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    published = Path(__file__).parent.parent / "docs" / "run-directory.schema.json"
+    assert json.loads(published.read_text()) == schema()

@@ -1,0 +1,144 @@
+import pytest
+
+from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
+from gpubench.summary import Repeat, Summary, measure, summarise
+from gpubench.telemetry import GpuSample, TelemetrySample
+
+WARMUP = 2
+
+
+def step(
+    number: int, total: float, rank: int = 0, repeat: int = 0, exposed: float = 0.0, *, skipped: bool = False
+) -> Step:
+    phases = {"forward": total - exposed - 0.001, "other": 0.001}
+    if exposed:
+        phases["exposed_communication"] = exposed
+    time = 1000.0 * repeat + number * total
+    return Step(repeat, rank, 0, number, time, total, phases, total, samples=4, loss=1.0, skipped=skipped)
+
+
+def repeat_of(steps: list[Step], number: int = 0, wall: float | None = None) -> Repeat:
+    built = ModelBuilt(
+        rank=0,
+        repeat=number,
+        parameters=1,
+        trainable_parameters=1,
+        sample_shape="",
+        tokens_per_sample=None,
+        seconds=0.5,
+    )
+    repeat = Repeat(number, built=built)
+    for one in steps:
+        repeat.steps.setdefault(one.rank, []).append(one)
+    for rank, own in repeat.steps.items():
+        elapsed = sum(s.total for s in own) if wall is None else wall
+        repeat.done[rank] = RepeatDone(
+            rank=rank, repeat=number, wall=elapsed, peak_allocated=None, peak_reserved=None, peak_rss=10**6
+        )
+    return repeat
+
+
+def summary_of(*repeats: Repeat, device: str | None = None, precision: str = "bf16", **known: object) -> Summary:
+    return summarise(repeats, WARMUP, device, precision, **known)  # type: ignore[arg-type]
+
+
+def test_throughput_is_samples_over_wall_and_not_the_mean_of_rates() -> None:
+    totals = [5.0, 5.0, 0.1, 0.3, 0.1, 0.3]
+    found = summary_of(repeat_of([step(i, total) for i, total in enumerate(totals)]))
+    assert found["throughput"].estimate == pytest.approx(4 * 4 / 0.8)
+    assert found["mean_of_rates"].estimate == pytest.approx((4 / 0.1 + 4 / 0.3) / 2)
+    assert found["step_time"].estimate == pytest.approx(0.2)
+    assert found["first_step_time"].estimate == 5.0
+    assert found["warmup_time"].estimate == 10.0
+
+
+def test_the_interval_is_over_repeats() -> None:
+    repeats = [repeat_of([step(i, total, repeat=n) for i in range(20)], n) for n, total in enumerate((0.1, 0.11, 0.12))]
+    metric = summary_of(*repeats)["step_time"]
+    assert metric.repeats == pytest.approx([0.1, 0.11, 0.12])
+    assert metric.n == 3 * 18
+    assert metric.interval is not None
+    low, high = metric.interval
+    assert (low + high) / 2 == pytest.approx(0.11)
+    assert high - low == pytest.approx(2 * 4.302652729911275 * 0.01 / 3**0.5)  # Student's t, 2 degrees of freedom
+
+
+def test_the_step_of_the_run_is_its_slowest_ranks() -> None:
+    steps = [step(i, total, rank=rank) for i in range(10) for rank, total in ((0, 0.1), (1, 0.12))]
+    found = summary_of(repeat_of(steps))
+    assert found["step_time"].estimate == pytest.approx(0.12)
+    assert found["throughput"].estimate == pytest.approx(8 / 0.12)
+    assert found["phase_forward"].estimate == pytest.approx(0.119)
+
+
+def test_the_straggler_is_the_one_that_the_others_wait_for() -> None:
+    steps = [step(i, 0.1, rank=rank, exposed=exposed) for i in range(10) for rank, exposed in ((0, 0.04), (1, 0.01))]
+    found = summary_of(repeat_of(steps))
+    assert [rank.slowest for rank in found.ranks] == [0.0, 1.0]
+    assert found["straggler_skew"].estimate == pytest.approx((0.09 - 0.075) / 0.1)
+
+
+def test_a_skipped_step_is_time_and_no_work() -> None:
+    found = summary_of(repeat_of([step(i, 0.1, skipped=i == 5) for i in range(12)]))
+    assert found["throughput"].estimate == pytest.approx(9 * 4 / 1.0)
+    assert found["skipped_steps"].estimate == 1
+    assert any("skipped" in warning for warning in found.warnings)
+
+
+def test_a_slow_start_beyond_the_warmup_moves_the_window() -> None:
+    totals = [1.0] * 8 + [0.1 + 1e-4 * (i % 3) for i in range(60)]
+    found = summary_of(repeat_of([step(i, total) for i, total in enumerate(totals)]))
+    assert found.steady[0].first == 8
+    assert found["step_time"].estimate == pytest.approx(0.1001, rel=1e-3)
+
+
+def test_a_repeat_that_never_left_its_warmup_does_not_count() -> None:
+    assert measure(repeat_of([step(0, 0.1), step(1, 0.1)]), WARMUP) is None
+    assert measure(Repeat(0), WARMUP) is None
+    found = summary_of(repeat_of([step(0, 0.1), step(1, 0.1)]))
+    assert found.metrics == []
+
+
+def test_steps_that_do_not_fill_the_wall_are_told() -> None:
+    steps = [step(i, 0.1) for i in range(10)]
+    assert summary_of(repeat_of(steps))["closure_error"].estimate < 1e-9
+    found = summary_of(repeat_of(steps, wall=1.02))
+    assert found["closure_error"].estimate == pytest.approx(0.02 / 1.02)
+    assert any("closure" in warning for warning in found.warnings)
+
+
+def test_mfu_needs_a_known_device_and_says_so() -> None:
+    flops = FlopsCounted(rank=0, model_flops_per_sample=1e12, hardware_flops_per_sample=1.5e12, method="")
+    repeat = repeat_of([step(i, 0.1) for i in range(10)])
+    known = summary_of(repeat, device="NVIDIA H200", flops=flops)
+    assert known.peak is not None
+    assert known["mfu"].estimate == pytest.approx(40 * 1e12 / known.peak.flops_per_s)
+    assert known["hfu"].estimate == pytest.approx(1.5 * known["mfu"].estimate)
+    unknown = summary_of(repeat, device="NVIDIA H900", flops=flops)
+    assert unknown.get("mfu") is None
+    assert any("'NVIDIA H900'" in warning for warning in unknown.warnings)
+
+
+def test_the_measured_peak_is_a_second_denominator() -> None:
+    flops = FlopsCounted(rank=0, model_flops_per_sample=1e9, hardware_flops_per_sample=1e9, method="")
+    peak = PeakMeasured(rank=0, flops_per_s=1e11, dtype="float32", size=1024)
+    found = summary_of(repeat_of([step(i, 0.1) for i in range(10)]), flops=flops, measured_peak=peak)
+    assert found["mfu_of_measured_peak"].estimate == pytest.approx(0.4)
+    assert found.get("hfu") is None
+
+
+def test_energy_is_counted_over_exactly_the_steady_window() -> None:
+    telemetry = [
+        TelemetrySample(time=t / 10, cost=0.0, gpus=[GpuSample(index=0, energy_j=300.0 * t / 10)])
+        for t in range(-5, 50)
+    ]
+    found = summary_of(repeat_of([step(i, 0.1) for i in range(12)]), telemetry=telemetry, gpus=[0])
+    assert found["energy_per_sample"].estimate == pytest.approx(300.0 * 0.1 / 4)
+
+
+def test_throttling_in_the_window_is_a_warning() -> None:
+    slowed = GpuSample(index=0, throttle_reasons=["SwPowerCap"])
+    telemetry = [TelemetrySample(time=t / 10, cost=0.0, gpus=[slowed]) for t in range(20)]
+    found = summary_of(repeat_of([step(i, 0.1) for i in range(12)]), telemetry=telemetry, gpus=[0])
+    assert found.throttled == {"SwPowerCap": 1.0}
+    assert any("SwPowerCap" in warning for warning in found.warnings)
