@@ -40,9 +40,17 @@ class Subject:
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def environment(self) -> dict[str, str]:
-        """For the process that is to find this subject: threads as in gpubench's own workers, and no network."""
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        return {VARIABLE: json.dumps(asdict(self)), **threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        """For the process that is to find this subject: threads as in gpubench's own workers, one GPU, no network."""
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] if self.device == "cuda" else ""
+        return {
+            VARIABLE: json.dumps(asdict(self)),
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
 
     def inside(self, folder: Path) -> Self:
         folder.mkdir(parents=True)
@@ -94,9 +102,7 @@ def build(subject: Subject) -> Work:
     module = workload.module.to(device)
     batches = [_moved(workload.make_batch(subject.batch_size), device) for _ in range(BATCHES)]
     on_gpu = device.type == "cuda"
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=LEARNING_RATE, weight_decay=0.0, foreach=False, fused=on_gpu
-    )
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, weight_decay=0.0, foreach=False, fused=on_gpu)
     return Work(module, workload.loss, batches, optimizer)
 
 

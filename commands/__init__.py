@@ -1,15 +1,13 @@
 """The command line: one module per subcommand, registered here, and the one place where errors are shown."""
 
-import os
 import sys
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from gpubench import __version__, devices
+from gpubench import __version__
 from gpubench.commands import train_bench
-from gpubench.errors import GpubenchError, Interrupted
+from gpubench.errors import GpubenchError, Interrupted, UsageError
+from gpubench.ranks import Ranks, launched_by_torchrun
 
 app = typer.Typer(
     name="gpubench",
@@ -28,6 +26,8 @@ app.command(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from gpubench import devices
+
         gpus = ", ".join(gpu.name for gpu in devices.visible_gpus()) or "no GPU"
         print(f"gpubench {__version__} (torch {devices.torch_version() or 'not installed'}; {gpus})")
         raise typer.Exit
@@ -50,17 +50,21 @@ def main() -> None:
         show(error)
         code = error.exit_code
     except typer.TyperException as error:
-        show(GpubenchError(error.format_message(), "gpubench --help shows how it is used"))
-        code = 2
+        if message := error.format_message():  # none where help was shown instead
+            show(UsageError(message, "gpubench --help shows how it is used"))
+        code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
     sys.exit(code)
 
 
 def show(error: GpubenchError) -> None:
-    """On stderr, and once: under torchrun the other ranks would only repeat it."""
-    if os.environ.get("RANK", "0") != "0":
+    """On stderr, and under torchrun once a machine: its other ranks would only repeat it."""
+    if launched_by_torchrun() and Ranks.from_environment().local_rank != 0:
         return
+    from rich.console import Console
+    from rich.markup import escape
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold red]error:[/] {escape(error.message)}")
     if error.hint:

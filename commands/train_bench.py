@@ -6,11 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from gpubench.commands import options
-from gpubench.configuration import Configuration, load, parse_assignments, parse_unknown_overrides
-from gpubench.defaults import complete
 from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
-from gpubench.settings import TrainSettings
 
 EPILOG = """Examples:
 
@@ -53,6 +50,11 @@ def train_bench(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Measure how fast a model trains here, and where each step's time goes."""
+    # Settings are imported here, and what measures and draws only when they are known to be right: help needs neither.
+    from gpubench.configuration import load, parse_assignments, parse_unknown_overrides
+    from gpubench.defaults import completed
+    from gpubench.settings import TrainSettings
+
     named = options.given(
         model=model,
         data=data,
@@ -70,18 +72,17 @@ def train_bench(
         overrides |= under_torchrun(overrides, vs)
     base = load(TrainSettings, config, overrides)
     runs = [base, base.with_overrides(parse_assignments(vs), "--vs")] if vs else [base]
+    runs = [completed(run) for run in runs]  # before any run directory is made: it may refuse
     if print_config:
-        for run in runs:
-            sys.stdout.write(Configuration(complete(run.settings)[0], run.origins).to_yaml())
+        sys.stdout.write("---\n".join(run.to_yaml() for run in runs))
         return
 
-    # The host, with all it needs to measure and draw: imported neither for help nor to refuse a wrong setting.
     from gpubench import benchmark, report
     from gpubench.recording import Recorder
     from gpubench.terminal import Terminal
 
     if launched_by_torchrun() and not is_rank_zero():
-        raise typer.Exit(benchmark.join(complete(base.settings)[0]))
+        raise typer.Exit(benchmark.join(runs[0].settings))
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     recorders = [Recorder(run, "train-bench", sys.argv) for run in runs]
     with terminal.view() as view:

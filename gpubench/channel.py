@@ -41,6 +41,7 @@ class Channel:
         self._connection = connection
         self._incoming = connection.makefile("rb")
         self._pending: list[bytes] = []
+        self._keeping = threading.Lock()
         self._sending = threading.Lock()
         self._closing = threading.Event()
         self._flushed_at = 0.0
@@ -70,14 +71,17 @@ class Channel:
         return channel, job
 
     def put(self, event: events.Message) -> None:
-        """Keeps an event until the next flush."""
-        self._pending.append(events.encode(event))
+        """Keeps an event until the next flush; any thread may."""
+        line = events.encode(event)
+        with self._keeping:
+            self._pending.append(line)
 
     def flush(self, at_most_every: float = 0.0) -> None:
         """Sends what was kept, unless the last flush was less than `at_most_every` seconds ago."""
         if not self._pending or (at_most_every and time.monotonic() - self._flushed_at < at_most_every):
             return
-        pending, self._pending = self._pending, []
+        with self._keeping:
+            pending, self._pending = self._pending, []
         self._write(b"".join(pending))
         self._flushed_at = time.monotonic()
 
@@ -97,7 +101,8 @@ class Channel:
             try:
                 self._connection.sendall(data)
             except OSError:
-                os._exit(HOST_GONE)
+                if not self._closing.is_set():  # else it was a heartbeat, a moment too late
+                    os._exit(HOST_GONE)
 
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_SECONDS):

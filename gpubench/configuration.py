@@ -5,6 +5,7 @@ frozen model that never looks at the environment again.
 """
 
 import difflib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,9 @@ class Configuration(Generic[S]):
         return "\n".join(lines) + "\n"
 
     def _line(self, key: str, name: str, value: Any, indent: str) -> str:
-        entry = indent + yaml.safe_dump({name: value}, default_flow_style=False, allow_unicode=True).strip()
-        return f"{entry:<44}# {self.origins.get(key, 'default')}"
+        one_line = yaml.safe_dump({name: value}, default_flow_style=False, allow_unicode=True, width=math.inf)
+        entry = indent + one_line.removesuffix("\n")
+        return f"{entry:<43} # {self.origins.get(key, 'default')}"
 
 
 def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configuration[S]:
@@ -77,7 +79,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     out of range, and a file that is missing or not YAML.
     """
     layers: list[tuple[str, Mapping[str, Any]]] = []
-    path = find_config(config) if config else None
+    path = None if config is None else find_config(config)
     if path:
         layers.append((str(config), flatten(read_yaml(path))))
     if not (path and path.with_name(RUN_FILE).exists()):
@@ -87,7 +89,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, layer in layers:
-        keys = {canonical(key): value for key, value in layer.items()}
+        keys = {canonical(key): parse_value(value) for key, value in layer.items()}
         values |= keys
         origins |= dict.fromkeys(keys, origin)
     return Configuration(validate(cls, values, origins), origins)
@@ -113,8 +115,13 @@ def parse_unknown_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         key, equals, value = argument[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        overrides[key.replace("-", "_")] = None if value in {"null", "none", "None"} else value
+        overrides[key.replace("-", "_")] = parse_value(value)
     return overrides
+
+
+def parse_value(value: Any) -> Any:
+    """Text that says null is None; the settings' types make sense of all other."""
+    return None if isinstance(value, str) and value.lower() in {"null", "none"} else value
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -161,9 +168,14 @@ def fields(cls: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
 
 def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
     known = fields(cls)
-    for key in values:
+    for key, value in values.items():
         if key not in known:
-            raise SettingsError(f"unknown setting {key!r}{_from(origins.get(key))}", nearest(key, known))
+            origin = _from(origins.get(key))
+            if inside := [name for name in known if name.startswith(f"{key}.")]:
+                raise SettingsError(
+                    f"{key} = {value!r}: a section of settings takes no value{origin}", f"for example {inside[0]}"
+                )
+            raise SettingsError(f"unknown setting {key!r}{origin}", nearest(key, known))
     try:
         return cls.model_validate(_nest(values))
     except ValidationError as error:
@@ -186,13 +198,11 @@ def nearest(key: str, known: Iterable[str]) -> str:
 def find_config(name: str) -> Path:
     """The file of a preset, or the file itself. Raises SettingsError naming the nearest preset."""
     folder = Path(str(files("gpubench.configs")))
-    preset = folder / f"{name}.yaml"
-    if os.sep not in name and preset.is_file():
-        return preset
-    path = Path(name)
-    if path.is_file():
-        return path
-    presets = sorted(p.stem for p in folder.glob("*.yaml"))
+    presets = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name in presets:
+        return folder / f"{name}.yaml"
+    if os.path.isfile(name):  # noqa: PTH113 - Path's own raises for a name too long or a folder out of bounds
+        return Path(name)
     close = difflib.get_close_matches(name, presets, n=1)
     known = f"presets are {', '.join(presets)}"
     raise SettingsError(f"no preset or file {name!r}", f"did you mean {close[0]!r}? {known}" if close else known)
@@ -203,7 +213,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise SettingsError(f"{path} cannot be read as YAML: {reason}") from None
+        raise SettingsError(
+            f"{path} cannot be read as YAML: {reason}", "gpubench train-bench --print-config shows one that can"
+        ) from None
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
@@ -232,7 +244,9 @@ def environment(cls: type[BaseModel]) -> dict[str, Any]:
     try:
         return flatten(EnvSettingsSource(Sources)())
     except SourceError as error:
-        raise SettingsError(f"environment: {error}") from None
+        raise SettingsError(
+            f"environment: {error}", "gpubench train-bench --print-config shows every setting"
+        ) from None
 
 
 def _variable(hint: str) -> str:

@@ -3,6 +3,9 @@
 No torch: this runs in the command line process, before anything is started.
 """
 
+import importlib.util
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,16 @@ from typing import Any
 import psutil
 
 from gpubench import devices
-from gpubench.configuration import apply_overrides
+from gpubench.configuration import Configuration, apply_overrides, flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
+from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, TrainSettings
 from gpubench.sources import SYNTHETIC, check_source
 from gpubench.zoo import MODELS, find
 
 AMPERE = (8, 0)
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
+FILLED_IN = "default: "
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
 
 
@@ -30,94 +35,125 @@ class Choice:
     reason: str
 
 
+class Gaps:
+    """The settings as given, and the choices made where they are silent."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self._given = flatten(settings.model_dump())
+        self.choices: list[Choice] = []
+
+    def fill(self, key: str, value: Any, reason: str) -> Any:
+        """What is given for `key`, or else `value`."""
+        if self._given[key] is not None:
+            return self._given[key]
+        self.choices.append(Choice(key, value, reason))
+        return value
+
+
+def completed(configuration: Configuration[TrainSettings]) -> Configuration[TrainSettings]:
+    """The configuration without gaps; the origin of what was filled in begins with `FILLED_IN` and gives the reason.
+
+    Raises what `complete` raises.
+    """
+    settings, choices = complete(configuration.settings)
+    reasons = {choice.key: FILLED_IN + choice.reason for choice in choices}
+    return Configuration(settings, configuration.origins | reasons)
+
+
 def complete(settings: TrainSettings) -> tuple[TrainSettings, list[Choice]]:
     """Settings without gaps, and what was chosen.
 
     Raises DeviceError, ModelError, DataError or SettingsError for what is known not to work on this machine.
     """
-    gpus = devices.visible_gpus()
-    choices: list[Choice] = []
+    gaps = Gaps(settings)
+    on_gpu = fill_device(settings, gaps) is Device.cuda
+    name = settings.model.name
+    if name is None:
+        suited = "resnet50" if on_gpu else "resnet18"
+        name = gaps.fill("model.name", suited, "ResNet in a size that suits the device")
+        if not on_gpu:
+            gaps.fill("data.image_size", 64, "small enough for a CPU")
+    model_batch, convolutional = known_model(name, on_gpu)
+    gaps.fill("training.batch_size", model_batch, "the model's own")
+    refuse_combinations(settings)
+    check_source(settings.data)
+    sharded = settings.distributed.strategy == "fsdp2"
+    where = "on a GPU" if on_gpu else "on a CPU"
+    ranks, cores = local_ranks(settings), devices.physical_cores()
+    loaded = settings.data.source not in SYNTHETIC[:1]
+    loaders = min(FASTEST_LOADERS, max(1, cores // ranks)) if on_gpu and loaded else 0
+    gaps.fill(
+        "data.workers",
+        loaders,
+        f"{cores} cores for {ranks} ranks" if loaders else f"{where}, {settings.data.source} data",
+    )
+    gaps.fill("data.pin_memory", on_gpu, where)
+    gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
+    gaps.fill("performance.cpu_threads", max(1, cores // ranks), f"{cores} cores for {ranks} ranks")
+    gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
+    return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 
-    def choose(key: str, given: Any, value: Any, reason: str) -> Any:
-        if given is not None:
-            return given
-        choices.append(Choice(key, value, reason))
-        return value
 
-    build = devices.torch_build() or "none"
+def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
+    """Device and precision, which go together."""
+    gpus, build = devices.visible_gpus(), devices.torch_build() or "none"
     usable = bool(gpus) and build != "cpu"
-    why = f"{len(gpus)} x {gpus[0].name}" if gpus else "no GPU found"
+    why = f"{len(gpus)} x {gpus[0].name}" if usable else "no GPU found"
     if gpus and not usable:
         why = "a GPU is there, but this torch is a CPU build"
-    device = choose("device", settings.device, Device.cuda if usable else Device.cpu, why)
+    device = Device(gaps.fill("device", Device.cuda if usable else Device.cpu, why))
     refuse_device(settings, device, gpus, build)
-
-    on_gpu = device is Device.cuda
     modern = all((gpu.compute_capability or AMPERE) >= AMPERE for gpu in gpus)
-    fastest = Precision.bf16 if on_gpu and modern else Precision.amp if on_gpu else Precision.fp32
-    precision = choose("precision", settings.precision, fastest, "the fastest that trains safely here")
-    if precision is Precision.tf32 and not on_gpu:
+    fastest = Precision.fp32 if device is Device.cpu else Precision.bf16 if modern else Precision.amp
+    precision = gaps.fill("precision", fastest, "the fastest that trains safely here")
+    if precision is Precision.tf32 and device is Device.cpu:
         raise DeviceError("precision tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
+    return device
 
-    name = settings.model.name
-    image_size = settings.data.image_size
-    if name is None:
-        name = choose(
-            "model.name", None, "resnet50" if on_gpu else "resnet18", "ResNet in a size that suits the device"
+
+def refuse_combinations(settings: TrainSettings) -> None:
+    """Raises SettingsError for settings that are valid alone and known not to work together."""
+    if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
+        raise SettingsError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'")
+    if settings.distributed.strategy == "fsdp2" and settings.performance.channels_last:
+        raise SettingsError(
+            "performance.channels_last: FSDP2 cannot shard parameters in that layout",
+            "use --performance.channels_last=false or --distributed.strategy=ddp",
         )
-        if not on_gpu:
-            image_size = choose("data.image_size", image_size, 64, "small enough for a CPU")
-    model_batch, convolutional = known_model(name, on_gpu)
-    check_source(settings.data)
-    world_size = settings.distributed.world_size
-    cores = devices.physical_cores()
-    loaded = settings.data.source not in SYNTHETIC[:1]
-    loaders = min(FASTEST_LOADERS, max(1, cores // world_size)) if on_gpu and loaded else 0
-    filled = {
-        "device": device,
-        "precision": precision,
-        "model.name": name,
-        "data.image_size": image_size,
-        "training.batch_size": choose(
-            "training.batch_size", settings.training.batch_size, model_batch, "the model's own"
-        ),
-        "data.workers": choose("data.workers", settings.data.workers, loaders, f"{cores} cores for {world_size} ranks"),
-        "data.pin_memory": choose("data.pin_memory", settings.data.pin_memory, on_gpu, f"on {device}"),
-        "performance.channels_last": choose(
-            "performance.channels_last", settings.performance.channels_last, on_gpu and convolutional, f"on {device}"
-        ),
-        "performance.cpu_threads": choose(
-            "performance.cpu_threads",
-            settings.performance.cpu_threads,
-            max(1, cores // world_size),
-            f"{cores} physical cores for {world_size} ranks",
-        ),
-        "distributed.backend": choose(
-            "distributed.backend", settings.distributed.backend, "nccl" if on_gpu else "gloo", f"on {device}"
-        ),
-    }
-    return apply_overrides(settings, filled), choices
+    graphs = settings.performance.compile and settings.performance.compile_mode in ("reduce-overhead", "max-autotune")
+    if graphs and settings.training.grad_accumulation > 1:
+        raise SettingsError(
+            f"performance.compile_mode={settings.performance.compile_mode}: CUDA graphs do not survive "
+            f"training.grad_accumulation={settings.training.grad_accumulation}",
+            "use --performance.compile_mode=default or max-autotune-no-cudagraphs",
+        )
+
+
+def local_ranks(settings: TrainSettings) -> int:
+    """Ranks that share this machine: all of them, unless torchrun spread them over several."""
+    return Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
 
 
 def refuse_device(settings: TrainSettings, device: Device, gpus: list[devices.Gpu], build: str) -> None:
-    world_size = settings.distributed.world_size
+    """Raises DeviceError or SettingsError for what this machine has not got, or not for so many ranks."""
+    ranks_here = local_ranks(settings)
     if device is Device.cuda and not build.startswith("rocm"):
         if build == "cpu":
             raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
         if not gpus:
             raise DeviceError("device=cuda, but no NVIDIA GPU is visible", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
-        if world_size > len(gpus):
+        if ranks_here > len(gpus):
             raise DeviceError(
-                f"distributed.world_size={world_size} needs as many GPUs, and {len(gpus)} are visible",
+                f"distributed.world_size={ranks_here} needs as many GPUs, and {len(gpus)} are visible",
                 f"use --world-size {len(gpus)} or less",
             )
     if device is Device.cpu:
-        memory = psutil.virtual_memory().available
-        if world_size * WORKER_BYTES > memory:
+        memory = min(psutil.virtual_memory().available, devices.memory_limit() or sys.maxsize)
+        if ranks_here * WORKER_BYTES > memory:
             raise DeviceError(
-                f"distributed.world_size={world_size} x {WORKER_BYTES >> 20} MiB a rank exceeds the "
+                f"distributed.world_size={ranks_here} x {WORKER_BYTES >> 20} MiB a rank exceeds the "
                 f"{memory >> 20} MiB of memory available",
-                f"use --world-size {memory // WORKER_BYTES} or less",
+                f"use --world-size {max(1, memory // WORKER_BYTES)} or less",
             )
         if settings.distributed.backend == "nccl":
             raise SettingsError("distributed.backend=nccl moves data between GPUs only", "use gloo on a CPU")
@@ -132,9 +168,8 @@ def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
         spec = find(name)
         convolutional = spec.model_class.startswith(("ResNet", "UNet"))
         return spec.batch_size_cuda if on_gpu else spec.batch_size_cpu, convolutional
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    if os.path.isdir(name):  # noqa: PTH112 - Path's own raises for a name too long or a folder out of bounds
+        if not (Path(name) / "config.json").is_file():
             raise ModelError(f"model folder {name!r} has no config.json", "give a folder as transformers saves it")
     elif ":" not in name:
         find(name)

@@ -114,6 +114,7 @@ def _shard(module: nn.Module, precision: Precision, device: torch.device) -> nn.
 
 def without_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Keeps gradients local for one backward pass: all but the last of an accumulation."""
+    module = getattr(module, "_orig_mod", module)  # torch.compile's wrapper is not what it wraps
     if isinstance(module, DistributedDataParallel):
         return cast("AbstractContextManager[None]", module.no_sync())
     if hasattr(module, "set_requires_gradient_sync"):

@@ -25,9 +25,11 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     phases: dict[str, float]
     """Seconds by phase; they sum to `total`, `other` being what the harness itself took."""
     host: float
-    """Seconds the host took to issue the step: close to `total` when the host, not the device, sets the pace."""
+    """Seconds the host took to issue the step."""
     samples: int
     loss: float | None = None
+    starved: bool | None = None
+    """Whether the GPU had run out of work when the step began: the host, not the device, sets the pace."""
     skipped: bool = False
     """The gradient scaler found infinities and left the parameters alone: time spent, no work done."""
 

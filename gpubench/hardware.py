@@ -100,7 +100,6 @@ _MI325 = "AMD Instinct MI325X data sheet"
 _MI350 = "AMD Instinct MI350 series data sheet"
 
 _PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
-_PRO_6000_MAX_Q = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
 _MI300X_NAMES = ("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "AMD Instinct MI300X VF")
 
 # Where a data sheet prints sparse peaks only, the dense ones are half of them.
@@ -132,7 +131,6 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("v100s", ("Tesla V100S-PCIE-32GB",), 32, 1.134, (16.4, None, None, 130), _V100),
     _row("t4", ("Tesla T4",), 16, 0.32, (8.1, None, None, 65), "NVIDIA Turing architecture whitepaper"),
     _row("rtx-pro-6000", (_PRO_6000,), 96, 1.792, (126, 251.9, 503.8, 503.8), _BLACKWELL_PRO),
-    _row("rtx-pro-6000-max-q", (_PRO_6000_MAX_Q,), 96, 1.792, (110, 219.4, 438.9, 438.9), _BLACKWELL_PRO),
     _row("rtx-6000-ada", ("NVIDIA RTX 6000 Ada Generation",), 48, 0.96, (91.1, 182.1, 364.2, 364.2), _ADA),
     _row("rtx-a6000", ("NVIDIA RTX A6000",), 48, 0.768, (38.7, 77.4, 154.8, 154.8), _AMPERE),
     # On GeForce, fp16 runs twice as fast when it also accumulates in fp16; training does not.
@@ -141,7 +139,6 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("rtx-3090", ("NVIDIA GeForce RTX 3090",), 24, 0.936, (35.6, 35.6, 71, 71), _AMPERE),
     # CDNA 4 dropped TF32; CDNA 2 never had it.
     _row("mi355x", ("AMD Instinct MI355X",), 288, 8.0, (157.3, None, 2516.6, 2516.6), _MI350),
-    _row("mi350x", ("AMD Instinct MI350X",), 288, 8.0, (144.2, None, 2306.9, 2306.9), _MI350),
     _row("mi325x", ("AMD Instinct MI325X",), 256, 6.0, (163.4, 653.7, 1307.4, 1307.4), _MI325),
     _row("mi300x", _MI300X_NAMES, 192, 5.3, (163.4, 653.7, 1307.4, 1307.4), _MI300),
     # "AMD Instinct MI250X/MI250", which some drivers report for both, is left out on purpose: they differ by 6 %.

@@ -102,6 +102,10 @@ class _Positional(nn.Module):
         return first
 
 
+_ARGUMENTS = {"input_ids": "input_ids", "clean": "sample", "timesteps": "timestep", "text": "encoder_hidden_states"}
+"""What parts of a batch are called as arguments of the built-in models."""
+
+
 def _graph(module: nn.Module, batch: Any) -> bytes | None:
     """The model as one sample runs it, traced for TensorBoard; None where it cannot be traced.
 
@@ -110,17 +114,17 @@ def _graph(module: nn.Module, batch: Any) -> bytes | None:
     from torch.utils.tensorboard._pytorch_graph import graph
 
     if isinstance(batch, dict):
-        names = tuple(name for name in ("input_ids",) if name in batch)
-        inputs = tuple(batch[name][:1] for name in names)
+        arguments = {_ARGUMENTS[name]: part for name, part in batch.items() if name in _ARGUMENTS}
+        names, inputs = tuple(arguments), tuple(arguments.values())
     else:
-        names, inputs = (), ((batch[0] if isinstance(batch, tuple | list) else batch)[:1],)
+        names, inputs = (), (batch[0] if isinstance(batch, tuple | list) else batch,)
     if not inputs:
         log.debug("the model graph is not traced: its inputs are not known by name")
         return None
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # tracing deprecations and data-dependent branches are no news to anybody
-            definition, _ = graph(_Positional(module, names), inputs)
+            definition, _ = graph(_Positional(module, names), tuple(tensor[:1] for tensor in inputs))
         serialised: bytes = definition.SerializeToString()
         return serialised
     except Exception as error:

@@ -137,14 +137,15 @@ class Workers:
 
     def close(self, patience: float) -> None:
         """Ends every process of the run, after `patience` seconds for those that are leaving anyway."""
+        family = _family(self._child.pid)  # before the parent of them all is gone
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(patience)
-        family = _family(self._child.pid)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker ends when its host hangs up, on whatever machine it is
         self._listener.close()
         for process in family:
             _ignore_gone(process.kill)
+        _ignore_gone(lambda: os.killpg(self._child.pid, signal.SIGKILL))  # orphans that it left in its group
         self._child.wait()
         self._selector.close()
         assert self._child.stdout

@@ -93,6 +93,9 @@ DEFINITIONS: dict[str, Definition] = {
     "peak_memory_rss": Definition(
         "B", "lower", "most host memory a worker process held at once (ru_maxrss), largest of the ranks"
     ),
+    "starved_steps": Definition(
+        "fraction", "lower", "steady steps that began with the GPU out of work, because the host could not keep up"
+    ),
     "final_loss": Definition("", None, "training loss of the last step, mean over ranks"),
     "skipped_steps": Definition("steps", "lower", "steady steps whose optimizer update the gradient scaler skipped"),
     "straggler_skew": Definition(

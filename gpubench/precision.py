@@ -65,8 +65,7 @@ class ScaledAutocast(Autocast):
 
 
 def arithmetic(precision: Precision, device: torch.device) -> Arithmetic:
-    """Sets the global float32 switches too. Raises DeviceError, with the reason, for what the device cannot do."""
-    refuse(precision, device)
+    """The object for one run of `precision`, which `refuse` has let pass; a gradient scaler starts anew."""
     if precision is Precision.amp:
         return ScaledAutocast(device)
     if precision is Precision.bf16:
@@ -75,16 +74,21 @@ def arithmetic(precision: Precision, device: torch.device) -> Arithmetic:
 
 
 def refuse(precision: Precision, device: torch.device) -> None:
+    """Raises DeviceError, with the reason, for what the device cannot do."""
     if device.type == "cpu":
         if precision is Precision.tf32:
             raise DeviceError(
                 "precision tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16"
             )
         return
-    major, minor = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
-    ampere = torch.version.hip is not None or major >= 8
-    if precision in {Precision.tf32, Precision.bf16} and not ampere:
+    if torch.version.hip is not None:
+        # ROCm takes the TF32 switch everywhere and computes in full fp32 where there is no such unit.
+        if precision is Precision.tf32 and "gfx94" not in torch.cuda.get_device_properties(device).gcnArchName:
+            raise DeviceError(f"{name} has no TF32; AMD's CDNA 3 alone does", "use fp32, amp or bf16")
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if precision in {Precision.tf32, Precision.bf16} and major < 8:
         raise DeviceError(
             f"{name} has compute capability {major}.{minor}; {precision} needs 8.0 (Ampere) or later", "use amp or fp32"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpubench import events
 from gpubench.configuration import Configuration, flatten
-from gpubench.defaults import Choice, complete
+from gpubench.defaults import FILLED_IN
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.provenance import git_state
@@ -41,11 +41,8 @@ class Recorder:
     """One run: its directory, its metrics, and what is known of it so far."""
 
     def __init__(self, configuration: Configuration[TrainSettings], command: str, argv: Sequence[str]) -> None:
-        """Fills in what `configuration` leaves open and creates the run directory.
-
-        Raises RunDirectoryError where that fails, and what `defaults.complete` raises.
-        """
-        settings, choices = complete(configuration.settings)
+        """Creates the run directory of a complete configuration. Raises RunDirectoryError where that fails."""
+        settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
         self.progress = Progress(repeats=settings.measurement.repeats)
         self.device_name: str | None = None
@@ -53,7 +50,6 @@ class Recorder:
         self._flops: events.FlopsCounted | None = None
         self._peak: events.PeakMeasured | None = None
         self._telemetry: list[TelemetrySample] = []
-        text = Configuration(settings, configuration.origins).to_yaml()
         self.writer = RunWriter(
             settings.results,
             settings.experiment,
@@ -67,7 +63,7 @@ class Recorder:
         self._handler = _RunLog(self.writer, self._log_level)
         self._metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)
         self.listen_to_log(True)
-        say_choices(choices)
+        say_choices(configuration)
         self.listen_to_log(False)
 
     def listen_to_log(self, listening: bool) -> None:
@@ -197,9 +193,10 @@ class _RunLog(logging.Handler):
         self._writer.append_text(LOG, self.format(record))
 
 
-def say_choices(choices: Sequence[Choice]) -> None:
-    """Names every setting that was filled in for the user, in one line for people and as fields for programs."""
-    chosen = {choice.key: getattr(choice.value, "value", choice.value) for choice in choices}
+def say_choices(configuration: Configuration[TrainSettings]) -> None:
+    """Names every setting that was filled in for the user; config.yaml has the reasons."""
+    values = flatten(configuration.settings.model_dump(mode="json"))
+    chosen = {key: values[key] for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)}
+    text = ", ".join(f"{key}={value}" for key, value in chosen.items())
     if chosen:
-        text = ", ".join(f"{choice.key}={chosen[choice.key]} ({choice.reason})" for choice in choices)
-        log.log(MODIFIABLE, "chosen for you: %s", text, extra={"fields": chosen})
+        log.log(MODIFIABLE, "%s (chosen for you; change any with --KEY=VALUE)", text, extra={"fields": chosen})

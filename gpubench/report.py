@@ -33,6 +33,7 @@ HEADLINES = (
     "first_step_time",
     "warmup_time",
     "straggler_skew",
+    "starved_steps",
     "closure_error",
     "skipped_steps",
     "final_loss",

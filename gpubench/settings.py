@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 FolderName = Annotated[str, StringConstraints(pattern=r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,119}$")]
 
@@ -88,7 +88,7 @@ class TrainingSettings(Section):
     def _one_stop(self) -> Self:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"training.{' and training.'.join(given)} both say when to stop; give one")
+            raise ValueError(f"training.{' and training.'.join(given)} both say when to stop; set one of them to null")
         return self
 
 
@@ -118,7 +118,7 @@ class DistributedSettings(Section):
     backend: Literal["nccl", "gloo"] | None = Field(
         None, description="collective library; default: nccl on GPUs, gloo on CPU"
     )
-    bucket_mb: Annotated[float, Field(gt=0)] = Field(25.0, description="DDP gradient bucket in MiB")
+    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = Field(25.0, description="DDP gradient bucket in MiB")
     timeout: Seconds = Field(300.0, description="seconds a collective may take before the run fails")
 
 

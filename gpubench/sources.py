@@ -42,7 +42,7 @@ def _check_path(data: DataSettings) -> None:
     path = data.path
     if path is None:
         raise DataError(f"data.source {data.source} reads data.path, and none is given", f"set data.path to {wanted}")
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 - Path's own raises for a name too long or a folder out of bounds
         raise DataError(f"data.path {path} does not exist", f"set data.path to {wanted}")
     if data.source == "image-folder":
         if not path.is_dir():
@@ -60,9 +60,9 @@ def image_files(folder: Path) -> Iterator[str]:
 
 
 def text_files(path: Path) -> Iterator[str]:
-    """`path` itself, or the files below it, in the order of their names; empty files are left out."""
+    """`path` itself, or the files below it, in the order of their names; left out is what is empty or no file."""
     names = [str(path)] if path.is_file() else _files(path)
-    return (name for name in names if os.path.getsize(name) > 0)  # noqa: PTH202
+    return (name for name in names if os.path.isfile(name) and os.path.getsize(name) > 0)  # noqa: PTH113, PTH202
 
 
 def _files(folder: Path) -> Iterator[str]:

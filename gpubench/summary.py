@@ -219,6 +219,7 @@ def _times(metrics: _Metrics) -> None:
     metrics.add("mean_of_rates", lambda m: fmean(_samples_at(m, i) / total for i, total in enumerate(m.totals)))
     if len(found[0].ranks) > 1:
         metrics.add("straggler_skew", _skew)
+    metrics.add("starved_steps", _starved)
     metrics.add("closure_error", _closure_error)
 
 
@@ -236,6 +237,11 @@ def _skew(measured: Measured) -> float:
         (max(busy := [_busy(step) for step in steps]) - median(busy)) / max(step.total for step in steps)
         for steps in columns
     )
+
+
+def _starved(measured: Measured) -> float | None:
+    known = [step.starved for step in measured.steps if step.starved is not None]
+    return fmean(known) if known else None
 
 
 def _closure_error(measured: Measured) -> float | None:

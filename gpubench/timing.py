@@ -40,6 +40,9 @@ class Clock(Protocol[Mark]):
     def passed(self, mark: Mark) -> bool:
         """Whether the device is past `mark`; never waits."""
 
+    def starved(self, mark: Mark) -> bool | None:
+        """Whether the device has nothing left to do after `mark`; None for one that the host itself is."""
+
     def seconds(self, start: Mark, end: Mark) -> float: ...
 
     def read(self, values: Sequence[Tensor]) -> list[float]:
@@ -59,6 +62,9 @@ class HostClock:
 
     def passed(self, mark: int) -> bool:
         return True
+
+    def starved(self, mark: int) -> bool | None:
+        return None
 
     def seconds(self, start: int, end: int) -> float:
         return (end - start) / 1e9
@@ -89,6 +95,9 @@ class CudaClock:
     def passed(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())
 
+    def starved(self, mark: torch.cuda.Event) -> bool | None:
+        return self.passed(mark)
+
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(start.elapsed_time(end)) / 1e3
 
@@ -117,6 +126,7 @@ class _Open(Generic[Mark]):
     step: int
     marks: list[tuple[str, Mark]]
     issued_at: int
+    starved: bool | None
     issue_time: float = 0.0
     epoch: int = 0
     samples: int = 0
@@ -141,10 +151,11 @@ class StepTimer(Generic[Mark]):
 
     def begin(self, step: int) -> None:
         """Ends the step before and starts the next, in phase `data_wait`."""
+        starved = self._clock.starved(self._now.marks[-1][1]) if self._now else None
         mark = self._close()
         self._activity.step = step
         self._activity.doing = PHASES[0]
-        self._now = _Open(step, [(PHASES[0], mark)], time.perf_counter_ns())
+        self._now = _Open(step, [(PHASES[0], mark)], time.perf_counter_ns(), starved)
 
     def enter(self, phase: str) -> None:
         """Ends the phase in hand and starts `phase`; a phase entered more than once sums up."""
@@ -161,9 +172,13 @@ class StepTimer(Generic[Mark]):
         self._now.readings = readings
         self._now.issue_time = (time.perf_counter_ns() - self._now.issued_at) / 1e9
 
+    def synchronize(self) -> None:
+        self._clock.synchronize()
+
     def stop(self) -> None:
         """The loop is over: ends the last step and waits for the device."""
         self._close()  # this mark begins no step, and is needed until the last one is collected: nobody releases it
+        self._activity.doing, self._activity.step = "closing", None
         self._clock.synchronize()
 
     def collect(self) -> Iterator[tuple[Step, list[float]]]:
@@ -202,5 +217,6 @@ class StepTimer(Generic[Mark]):
             total=total,
             phases=phases,
             host=step.issue_time,
+            starved=step.starved,
             samples=step.samples,
         )

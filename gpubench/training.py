@@ -4,8 +4,9 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from gpubench import distributed, events
 from gpubench.blocks import checkpoint_activations
-from gpubench.channel import Activity
 from gpubench.data import Feed, to_device
 from gpubench.errors import DataError, NonFiniteLoss, UsageError
 from gpubench.events import Step
@@ -22,11 +22,12 @@ from gpubench.models import Workload
 from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
 from gpubench.settings import TrainingSettings, TrainSettings
-from gpubench.timing import Clock, StepTimer
+from gpubench.timing import StepTimer
 
 Event = events.Message
 
 DEFAULT_STEPS = 50
+READ_SECONDS = 0.1  # between two looks at what the device has finished: on a GPU each costs the host some 50 us
 CALIBRATION_STEPS = 3  # at the least, before a limit in seconds is turned into steps
 
 
@@ -73,9 +74,7 @@ class Trainer:
         timer.issued(batches.epoch, samples, [total] if scale is None else [total, scale])
 
 
-def train(
-    trainer: Trainer, feed: Feed, clock: Clock[Any], activity: Activity, repeat: int, unix_time: float
-) -> Iterator[Event]:
+def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float) -> Iterator[Event]:
     """Runs the steps that the settings ask for, and yields them as the device finishes them.
 
     `unix_time` is now, in seconds since the epoch, on the calendar that the steps are to be placed on. Raises
@@ -85,31 +84,52 @@ def train(
     training, rank = trainer.settings.training, trainer.ranks.rank
     planned = plan(training, feed.batches_per_epoch)
     yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
-    samples = training.grad_accumulation * _batch_size(training)
-    batches = Epochs(feed)
     scale = trainer.arithmetic.scale()
     reader = StepReader(None if scale is None else float(scale))
     timer = trainer.timer
 
     distributed.barrier()
-    clock.synchronize()
+    timer.synchronize()
     began = time.perf_counter()
     timer.start(unix_time + began - called)  # meeting the other ranks may have taken a while
-    step = 0
+    try:
+        yield from _steps(trainer, Epochs(feed), reader, repeat, planned)
+    except Exception:
+        with suppress(RuntimeError):  # whatever happened, what was measured is kept, unless the device is past reading
+            yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
+        raise
+    timer.stop()
+    wall = time.perf_counter() - began
+    yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
+    reader.complain()
+    yield done(rank, repeat, wall, trainer.device)
+
+
+def _steps(
+    trainer: Trainer, batches: "Epochs", reader: "StepReader", repeat: int, planned: int | None
+) -> Iterator[Event]:
+    """The loop itself. With a limit in seconds, `planned` is None until the pace is known."""
+    training, rank, timer = trainer.settings.training, trainer.ranks.rank, trainer.timer
+    samples = training.grad_accumulation * _batch_size(training)
+    step, read_next = 0, time.perf_counter()
+    paces: list[float] = []
     while planned is None or step < planned:
         timer.begin(step)
         trainer.step(batches, samples)
         step += 1
-        if finished := reader.read(timer):
+        deciding = planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS)
+        if deciding:
+            timer.synchronize()  # the one wait that a limit in seconds costs
+        if deciding or time.perf_counter() >= read_next:
+            finished = reader.read(timer)
             yield events.StepsMeasured(rank=rank, steps=finished)
-        if planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS):
-            planned = step + _steps_in(training.seconds or 0.0, clock, began, step, trainer.device)
+            reader.complain()
+            paces += [one.total for one in finished if planned is None]
+            read_next = time.perf_counter() + READ_SECONDS
+        if deciding:
+            # Without the first step, which may have compiled and tuned for as long as all the others take.
+            planned = step + _steps_in(training.seconds or 0.0, median(paces[1:]), trainer.device)
             yield events.Planned(rank=rank, repeat=repeat, steps=planned)
-    timer.stop()
-    wall = time.perf_counter() - began
-    activity.doing, activity.step = "closing", None
-    yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
-    yield done(rank, repeat, wall, trainer.device)
 
 
 def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | None:
@@ -130,10 +150,8 @@ def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | Non
     return steps
 
 
-def _steps_in(seconds: float, clock: Clock[Any], began: float, steps: int, device: torch.device) -> int:
-    """How many steps fill `seconds`, by the pace so far and the same on every rank. Waits for the device, once."""
-    clock.synchronize()
-    pace = (time.perf_counter() - began) / steps
+def _steps_in(seconds: float, pace: float, device: torch.device) -> int:
+    """How many steps of `pace` seconds fill `seconds`, the same on every rank."""
     return max(1, distributed.agree(math.ceil(seconds / pace), device))
 
 
@@ -172,20 +190,27 @@ class StepReader:
     def __init__(self, scale: float | None) -> None:
         """`scale` is the gradient scale before the first step; None where nothing is scaled."""
         self._scale = scale
+        self._diverged: NonFiniteLoss | None = None
 
     def read(self, timer: StepTimer[Any]) -> list[Step]:
         return [self._judge(step, *readings) for step, readings in timer.collect()]
 
+    def complain(self) -> None:
+        """Raises NonFiniteLoss, naming the step, if a loss read so far was not finite."""
+        if self._diverged:
+            raise self._diverged
+
     def _judge(self, step: Step, loss: float, scale: float | None = None) -> Step:
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(
+        finite = math.isfinite(loss)
+        if not finite and not self._diverged:
+            self._diverged = NonFiniteLoss(
                 f"the loss became {loss} at step {step.step} of repeat {step.repeat}",
                 "lower training.learning_rate, or compare with --precision fp32",
             )
         # The scaler lowers its scale exactly when it skips (torch.amp.GradScaler, backoff_factor < 1).
         skipped = scale is not None and self._scale is not None and scale < self._scale
         self._scale = scale
-        return msgspec.structs.replace(step, loss=loss, skipped=skipped)
+        return msgspec.structs.replace(step, loss=loss if finite else None, skipped=skipped)
 
 
 def done(rank: int, repeat: int, wall: float, device: torch.device) -> events.RepeatDone:
@@ -211,7 +236,6 @@ def build_trainer(
     """Moves the model to the device, wraps and compiles it, and makes its optimizer."""
     assert settings.precision
     performance = settings.performance
-    torch.backends.cudnn.benchmark = performance.cudnn_benchmark
     layout = torch.channels_last if performance.channels_last else torch.preserve_format
     own = workload.module.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     forget = checkpoint_activations(own) if settings.model.activation_checkpointing else None

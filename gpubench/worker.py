@@ -23,7 +23,7 @@ from gpubench.errors import GpubenchError, OutOfMemory
 from gpubench.inspection import inspect
 from gpubench.logs import fields_of
 from gpubench.models import build
-from gpubench.precision import arithmetic, set_float32_matmul
+from gpubench.precision import arithmetic, refuse, set_float32_matmul
 from gpubench.ranks import Ranks
 from gpubench.settings import TrainSettings
 from gpubench.timing import StepTimer, clock_of
@@ -76,24 +76,23 @@ def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity)
         torch.set_num_threads(settings.performance.cpu_threads)
     device = distributed.pick_device(settings.device, ranks)
     set_float32_matmul(settings.precision, settings.performance.matmul_precision)
-    rules = arithmetic(settings.precision, device)
+    torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
+    refuse(settings.precision, device)
     distributed.setup_ddp(settings.distributed, ranks, store, device)
-    try:
-        if ranks.is_rank_zero:
-            yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
-        for repeat in job.repeats:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            yield from run_repeat(settings, ranks, device, rules, activity, repeat, job)
-    finally:
-        distributed.cleanup_ddp()
+    if ranks.is_rank_zero:
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+    for repeat in job.repeats:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        yield from run_repeat(settings, ranks, device, activity, repeat, job)
+    # Not after an error: leaving the group can wait for ranks that will never come, before the error is told.
+    distributed.cleanup_ddp()
 
 
 def run_repeat(
     settings: TrainSettings,
     ranks: Ranks,
     device: torch.device,
-    rules: Any,
     activity: Activity,
     repeat: int,
     job: events.Job,
@@ -111,8 +110,9 @@ def run_repeat(
         workload.vocabulary,
         workload.classes,
     )
-    clock = clock_of(device)
-    timer = StepTimer(clock, activity, repeat, ranks.rank)
+    timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
+    assert settings.precision
+    rules = arithmetic(settings.precision, device)
     trainer = build_trainer(settings, ranks, device, workload, rules, timer)
     parameters = list(workload.module.parameters())
     yield events.ModelBuilt(
@@ -139,7 +139,7 @@ def run_repeat(
         device,
         channels_last=bool(settings.performance.channels_last),
     ) as feed:
-        yield from train(trainer, feed, clock, activity, repeat, calendar(job))
+        yield from train(trainer, feed, repeat, calendar(job))
         if repeat == 0:
             yield from inspect(trainer, feed, activity)
 
@@ -174,7 +174,12 @@ def explain(error: Exception, ranks: Ranks, activity: Activity) -> events.Failed
 def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # PyTorch's CPU allocator
+    signs = (
+        "can't allocate memory",
+        "out of memory",
+        "_STATUS_ALLOC_FAILED",
+    )  # CPU allocator; driver; cuBLAS and cuDNN
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def out_of_memory(error: Exception, activity: Activity) -> OutOfMemory:

@@ -1,0 +1,324 @@
+"""What does gpubench cost, and is its claim true?
+
+    .venv/bin/python benchmarks/overhead.py [--peers trainer,lightning,optimum-benchmark] [--rounds 6]
+
+The same training runs in a bare loop, in `gpubench train-bench`, and in the peers that were asked for, each in a fresh
+process and the peers in virtual environments of their own. One stopwatch, which knows nothing of the contender, times
+the same steps of all. Two questions are put to every contender:
+
+    cost    the stopwatch's rate relative to the bare loop's. Bar for gpubench: within 1 %.
+    claim   the rate it claims relative to the stopwatch's.   Bar for gpubench: within 0.5 %.
+
+Rounds run there and back (A B C, C B A, ...) and a ratio is taken within a round; its 95 % interval is Student's t on
+the logarithms over rounds. Where processes differ among themselves by more than the bar, that interval is too wide to
+tell, so that gpubench's loop and the bare one also alternate inside one process (peers/alternation.py).
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from subject import CLAIM, STOPWATCH, Subject
+
+from gpubench.stats import student_interval
+
+HERE = Path(__file__).resolve().parent
+CONSTRAINTS = HERE.parent / "constraints.txt"
+COST_BAR = 0.01
+CLAIM_BAR = 0.005
+PATIENCE = 1800.0  # seconds that one process may take
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of a peer's own: what is installed, and whether under the project's constraints or only
+    its version of torch."""
+
+    requirements: tuple[str, ...]
+    constrained: bool = True
+
+    def create(self, folder: Path) -> Path:
+        """The interpreter of the environment in `folder`; what is already there and complete is kept.
+
+        Raises subprocess.CalledProcessError if something does not install.
+        """
+        python, ready = folder / "bin" / "python", folder / "ready.txt"
+        pins = CONSTRAINTS.read_text()
+        if not self.constrained:
+            pins = next(line for line in pins.splitlines() if line.startswith("torch=="))
+        recipe = "\n".join((*self.requirements, pins))
+        if ready.exists() and ready.read_text() == recipe:
+            return python
+        print(f"installing {', '.join(self.requirements)} in {folder}", file=sys.stderr)
+        run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        constraints = folder / "constraints.txt"
+        constraints.write_text(pins)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
+        run([*install, "torch"])  # alone and first: later on pip takes the build that is there
+        run([*install, "numpy", "pydantic", "msgspec", *self.requirements])
+        ready.write_text(recipe)
+        return python
+
+
+@dataclass
+class Contender:
+    """Somebody who trains the subject, and what came of it."""
+
+    name: str
+    script: str | None
+    note: str
+    environment: Environment | None = None
+    python: Path = Path(sys.executable)
+    rates: list[float] = field(default_factory=list)
+    """The stopwatch's samples per second in each round."""
+    claims: list[float] = field(default_factory=list)
+    claim_logs: list[float] = field(default_factory=list)
+    """log(claim / stopwatch), over the window that was claimed for where the contender says which."""
+    trouble: str | None = None
+
+    def race(self, subject: Subject) -> None:
+        """One fresh process. Raises subprocess.SubprocessError or OSError if it does not do what it should."""
+        if self.script is None:
+            self._race_gpubench(subject)
+            return
+        run([str(self.python), str(HERE / "peers" / self.script)], subject)
+        rate = rate_of(subject, subject.warmup, subject.steps)
+        self.rates.append(rate)
+        claim = subject.path / CLAIM
+        if claim.exists():
+            self._claim(json.loads(claim.read_text()), rate)
+
+    def _race_gpubench(self, subject: Subject) -> None:
+        run([str(self.python), "-m", "gpubench", "train-bench", *arguments(subject)], subject)
+        (path,) = subject.path.glob("results/overhead/*/summary.json")
+        summary = json.loads(path.read_text())
+        (window,) = summary["steady"]
+        (claimed,) = (metric["estimate"] for metric in summary["metrics"] if metric["name"] == "throughput")
+        self.rates.append(rate_of(subject, subject.warmup, subject.steps))
+        self._claim(claimed, rate_of(subject, window["first"], window["steps"]))
+
+    def _claim(self, claimed: float, measured: float) -> None:
+        self.claims.append(claimed)
+        self.claim_logs.append(math.log(claimed / measured))
+
+
+def arguments(subject: Subject) -> list[str]:
+    """gpubench as it comes, less what it does after the last step anyway, and with nothing left to choose by itself."""
+    settings = {
+        "model": "subject:gpubench_model",
+        "device": subject.device,
+        "precision": "fp32",
+        "batch-size": subject.batch_size,
+        "steps": subject.steps,
+        "training.warmup_steps": subject.warmup,
+        "performance.cpu_threads": 1,
+        "measurement.repeats": 1,
+        "measurement.count_flops": "false",
+        "logging.graph": "false",
+        "experiment": "overhead",
+        "results": subject.path / "results",
+    }
+    return [f"--{key}={value}" for key, value in settings.items()]
+
+
+def rate_of(subject: Subject, first: int, steps: int) -> float:
+    """The stopwatch's samples per second over `steps` steps from the end of the one before `first`."""
+    times = json.loads((subject.path / STOPWATCH).read_text())
+    return subject.batch_size * steps / float(times[first + steps - 1] - times[first - 1])
+
+
+def contenders() -> list[Contender]:
+    return [
+        Contender("bare loop", "bare.py", "the reference"),
+        Contender("gpubench", None, "claims for its steady window"),
+        Contender(
+            "trainer",
+            "hugging_face_trainer.py",
+            "claims for the whole of train(), start-up included",
+            Environment(("transformers", "accelerate")),
+        ),
+        Contender(
+            "lightning",
+            "lightning_trainer.py",
+            "claims by ThroughputMonitor for the last steps; it waits for a GPU after each",
+            Environment(("lightning", "transformers")),
+        ),
+        Contender(
+            "optimum-benchmark",
+            "optimum_training.py",
+            "claims samples of all measured steps / mean time of one, loading left out; loads its own data",
+            Environment(("optimum-benchmark==0.6.0", "transformers<5", "datasets<5"), constrained=False),
+        ),
+    ]
+
+
+def run(command: Sequence[str], subject: Subject | None = None) -> str:
+    """What `command` printed. Settings of gpubench in the caller's own environment are kept from it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
+    folder = None
+    if subject:
+        environment |= {**subject.environment(), "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+        folder = subject.path
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    return done.stdout
+
+
+def prepare(entered: Iterable[Contender], environments: Path) -> None:
+    for contender in entered:
+        if contender.environment:
+            try:
+                contender.python = contender.environment.create(environments / contender.name)
+            except (subprocess.SubprocessError, OSError) as error:
+                contender.trouble = f"does not install: {reason(error)}"
+
+
+def race(entered: Sequence[Contender], subject: Subject, rounds: int) -> None:
+    """Every contender once a round, there and back. A peer that fails is out; without the others there is no answer."""
+    for number in range(rounds):
+        for contender in entered if number % 2 == 0 else reversed(entered):
+            if contender.trouble:
+                continue
+            print(f"round {number + 1} of {rounds}: {contender.name}", file=sys.stderr)
+            try:
+                contender.race(subject.inside(subject.path / f"{number}-{contender.name.replace(' ', '-')}"))
+            except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:
+                if contender.environment is None:
+                    raise
+                contender.trouble = f"does not run: {reason(error)}"
+
+
+def reason(error: Exception) -> str:
+    """The line in which a failed process says why."""
+    said = error.stderr or error.stdout if isinstance(error, subprocess.CalledProcessError) else None
+    lines = [line.strip() for line in (said or str(error)).splitlines() if line.strip()]
+    named = [line for line in lines if line.lower().startswith("error:")]
+    return (named or lines or [repr(error)])[-1]
+
+
+def alternate(subject: Subject, units: int, steps: int) -> list[float]:
+    """log(speed of gpubench's loop / speed of the bare one) for each unit of blocks in one process."""
+    print(f"alternating in one process: {units} units of 4 blocks of {steps} steps", file=sys.stderr)
+    command = [sys.executable, str(HERE / "peers" / "alternation.py"), str(units), str(steps)]
+    found: list[float] = json.loads(run(command, subject.inside(subject.path / "alternation")))
+    return found
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Geometric mean of paired ratios with its 95 % interval; None for fewer than two."""
+
+    estimate: float
+    interval: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, logs: Sequence[float]) -> "Ratio":
+        interval = student_interval(logs)
+        return cls(math.exp(fmean(logs)), interval and (math.exp(interval[0]), math.exp(interval[1])))
+
+    def __str__(self) -> str:
+        interval = f" [{self.interval[0]:.4f}, {self.interval[1]:.4f}]" if self.interval else ""
+        return f"{self.estimate:.4f}{interval}"
+
+    def within(self, bar: float) -> str:
+        """PASS if the whole interval lies within `bar` of 1, FAIL if none of it does, else UNDECIDED."""
+        if self.interval is None:
+            return "UNDECIDED"
+        low, high = self.interval
+        if 1 - bar <= low and high <= 1 + bar:
+            return "PASS"
+        return "FAIL" if high < 1 - bar or low > 1 + bar else "UNDECIDED"
+
+
+def row(contender: Contender, bare: Contender) -> list[str]:
+    if contender.trouble:
+        return [contender.name, "-", "-", "-", "-", contender.trouble]
+    logs = [math.log(own / reference) for own, reference in zip(contender.rates, bare.rates, strict=True)]
+    cost = "1" if contender is bare else str(Ratio.of(logs))
+    claim = [f"{fmean(contender.claims):.2f}", str(Ratio.of(contender.claim_logs))] if contender.claims else ["-", "-"]
+    return [contender.name, f"{fmean(contender.rates):.2f}", cost, *claim, contender.note]
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """As Markdown."""
+    widths = [max(len(line[column]) for line in rows) for column in range(len(rows[0]))]
+    for number, line in enumerate(rows):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+
+
+def judge(name: str, ratio: Ratio, bar: float) -> str:
+    verdict = ratio.within(bar)
+    print(f"{verdict:<9}  {name}: {ratio}, bar {1 - bar:.3f} to {1 + bar:.3f}")
+    return verdict
+
+
+def parse() -> argparse.Namespace:
+    known = [contender.name for contender in contenders() if contender.environment]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--peers", default="none", help=f"none, all, or some of {','.join(known)}")
+    parser.add_argument("--model", default="resnet18", help="built-in image classification model")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels each way")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before the stopwatch's window")
+    parser.add_argument("--steps", type=int, default=60, help="steps in the stopwatch's window")
+    parser.add_argument("--rounds", type=int, default=6, help="fresh processes of each contender")
+    parser.add_argument("--units", type=int, default=100, help="units of four blocks in the alternation")
+    parser.add_argument("--block", type=int, default=2, help="steps in one of its blocks")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 20 steps and 6 units: does it run at all?")
+    parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "gpubench-benchmarks")
+    options = parser.parse_args()
+    options.peers = {"none": [], "all": known}.get(options.peers, options.peers.split(","))
+    if unknown := set(options.peers) - set(known):
+        parser.error(f"--peers: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    if options.warmup < 1:
+        parser.error("--warmup: the window opens with the end of a step, so at least 1")
+    if options.quick:
+        options.rounds, options.steps, options.units = 2, 20, 6
+    return options
+
+
+def main() -> int:
+    options = parse()
+    entered = [one for one in contenders() if one.environment is None or one.name in options.peers]
+    bare, ours, *_ = entered
+    prepare(entered, options.environments.expanduser().resolve())
+    with tempfile.TemporaryDirectory(prefix="gpubench-overhead-") as folder:
+        work = (options.model, options.image_size, options.batch_size, options.device, options.warmup, options.steps)
+        subject = Subject(*work, folder)
+        try:
+            race(entered, subject, options.rounds)
+            alternation = Ratio.of(alternate(subject, options.units, options.block))
+        except (subprocess.SubprocessError, OSError) as error:
+            print(f"error: {reason(error)}", file=sys.stderr)
+            return 1
+
+    print(
+        f"{options.model}, {options.image_size} px, batch {options.batch_size}, fp32 on {options.device}, one thread; "
+        f"steps {options.warmup} to {options.warmup + options.steps}, {options.rounds} rounds; [95 % interval]\n"
+    )
+    head = ["contender", "samples/s", "of the bare loop", "claims", "claim / stopwatch", "note"]
+    print_table([head, *(row(contender, bare) for contender in entered)])
+    print()
+    logs = [math.log(own / reference) for own, reference in zip(ours.rates, bare.rates, strict=True)]
+    verdicts = [
+        judge("cost, fresh processes: gpubench / bare loop", Ratio.of(logs), COST_BAR),
+        judge("cost, alternating in one process: gpubench / bare loop", alternation, COST_BAR),
+        judge("claim: gpubench / stopwatch", Ratio.of(ours.claim_logs), CLAIM_BAR),
+    ]
+    return 1 if "FAIL" in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""gpubench's own loop and the bare one, turn about in one process, on one network.
+
+Processes differ from one another by more than a careful loop costs. Here both loops have the same memory, the same
+clocks and the same neighbours, and a short block of the one is always beside one of the other. The harness is complete:
+its events go over a real connection to a process that reads them.
+
+Blocks come in units of four, bare ours ours bare and ours bare bare ours by turns, so that a steady drift of the
+machine cancels. Prints, for each unit, the logarithm of our speed relative to the bare loop's.
+"""
+
+import json
+import math
+import multiprocessing
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+from subject import BATCHES, LEARNING_RATE, Subject, settle
+
+from gpubench import events
+from gpubench.channel import Activity, Channel
+from gpubench.data import Feed
+from gpubench.defaults import complete
+from gpubench.launch import listen
+from gpubench.models import build
+from gpubench.precision import arithmetic
+from gpubench.ranks import Ranks
+from gpubench.settings import TrainSettings
+from gpubench.timing import StepTimer, clock_of
+from gpubench.training import build_trainer, train
+from gpubench.worker import FLUSH_SECONDS
+
+Block = Callable[[], None]
+
+WARMUP_BLOCKS = 2
+
+
+def main(units: int, steps: int) -> None:
+    """`units` of four blocks, each of `steps` steps."""
+    subject = Subject.from_environment()
+    settings = settings_for(subject, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        listener, address, _ = listen(Path(folder))
+        reader = multiprocessing.get_context("spawn").Process(target=read, args=(listener, settings), daemon=True)
+        reader.start()
+        channel, _ = Channel.connect(address, rank=0, world_size=1, activity=Activity())
+        bare, ours = loops(subject, settings, channel)
+        for _ in range(WARMUP_BLOCKS):
+            bare()
+            ours()
+        found = [unit(bare, ours, ours_first=number % 2 == 1) for number in range(units)]
+        channel.close()
+        reader.join()
+    print(json.dumps(found))
+
+
+def unit(bare: Block, ours: Block, ours_first: bool) -> float:
+    outer, inner = (ours, bare) if ours_first else (bare, ours)
+    first, second, third, fourth = (timed(block) for block in (outer, inner, inner, outer))
+    speed_of_inner = math.log((first + fourth) / (second + third))
+    return -speed_of_inner if ours_first else speed_of_inner
+
+
+def timed(block: Block) -> float:
+    began = time.perf_counter()
+    block()
+    return time.perf_counter() - began
+
+
+def settings_for(subject: Subject, steps: int) -> TrainSettings:
+    given = {
+        "device": subject.device,
+        "precision": "fp32",
+        "model": {"name": subject.model},
+        "data": {"image_size": subject.image_size},
+        "training": {
+            "batch_size": subject.batch_size,
+            "steps": steps,
+            "warmup_steps": 0,
+            "learning_rate": LEARNING_RATE,
+        },
+        "performance": {"channels_last": False, "cpu_threads": 1},
+    }
+    return complete(TrainSettings.model_validate(given))[0]
+
+
+def loops(subject: Subject, settings: TrainSettings, channel: Channel) -> tuple[Block, Block]:
+    """One block of the bare loop and one of gpubench's; either returns when the device is done."""
+    settle(subject)
+    assert settings.precision
+    device, ranks, steps = torch.device(subject.device), Ranks(0, 0, 1, 1), settings.training.steps
+    workload = build(settings.model, settings.data, settings.seed)
+    clock = clock_of(device)
+    timer = StepTimer(clock, channel.activity, 0, ranks.rank)
+    trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
+    feed = Feed(settings.data, None, workload.make_batch, subject.batch_size, 0, 1, settings.seed, device)
+    batches = cycle(list(islice(feed.epoch(0), BATCHES)))
+
+    def bare() -> None:
+        for batch in islice(batches, steps):
+            workload.loss(trainer.module, batch).backward()
+            trainer.optimizer.step()
+            trainer.optimizer.zero_grad(set_to_none=True)
+        clock.synchronize()
+
+    def ours() -> None:
+        for event in train(trainer, feed, 0, time.time()):
+            channel.put(event)
+            channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured) else 0.0)
+
+    return bare, ours
+
+
+def read(listener: socket.socket, settings: TrainSettings) -> None:
+    """The host: answers the worker's hello, and reads all that follows."""
+    connection, _ = listener.accept()
+    job = events.Job(
+        command="train-bench",
+        settings=settings.model_dump(mode="json"),
+        repeats=[0],
+        clock=(time.time(), time.monotonic()),
+        host=socket.gethostname(),
+    )
+    for line in connection.makefile("rb"):
+        if isinstance(events.decode(line), events.Hello):
+            connection.sendall(events.encode(job))
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""A quiet terminal, an environment that configures nothing, and one finished run for all who want to look at one."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running import Finished, gpubench
+
+# Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
+os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
+TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+for name in list(os.environ):
+    if name.startswith("GPUBENCH_") or name in TORCHRUN | {"FORCE_COLOR", "GITHUB_ACTIONS"}:
+        del os.environ[name]
+
+
+@pytest.fixture
+def command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Finished]:
+    """Calls the command line in this process and in `tmp_path`: for what ends before a run begins."""
+    from gpubench.commands import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["gpubench", *arguments])
+        with pytest.raises(SystemExit) as exited:
+            main()
+        return Finished(int(exited.value.code or 0), *capsys.readouterr(), tmp_path / "results")
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a real, short run on the CPU. Not to be written to."""
+    arguments = ("--config", "tiny", "--device", "cpu", "--steps", "4", "--training.warmup_steps=1", "--repeats", "1")
+    folder = tmp_path_factory.mktemp("finished")
+    done = gpubench("train-bench", *arguments, "--experiment", "short", results=folder)
+    assert done.code == 0, done.stderr
+    return done.run

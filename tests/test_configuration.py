@@ -1,0 +1,257 @@
+"""Where a setting comes from: defaults < preset or file < environment < command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpubench.configuration import (
+    ALIASES,
+    Configuration,
+    apply_overrides,
+    fields,
+    load,
+    parse_assignments,
+    parse_unknown_overrides,
+    reread,
+)
+from gpubench.errors import SettingsError, UsageError
+from gpubench.settings import TrainSettings
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_each_source_yields_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ("warmup_steps", "grad_accumulation", "batch_size", "learning_rate")
+    file = write(tmp_path, "training: {grad_accumulation: 2, batch_size: 2, learning_rate: 2}")
+    monkeypatch.setenv("GPUBENCH_TRAINING__BATCH_SIZE", "3")
+    monkeypatch.setenv("GPUBENCH_TRAINING__LEARNING_RATE", "3")
+    loaded = load(TrainSettings, file, {"training.learning_rate": "4"})
+    assert [getattr(loaded.settings.training, key) for key in keys] == [10, 2, 3, 4]
+    assert [loaded.origins.get(f"training.{key}") for key in keys] == [None, file, "environment", "command line"]
+
+
+def test_a_preset_is_named_without_path_or_suffix() -> None:
+    loaded = load(TrainSettings, "resnet50")
+    assert loaded.settings.model.name == "resnet50"
+    assert loaded.origins["model.name"] == "resnet50"
+
+
+def test_a_preset_is_found_whatever_the_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").write_text("experiment: mine")
+    assert load(TrainSettings, "tiny").settings.experiment == "train-bench"
+    assert load(TrainSettings, "./tiny").settings.experiment == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}"])
+def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
+    assert load(TrainSettings, write(tmp_path, text)).settings == TrainSettings()
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_means_its_dot_key(tmp_path: Path, alias: str) -> None:
+    value = 3 if alias not in {"model", "data"} else "text"
+    by_alias = load(TrainSettings, write(tmp_path, f"{alias}: {value}"))
+    assert by_alias.settings == load(TrainSettings, None, {ALIASES[alias]: str(value)}).settings
+    assert list(by_alias.origins) == [ALIASES[alias]]
+
+
+@pytest.mark.parametrize("text", ["training: {epochs: 3}", "training.epochs: 3", "epochs: 3"])
+def test_a_file_may_nest_or_not(tmp_path: Path, text: str) -> None:
+    assert load(TrainSettings, write(tmp_path, text)).settings.training.epochs == 3
+
+
+@pytest.mark.parametrize("null", ["null", "none", "None"])
+def test_null_takes_a_setting_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, null: str) -> None:
+    file = write(tmp_path, "training: {steps: 5, batch_size: 5}")
+    monkeypatch.setenv("GPUBENCH_TRAINING__BATCH_SIZE", null)
+    training = load(TrainSettings, file, {"steps": null, "epochs": "2"}).settings.training
+    assert (training.steps, training.batch_size, training.epochs) == (None, None, 2)
+
+
+def test_settings_once_loaded_no_longer_see_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(TrainSettings).settings
+    monkeypatch.setenv("GPUBENCH_SEED", "7")
+    assert type(settings) is TrainSettings
+    assert TrainSettings.model_validate(settings.model_dump()).seed == 0
+
+
+def test_a_finished_run_is_read_without_todays_environment(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUBENCH_SEED", "7")
+    config = finished_run / "config.yaml"
+    assert load(TrainSettings, str(config)).settings == reread(TrainSettings, config)
+    assert load(TrainSettings, str(config)).settings.seed == 0
+    assert load(TrainSettings, str(config), {"seed": "8"}).settings.seed == 8
+    elsewhere = write(tmp_path, config.read_text())  # the same text, but of no run
+    assert load(TrainSettings, elsewhere).settings.seed == 7
+
+
+def test_a_finished_run_is_read_though_todays_environment_is_wrong(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUBENCH_NO_SUCH_SETTING", "7")
+    assert load(TrainSettings, str(finished_run / "config.yaml")).settings.experiment == "short"
+
+
+def test_overrides_say_where_they_are_from(tmp_path: Path) -> None:
+    base = load(TrainSettings, write(tmp_path, "training: {batch_size: 2, steps: 9}"))
+    changed = base.with_overrides({"batch_size": "4"}, "--vs")
+    assert (changed.settings.training.batch_size, changed.settings.training.steps) == (4, 9)
+    assert changed.origins["training.batch_size"] == "--vs"
+    assert base.settings.training.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides"),
+    [
+        ([], {}),
+        (["--training.epochs=5"], {"training.epochs": "5"}),
+        (["--training.epochs", "5"], {"training.epochs": "5"}),
+        (["--training.grad-accumulation=5"], {"training.grad_accumulation": "5"}),
+        (["--data.path=a=b-c"], {"data.path": "a=b-c"}),
+        (["--data.path="], {"data.path": ""}),
+        (["--logging.wandb"], {"logging.wandb": "true"}),
+        (
+            ["--logging.wandb", "--performance.compile", "false"],
+            {"logging.wandb": "true", "performance.compile": "false"},
+        ),
+        (["--training.weight_decay", "-1"], {"training.weight_decay": "-1"}),
+        (["--training.steps=null"], {"training.steps": None}),
+        (["--seed=1", "--seed=2"], {"seed": "2"}),
+    ],
+)
+def test_options_by_dot_key(arguments: list[str], overrides: dict[str, Any]) -> None:
+    assert parse_unknown_overrides(arguments) == overrides
+
+
+@pytest.mark.parametrize("arguments", [["junk"], ["-x"], ["--"], ["--seed=1", "2"], ["--seed", "1", "2"]])
+def test_what_is_no_option_is_refused_by_name(arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"unexpected argument '{arguments[-1]}'"):
+        parse_unknown_overrides(arguments)
+
+
+def test_assignments_are_options_without_dashes() -> None:
+    assert parse_assignments(["precision=fp32", "data.path=a=b"]) == {"precision": "fp32", "data.path": "a=b"}
+
+
+@pytest.mark.parametrize("text", ["", "precision", "precision=", "=fp32", "="])
+def test_an_assignment_needs_both_sides(text: str) -> None:
+    with pytest.raises(UsageError, match="is not KEY=VALUE"):
+        parse_assignments([text])
+
+
+def test_overrides_are_applied_to_a_copy() -> None:
+    before = TrainSettings()
+    after = apply_overrides(before, {"training.epochs": "5", "performance.compile": "true", "world_size": 2})
+    assert (after.training.epochs, after.performance.compile, after.distributed.world_size) == (5, True, 2)
+    assert before == TrainSettings()
+
+
+def test_overrides_are_checked() -> None:
+    with pytest.raises(SettingsError, match=r"unknown setting 'training\.epoch'"):
+        apply_overrides(TrainSettings(), {"training.epoch": 5})
+    with pytest.raises(SettingsError, match=r"training\.epochs = 'x'"):
+        apply_overrides(TrainSettings(), {"training.epochs": "x"})
+
+
+@pytest.mark.parametrize(
+    ("key", "offered"),
+    [
+        ("stps", "steps"),
+        ("precison", "precision"),
+        ("training.epoch", "training.epochs"),
+        ("training.epochs.x", "training.epochs"),
+        ("trainig.epochs", "training.epochs"),
+        ("batchsize", "batch_size"),
+        ("optimiser", "training.optimizer"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest(key: str, offered: str) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        load(TrainSettings, None, {key: "1"})
+    assert refusal.value.message == f"unknown setting {key!r}"
+    assert refusal.value.hint == f"did you mean {offered!r}?"
+
+
+def test_a_key_that_resembles_none_is_sent_to_the_list() -> None:
+    with pytest.raises(SettingsError) as refusal:
+        load(TrainSettings, None, {"qqq": "1"})
+    assert refusal.value.hint == "--print-config shows every setting; --help the common ones"
+
+
+@pytest.mark.parametrize("text", ["training: {epoch: 3}", "{training.epoch: 3}"])
+def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(SettingsError) as refusal:
+        load(TrainSettings, file)
+    assert refusal.value.message == f"unknown setting 'training.epoch' (from {file})"
+    assert refusal.value.hint == "did you mean 'training.epochs'?"
+
+
+@pytest.mark.parametrize(
+    ("variable", "offered"),
+    [
+        ("GPUBENCH_TRAINING__EPOCH", "GPUBENCH_TRAINING__EPOCHS"),
+        ("GPUBENCH_STEPS", "GPUBENCH_TRAINING__STEPS"),
+        ("GPUBENCH_MODEL", "GPUBENCH_MODEL__NAME"),
+        ("GPUBENCH_TRAINING_EPOCHS", "GPUBENCH_TRAINING__EPOCHS"),
+    ],
+)
+def test_an_unknown_variable_is_answered_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, variable: str, offered: str
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    with pytest.raises(SettingsError) as refusal:
+        load(TrainSettings)
+    assert refusal.value.message == f"unknown setting in environment variable {variable}"
+    assert refusal.value.hint == f"did you mean {offered}?"
+
+
+@pytest.mark.parametrize("text", ["training: 5", "training:", "training: [1]"])
+def test_a_section_is_not_a_value(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"^training = .*: a section of settings takes no value") as refusal:
+        load(TrainSettings, write(tmp_path, text))
+    assert refusal.value.hint == "for example training.batch_size"
+
+
+def test_every_wrong_value_is_told_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"seed = '-1'.*; training\.steps = 'x'"):
+        load(TrainSettings, None, {"seed": "-1", "steps": "x"})
+
+
+def test_the_yaml_names_every_setting_and_its_source(tmp_path: Path) -> None:
+    loaded = load(TrainSettings, write(tmp_path, "seed: 3"), {"training.epochs": "2"})
+    lines = [line.split("#") for line in loaded.to_yaml().splitlines()]
+    origins = {text.strip(): comment[0].strip() for text, *comment in lines if comment}
+    assert len(origins) == len(fields(TrainSettings))
+    assert origins["seed: 3"] == str(tmp_path / "mine.yaml")
+    assert origins["epochs: 2"] == "command line"
+    assert origins["device: null"] == "default"
+
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t #:'\"-"), max_size=120)
+
+
+@settings(deadline=None)
+@given(project=texts, path=texts, seed=st.integers(0, 2**63 - 1), rate=st.floats(1e-300, 1e300))
+def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed: int, rate: float) -> None:
+    wanted = TrainSettings.model_validate(
+        {
+            "seed": seed,
+            "data": {"path": path},
+            "training": {"learning_rate": rate},
+            "logging": {"wandb_project": project},
+        }
+    )
+    document = yaml.safe_load(Configuration(wanted, {}).to_yaml())
+    assert TrainSettings.model_validate(document) == wanted

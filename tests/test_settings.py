@@ -1,0 +1,87 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gpubench.configuration import fields
+from gpubench.settings import MeasurementSettings, TrainingSettings, TrainSettings
+
+
+@pytest.mark.parametrize("key", fields(TrainSettings))
+def test_every_setting_says_what_it_means(key: str) -> None:
+    description = fields(TrainSettings)[key].description
+    assert description
+    assert not description.endswith(".")
+    assert "\n" not in description
+
+
+def test_every_setting_has_a_default() -> None:
+    assert TrainSettings() == TrainSettings.model_validate({})
+
+
+def test_settings_survive_json() -> None:
+    settings = TrainSettings.model_validate({"data": {"path": "a/b"}, "precision": "bf16", "training": {"seconds": 2}})
+    assert TrainSettings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        TrainSettings().training.steps = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["resnet", "a b", "2026-11", "ü", "x" * 120])
+def test_an_experiment_is_a_folder_name(name: str) -> None:
+    assert TrainSettings(experiment=name).experiment == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "/", "a\\b", "a\nb", "a\n", "a\0b", "x" * 121])
+def test_an_experiment_cannot_leave_its_folder(name: str) -> None:
+    with pytest.raises(ValidationError, match="experiment"):
+        TrainSettings(experiment=name)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("training", "batch_size", 0),
+        ("training", "batch_size", 1.5),
+        ("training", "steps", 2**63),  # more than a worker can be told
+        ("training", "seconds", 0),
+        ("training", "seconds", float("inf")),
+        ("training", "warmup_steps", -1),
+        ("training", "learning_rate", float("nan")),
+        ("training", "momentum", 1),
+        ("training", "optimizer", "lion"),
+        ("distributed", "world_size", 0),
+        ("distributed", "bucket_mb", float("inf")),
+        ("distributed", "timeout", 1e300),
+        ("measurement", "target_precision", 1),
+        ("measurement", "target_precision", "100%"),
+        ("measurement", "target_precision", "x%"),
+        ("measurement", "telemetry_interval", 0),
+    ],
+)
+def test_a_value_out_of_range_is_refused(section: str, key: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=rf"{section}\.{key}"):
+        TrainSettings.model_validate({section: {key: value}})
+
+
+def test_a_seed_is_one_that_torch_takes() -> None:
+    with pytest.raises(ValidationError, match="seed"):
+        TrainSettings(seed=2**63)
+
+
+@pytest.mark.parametrize("key", ["steps", "epochs", "seconds"])
+def test_one_limit_is_enough(key: str) -> None:
+    assert getattr(TrainingSettings.model_validate({key: 5}), key) == 5
+
+
+@pytest.mark.parametrize("pair", [("steps", "epochs"), ("steps", "seconds"), ("epochs", "seconds")])
+def test_two_limits_are_one_too_many(pair: tuple[str, str]) -> None:
+    with pytest.raises(ValidationError, match=rf"training\.{pair[0]} and training\.{pair[1]} both say when to stop"):
+        TrainingSettings.model_validate(dict.fromkeys(pair, 5))
+
+
+@pytest.mark.parametrize(("text", "fraction"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02), (0.02, 0.02)])
+def test_a_target_is_a_fraction_or_a_percentage(text: Any, fraction: float) -> None:
+    assert MeasurementSettings.model_validate({"target_precision": text}).target_precision == pytest.approx(fraction)

@@ -1,0 +1,80 @@
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.events import Step
+from gpubench.runs import RunWriter
+from gpubench.settings import LoggingSettings
+from gpubench.summary import Repeat, summarise
+from gpubench.tracking import MetricLogger, TensorBoard
+
+
+def step(number: int, epoch: int, repeat: int = 0) -> Step:
+    return Step(repeat, 0, epoch, number, 0.0, 0.5, {"forward": 0.5}, 0.5, samples=4, loss=float(number))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[RunWriter]:
+    writer = RunWriter(tmp_path, "trial", "seed: 0\n", command="train-bench", argv=[], world_size=1, git=None)
+    yield writer
+    writer.finish("completed")
+
+
+def test_an_epoch_ends_where_the_next_begins_or_the_run_does(writer: RunWriter) -> None:
+    logger = MetricLogger(writer, LoggingSettings(), {}, "")
+    logger.steps([step(0, 0), step(1, 0), step(2, 1)])
+    logger.steps([step(0, 0, repeat=1)])
+    logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    writer.flush()
+    lines = [json.loads(line) for line in (writer.path / "epochs.jsonl").read_text().splitlines()]
+    assert [(line["repeat"], line["epoch"], line["steps"]) for line in lines] == [(0, 0, 2), (0, 1, 1), (1, 0, 1)]
+    assert lines[0] == {
+        "repeat": 0,
+        "epoch": 0,
+        "steps": 2,
+        "samples": 8,
+        "seconds": 1.0,
+        "samples_per_second": 8.0,
+        "loss": 0.5,
+    }
+
+
+def test_a_tracker_that_fails_is_dropped_and_the_rest_goes_on(
+    writer: RunWriter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def fail(self: TensorBoard, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError("disk full")
+
+    monkeypatch.setattr(TensorBoard, "scalars", fail)
+    logging.getLogger("gpubench").propagate = True
+    logger = MetricLogger(writer, LoggingSettings(), {}, "")
+    logger.steps([step(0, 0), step(1, 0)])
+    logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    assert calls == 1
+    assert "TensorBoard failed and gets no more data: disk full" in caplog.text
+    assert (writer.path / "summary.json").exists()
+
+
+def test_hyperparameters_of_any_type_are_written(writer: RunWriter) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    config: dict[str, Any] = {"training.steps": 5, "precision": "bf16", "data.path": None, "model.compile": True}
+    board = TensorBoard(writer.path / "tensorboard", "seed: 0\n")
+    board.close(config, {"throughput": 3.0})
+    found = EventAccumulator(str(writer.path / "tensorboard"))
+    found.Reload()
+    content = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    values = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert values["training.steps"].number_value == 5
+    assert values["precision"].string_value == "bf16"
+    assert values["data.path"].string_value == "None"
+    assert values["model.compile"].bool_value is True
