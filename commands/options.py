@@ -24,6 +24,12 @@ BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass
 Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
 WorldSize = Annotated[str | None, option("N", "Ranks, one process each.", MEASUREMENT)]
 Repeats = Annotated[str | None, option("N", "Fresh processes that repeat the measurement.", MEASUREMENT)]
+TargetPrecision = Annotated[
+    str | None, option("P%", "Repeat until the throughput's 95 % interval is within P % of it.", MEASUREMENT)
+]
+MeasurePeak = Annotated[
+    bool, typer.Option("--measure-peak", help="Time a large matrix product as a ceiling.", rich_help_panel=MEASUREMENT)
+]
 Device = Annotated[str | None, option("cpu|cuda", "Where to run; the GPU if there is one.", MEASUREMENT)]
 Experiment = Annotated[str | None, option("NAME", "Folder under results that groups the runs.", OUTPUT)]
 Results = Annotated[str | None, option("DIR", "Where run directories are written.", OUTPUT)]

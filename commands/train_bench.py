@@ -8,8 +8,9 @@ import typer
 from gpubench.commands import options
 from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
+from gpubench.zoo import MODELS
 
-EPILOG = """Examples:
+EPILOG = f"""Examples:
 
 gpubench train-bench --precision bf16
 
@@ -20,6 +21,8 @@ gpubench train-bench --model my_package.zoo:build --data image-folder --data.pat
 gpubench train-bench --precision bf16 --vs precision=fp32
 
 Every setting of --print-config is an option by its dot-key: --training.epochs=5.
+
+Built-in models: {", ".join(MODELS)}.
 """
 
 
@@ -33,6 +36,8 @@ def train_bench(
     steps: options.Steps = None,
     world_size: options.WorldSize = None,
     repeats: options.Repeats = None,
+    target_precision: options.TargetPrecision = None,
+    measure_peak: options.MeasurePeak = False,
     device: options.Device = None,
     vs: Annotated[
         list[str] | None,
@@ -63,6 +68,8 @@ def train_bench(
         steps=steps,
         world_size=world_size,
         repeats=repeats,
+        target_precision=target_precision,
+        measure_peak="true" if measure_peak else None,
         device=device,
         experiment=experiment,
         results=results,

@@ -170,5 +170,4 @@ def _close(recorder: Recorder, error: GpubenchError | None, touched: bool) -> Ou
     if error is None:
         return Outcome(recorder, runs.COMPLETED, recorder.close(runs.COMPLETED), None)
     status = runs.INTERRUPTED if isinstance(error, Interrupted) or not touched else runs.FAILED
-    record = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    return Outcome(recorder, status, recorder.close(status, record), error)
+    return Outcome(recorder, status, recorder.close(status, error.record()), error)

@@ -31,6 +31,8 @@ ALIASES = {
     "seconds": "training.seconds",
     "world_size": "distributed.world_size",
     "repeats": "measurement.repeats",
+    "target_precision": "measurement.target_precision",
+    "measure_peak": "measurement.measure_peak",
 }
 """Short words, the same as option, override and `--vs` key."""
 

@@ -28,6 +28,10 @@ class GpubenchError(Exception):
         self.message = message
         self.hint = hint
 
+    def record(self) -> dict[str, str | None]:
+        """As run.json and --json give it."""
+        return {"kind": type(self).__name__, "message": self.message, "hint": self.hint}
+
 
 class UsageError(GpubenchError):
     exit_code = 2

@@ -9,10 +9,11 @@ from typing import Any
 from gpubench import events
 from gpubench.configuration import Configuration, flatten
 from gpubench.defaults import FILLED_IN
+from gpubench.errors import GpubenchError
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.provenance import git_state
-from gpubench.runs import ENVIRONMENT, LOG, STEPS, TELEMETRY, RunWriter
+from gpubench.runs import ENVIRONMENT, FAILED, LOG, STEPS, TELEMETRY, RunWriter
 from gpubench.settings import Device, TrainSettings
 from gpubench.summary import Repeat, Summary, summarise
 from gpubench.telemetry import TelemetrySample
@@ -41,7 +42,10 @@ class Recorder:
     """One run: its directory, its metrics, and what is known of it so far."""
 
     def __init__(self, configuration: Configuration[TrainSettings], command: str, argv: Sequence[str]) -> None:
-        """Creates the run directory of a complete configuration. Raises RunDirectoryError where that fails."""
+        """Creates the run directory of a complete configuration.
+
+        Raises RunDirectoryError where that fails, and UsageError where a tracker cannot start.
+        """
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
         self.progress = Progress(repeats=settings.measurement.repeats)
@@ -61,7 +65,11 @@ class Recorder:
         )
         self._log_level = logging.getLevelName(settings.logging.level)
         self._handler = _RunLog(self.writer, self._log_level)
-        self._metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)
+        try:
+            self._metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)
+        except GpubenchError as error:
+            self.writer.finish(FAILED, error.record())
+            raise
         self.listen_to_log(True)
         say_choices(configuration)
         self.listen_to_log(False)

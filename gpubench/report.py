@@ -85,7 +85,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
     return {
         "path": str(outcome.recorder.writer.path),
         "status": outcome.status,
-        "error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint} if error else None,
+        "error": error.record() if error else None,
         **msgspec.to_builtins(outcome.summary),
     }
 

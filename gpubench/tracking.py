@@ -53,7 +53,7 @@ class MetricLogger:
     """Turns rank 0's steps into epochs and scalars, and the summary into files."""
 
     def __init__(self, writer: RunWriter, settings: LoggingSettings, config: Mapping[str, Any], text: str) -> None:
-        """`config` is flat, by dot-key; `text` the same as YAML. Raises UsageError where a tracker is not installed."""
+        """`config` is flat, by dot-key; `text` the same as YAML. Raises UsageError where a tracker cannot start."""
         self._writer = writer
         self._config = config
         self._epoch: list[Step] = []
@@ -201,19 +201,22 @@ class WeightsAndBiases:
     """The optional `wandb` extra; everything it keeps lies in the run directory."""
 
     def __init__(self, folder: Path, settings: LoggingSettings, config: Mapping[str, Any]) -> None:
+        import wandb
+
         try:
-            import wandb
-        except ImportError:
-            raise UsageError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'") from None
-        self._run = wandb.init(
-            project=settings.wandb_project,
-            name=folder.name,
-            dir=str(folder),
-            mode=settings.wandb_mode,
-            config={key: _plain(value) for key, value in config.items()},
-            reinit="create_new",  # two runs may be open at once, interleaved
-            settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True),
-        )
+            self._run = wandb.init(
+                project=settings.wandb_project,
+                name=folder.name,
+                dir=str(folder),
+                mode=settings.wandb_mode,
+                config={key: _plain(value) for key, value in config.items()},
+                reinit="create_new",  # two runs may be open at once, interleaved
+                settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True),
+            )
+        except wandb.Error as error:
+            raise UsageError(
+                f"logging.wandb: {error}", "log in with wandb, or use logging.wandb_mode=offline"
+            ) from None
 
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
         self._run.log({**{f"repeat-{repeat}/{name}": value for name, value in values.items()}, "step": step})
