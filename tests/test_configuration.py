@@ -58,9 +58,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_an_alias_means_its_dot_key(tmp_path: Path, alias: str) -> None:
-    value = 3 if alias not in {"model", "data"} else "text"
+    value = {"model": "text", "data": "text", "target_precision": "1%", "measure_peak": "true"}.get(alias, "3")
     by_alias = load(TrainSettings, write(tmp_path, f"{alias}: {value}"))
-    assert by_alias.settings == load(TrainSettings, None, {ALIASES[alias]: str(value)}).settings
+    assert by_alias.settings == load(TrainSettings, None, {ALIASES[alias]: value}).settings
     assert list(by_alias.origins) == [ALIASES[alias]]
 
 
