@@ -1,4 +1,4 @@
-"""The host's end: starts the workers of a run, listens to all of them, and explains it when one goes missing.
+"""The host's end: starts the workers of a run, listens to all of them, and leaves none behind.
 
 One rank is a plain subprocess; several on this machine are started by `python -m torch.distributed.run`. Under the
 user's own torchrun only rank 0's worker is started here and the others connect. Workers talk over a private Unix
@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -27,42 +26,16 @@ from typing import IO, Self
 import msgspec
 import psutil
 
-from gpubench import channel, errors, events
-from gpubench.errors import GpubenchError, WorkerLost
+from gpubench import channel, events
+from gpubench.peers import Peer, blame, listen, stalled
 from gpubench.ranks import Ranks
 
 TICK = 0.1  # seconds between looks at the clock when nothing arrives
-SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
-STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
 GRACE = 1.0  # seconds in which a second voice may explain the first failure better
 SHUTDOWN = 10.0  # seconds that a worker may take to leave after its last word
 LONGEST_GREETING = 4096
 
 output_log = logging.getLogger("gpubench.worker.output")
-
-
-@dataclass
-class Peer:
-    """One connection, and once it has said hello, one rank."""
-
-    connection: socket.socket
-    hello: events.Hello | None = None
-    buffer: bytearray = field(default_factory=bytearray)
-    heard: float = 0.0
-    progressed: float = 0.0
-    position: tuple[str, int | None] = ("starting", None)
-    done: bool = False
-    lost: float | None = None
-
-    def __str__(self) -> str:
-        assert self.hello
-        return f"rank {self.hello.rank} (pid {self.hello.pid} on {self.hello.host})"
-
-    @property
-    def where(self) -> str:
-        doing, step = self.position
-        doing = doing.replace("_", " ")
-        return f"in {doing}" if step is None else f"in {doing} of step {step}"
 
 
 class Workers:
@@ -241,68 +214,17 @@ class Workers:
                 output_log.debug("%s", line)
 
     def _look_for_trouble(self) -> None:
-        now = time.monotonic()
-        lost = [peer for peer in self.peers.values() if peer.lost is not None]
-        gone = self._child.poll() is not None and not all(peer.done for peer in self.peers.values())
-        never_came = self._child.poll() is not None and not self.peers
-        if self._failures or lost or gone or never_came:
+        """Raises the error that explains it, once a rank has failed, vanished or stopped making progress."""
+        now, ended = time.monotonic(), self._child.poll() is not None
+        unfinished = len(self.peers) < self.world_size or not all(peer.done for peer in self.peers.values())
+        lost = any(peer.lost is not None for peer in self.peers.values())
+        if self._failures or lost or (ended and unfinished):
             self._trouble_since = self._trouble_since or now
             if now - self._trouble_since >= GRACE:
-                raise self._explain(lost)
-            return
-        self._look_for_stalls(now)
-
-    def _explain(self, lost: list[Peer]) -> GpubenchError:
-        """The earliest cause: a rank's own error, or one that vanished; a broken collective only if nothing else."""
-        causes: list[tuple[float, GpubenchError]] = []
-        reported = {failure.rank for _, failure in self._failures}
-        for when, failure in self._failures:
-            causes.append((when + (1e6 if failure.secondary else 0), self._as_error(failure)))
-        for peer in lost:
-            assert peer.hello
-            assert peer.lost is not None
-            if peer.hello.rank not in reported:
-                causes.append((peer.lost, self._lost(f"{peer} died; it was last heard of {peer.where}")))
-        if not causes:
-            missing = [rank for rank in range(self.world_size) if rank not in self.peers]
-            return self._lost(f"rank {', '.join(map(str, missing)) or '?'} ended before it reported")
-        return min(causes, key=lambda cause: cause[0])[1]
-
-    def _as_error(self, failure: events.Failed) -> GpubenchError:
-        rank = f"rank {failure.rank}: " if self.world_size > 1 else ""
-        return errors.by_name(failure.kind)(rank + failure.message, failure.hint)
-
-    def _lost(self, what: str) -> WorkerLost:
-        code = self._child.poll()
-        if self.world_size == 1 and code is not None and code < 0:
-            what += f": killed by {signal.Signals(-code).name}"
-        hint = "run.log holds the worker's output"
-        if self.world_size == 1 and code == -signal.SIGKILL:
-            hint = "the kernel does this when the machine runs out of memory: see dmesg, or try a smaller batch"
-        elif self._output:
-            hint += f"; its last line: {self._output[-1].strip()[:200]}"
-        return WorkerLost(what, hint)
-
-    def _look_for_stalls(self, now: float) -> None:
-        waited = now - self._started
-        missing = [rank for rank in range(self.world_size) if rank not in self.peers]
-        if missing and waited > max(STARTUP, self._stall_timeout):
-            names = ", ".join(map(str, missing))
-            raise self._lost(f"rank {names} has not reported {waited:.0f} s after the start")
-        running = [peer for peer in self.peers.values() if not peer.done]
-        silent = [peer for peer in running if now - peer.heard > min(SILENCE, self._stall_timeout)]
-        stuck = [peer for peer in running if now - peer.progressed > self._stall_timeout]
-        if not silent and not stuck:
-            return
-        # Ranks that wait for another are stuck too: blame the silent one, or the one furthest behind.
-        culprit = min(silent or stuck, key=lambda peer: -1 if peer.position[1] is None else peer.position[1])
-        self._dump_stacks()
-        since = now - (culprit.heard if silent else culprit.progressed)
-        state = "has been silent" if silent else "has made no progress"
-        raise WorkerLost(
-            f"{culprit} {state} for {since:.0f} s, {culprit.where}",
-            "run.log holds every rank's stack; measurement.stall_timeout sets the patience",
-        )
+                raise blame(self.peers, self.world_size, self._failures, self._child.poll(), self.output)
+        elif stall := stalled(self.peers, self.world_size, now, self._started, self._stall_timeout):
+            self._dump_stacks()
+            raise stall
 
     def _dump_stacks(self) -> None:
         here = socket.gethostname()
@@ -319,21 +241,6 @@ class Workers:
             for key, _ in self._selector.select(TICK):
                 if key.fileobj is self._child.stdout:
                     key.data(key.fileobj)
-
-
-def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
-    """(listening socket, address for the workers, secret): a Unix socket in `folder`, or TCP where it is None."""
-    if folder:
-        path = folder / "socket"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        listener.listen()
-        return listener, f"unix:{path}", ""
-    # Workers on other machines must reach this one, so it cannot stay on loopback; strangers get no answer.
-    listener = socket.create_server(("", 0))
-    secret = secrets.token_hex(16)
-    host = socket.getfqdn() if not (address := os.environ.get("MASTER_ADDR")) else address
-    return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -15,7 +15,8 @@ from gpubench.metrics import Metric
 from gpubench.provenance import git_state
 from gpubench.runs import ENVIRONMENT, FAILED, LOG, STEPS, TELEMETRY, RunWriter
 from gpubench.settings import Device, TrainSettings
-from gpubench.summary import Repeat, Summary, summarise
+from gpubench.steady import Repeat
+from gpubench.summary import Summary, summarise
 from gpubench.telemetry import TelemetrySample
 from gpubench.tracking import MetricLogger
 

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpubench import events, launch
+from gpubench import events, launch, peers
 from gpubench.errors import NonFiniteLoss, WorkerLost
 from gpubench.launch import Workers
 
@@ -86,7 +86,7 @@ def test_a_worker_without_a_heartbeat_is_silent_and_without_progress_stuck(
     worker("channel.activity.doing = 'backward'; channel.activity.step = 4; time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"made no progress for \d+ s, in backward of step 4"):
         said(stall_timeout=3.0)
-    monkeypatch.setattr(launch, "SILENCE", 1.5)
+    monkeypatch.setattr(peers, "SILENCE", 1.5)
     worker("channel._closing.set(); time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"has been silent for \d+ s"):
         said()

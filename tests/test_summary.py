@@ -1,7 +1,8 @@
 import pytest
 
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
-from gpubench.summary import Repeat, Summary, measure, summarise
+from gpubench.steady import Repeat, measure
+from gpubench.summary import Summary, summarise
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 WARMUP = 2

@@ -9,7 +9,8 @@ import pytest
 from gpubench.events import Step
 from gpubench.runs import RunWriter
 from gpubench.settings import LoggingSettings
-from gpubench.summary import Repeat, summarise
+from gpubench.steady import Repeat
+from gpubench.summary import summarise
 from gpubench.tracking import MetricLogger, TensorBoard
 
 

@@ -26,8 +26,8 @@ from gpubench import events
 from gpubench.channel import Activity, Channel
 from gpubench.data import Feed
 from gpubench.defaults import complete
-from gpubench.launch import listen
 from gpubench.models import build
+from gpubench.peers import listen
 from gpubench.precision import arithmetic
 from gpubench.ranks import Ranks
 from gpubench.settings import TrainSettings

@@ -1,0 +1,118 @@
+"""The host's view of its workers: their connections, what each was last heard doing, and which one is to blame."""
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpubench import errors, events
+from gpubench.errors import GpubenchError, WorkerLost
+
+STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
+SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
+
+
+@dataclass
+class Peer:
+    """One connection, and once it has said hello, one rank."""
+
+    connection: socket.socket
+    hello: events.Hello | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+    heard: float = 0.0
+    progressed: float = 0.0
+    position: tuple[str, int | None] = ("starting", None)
+    done: bool = False
+    lost: float | None = None
+
+    def __str__(self) -> str:
+        assert self.hello
+        return f"rank {self.hello.rank} (pid {self.hello.pid} on {self.hello.host})"
+
+    @property
+    def where(self) -> str:
+        doing, step = self.position
+        doing = doing.replace("_", " ")
+        return f"in {doing}" if step is None else f"in {doing} of step {step}"
+
+
+def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
+    """(listening socket, address for the workers, secret): a Unix socket in `folder`, or TCP where it is None."""
+    if folder:
+        path = folder / "socket"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen()
+        return listener, f"unix:{path}", ""
+    # Workers on other machines must reach this one, so it cannot stay on loopback; strangers get no answer.
+    listener = socket.create_server(("", 0))
+    secret = secrets.token_hex(16)
+    host = socket.getfqdn() if not (address := os.environ.get("MASTER_ADDR")) else address
+    return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
+
+
+def blame(
+    peers: Mapping[int, Peer],
+    world_size: int,
+    failures: Sequence[tuple[float, events.Failed]],
+    exit_code: int | None,
+    output: Sequence[str],
+) -> GpubenchError:
+    """The earliest cause: a rank's own error, or one that vanished; a broken collective only if there is nothing else.
+
+    `failures` come with the time they were heard; `exit_code` is that of the process that was started, negative for a
+    signal, and `output` its last lines.
+    """
+    causes: list[tuple[bool, float, GpubenchError]] = []
+    for when, failure in failures:
+        rank = f"rank {failure.rank}: " if world_size > 1 else ""
+        error = errors.by_name(failure.kind)(rank + failure.message, failure.hint)
+        causes.append((failure.secondary, when, error))
+    reported = {failure.rank for _, failure in failures}
+    for number, peer in peers.items():
+        if peer.lost is not None and number not in reported:
+            error = _lost(f"{peer} died; it was last heard of {peer.where}", world_size, exit_code, output)
+            causes.append((False, peer.lost, error))
+    if causes:
+        return min(causes, key=lambda cause: cause[:2])[2]
+    missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
+    return _lost(f"rank {missing or '?'} ended before it reported", world_size, exit_code, output)
+
+
+def _lost(what: str, world_size: int, exit_code: int | None, output: Sequence[str]) -> WorkerLost:
+    if world_size == 1 and exit_code is not None and exit_code < 0:
+        what += f": killed by {signal.Signals(-exit_code).name}"
+    hint = "run.log holds the worker's output"
+    if world_size == 1 and exit_code == -signal.SIGKILL:
+        hint = "the kernel does this when the machine runs out of memory: see dmesg, or try a smaller batch"
+    elif output:
+        hint += f"; its last line: {output[-1].strip()[:200]}"
+    return WorkerLost(what, hint)
+
+
+def stalled(
+    peers: Mapping[int, Peer], world_size: int, now: float, started: float, patience: float
+) -> WorkerLost | None:
+    """The rank that stopped: unheard of since `started`, without a heartbeat, or for `patience` without progress.
+
+    Times are monotonic, in seconds.
+    """
+    missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
+    if missing and now - started > max(STARTUP, patience):
+        return WorkerLost(f"rank {missing} has not reported {now - started:.0f} s after the start", _STALL_HINT)
+    running = [peer for peer in peers.values() if not peer.done]
+    silent = [peer for peer in running if now - peer.heard > min(SILENCE, patience)]
+    stuck = [peer for peer in running if now - peer.progressed > patience]
+    if not silent and not stuck:
+        return None
+    # Ranks that wait for another are stuck too: blame the silent one, or the one furthest behind.
+    culprit = min(silent or stuck, key=lambda peer: -1 if peer.position[1] is None else peer.position[1])
+    since = now - (culprit.heard if silent else culprit.progressed)
+    state = "has been silent" if silent else "has made no progress"
+    return WorkerLost(f"{culprit} {state} for {since:.0f} s, {culprit.where}", _STALL_HINT)
+
+
+_STALL_HINT = "run.log holds every rank's stack; measurement.stall_timeout sets the patience"

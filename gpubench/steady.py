@@ -1,0 +1,95 @@
+"""The steady part of a repeat: the steps that count, after the warm-up and over all ranks."""
+
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import msgspec
+
+from gpubench import stats
+from gpubench.events import ModelBuilt, RepeatDone, Step
+
+
+@dataclass
+class Repeat:
+    """What one repeat said."""
+
+    number: int
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    """By rank, in order."""
+    built: ModelBuilt | None = None
+    done: dict[int, RepeatDone] = field(default_factory=dict)
+
+
+class SteadyWindow(msgspec.Struct, frozen=True):
+    """The steps of one repeat that count."""
+
+    repeat: int
+    first: int
+    steps: int
+    settled: bool
+    """False if the warm-up may reach beyond half of the steps."""
+    start: float
+    end: float
+    """Seconds since the epoch, on the timeline of the rank that speaks for the run."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One repeat's steady steps, ready to be averaged."""
+
+    repeat: Repeat
+    window: SteadyWindow
+    ranks: dict[int, list[Step]]
+    speaker: int
+    """The rank whose steady window took longest."""
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.ranks[self.speaker]
+
+    @property
+    def totals(self) -> list[float]:
+        """Seconds of each step: the slowest rank's."""
+        return [max(step.total for step in steps) for steps in zip(*self.ranks.values(), strict=True)]
+
+    @property
+    def wall(self) -> float:
+        return sum(step.total for step in self.steps)
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks; a step that the gradient scaler skipped did no work."""
+        return sum(step.samples for steps in self.ranks.values() for step in steps if not step.skipped)
+
+    @property
+    def throughput(self) -> float:
+        return self.samples / self.wall
+
+    def phase(self, name: str) -> float:
+        return fmean(step.phases.get(name, 0.0) for step in self.steps)
+
+
+def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
+    """The steady part of a repeat; None if it has none, as when it was interrupted in its warm-up."""
+    length = min((len(steps) for steps in repeat.steps.values()), default=0)
+    if length <= warmup_steps:
+        return None
+    slowest = [max(step.total for step in steps) for steps in zip(*_cut(repeat.steps, 0, length).values(), strict=True)]
+    unsettled = stats.warmup_length(slowest)
+    first = max(warmup_steps, unsettled)
+    ranks = _cut(repeat.steps, first, length)
+    speaker = max(ranks, key=lambda rank: sum(step.total for step in ranks[rank]))
+    steps = ranks[speaker]
+    window = SteadyWindow(
+        repeat=repeat.number,
+        first=first,
+        steps=length - first,
+        settled=unsettled <= max(warmup_steps, length // 2 - 1),
+        start=steps[0].time,
+        end=steps[-1].time + steps[-1].total,
+    )
+    return Measured(repeat, window, ranks, speaker)
+
+
+def _cut(steps: dict[int, list[Step]], first: int, last: int) -> dict[int, list[Step]]:
+    return {rank: own[first:last] for rank, own in sorted(steps.items())}
