@@ -2,13 +2,15 @@
 
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpubench import devices, runs, stats
-from gpubench.errors import GpubenchError, Interrupted
+from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
 from gpubench.launch import Workers
 from gpubench.ranks import Ranks, launched_by_torchrun
@@ -38,22 +40,23 @@ def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> lis
     `watch` is called about ten times a second with the recorder in hand. An error ends all runs: what was measured is
     kept, and the error stands in every outcome it touched.
     """
-    error: GpubenchError | None = None
+    error: BaseException | None = None
     failed: Recorder | None = None
-    try:
-        for recorder, repeats in schedule(recorders):
-            failed = recorder
-            measure(recorder, repeats, watch)
-            failed = None
-    except GpubenchError as caught:
-        error = caught
-    except KeyboardInterrupt:
-        error = Interrupted("interrupted", "what was measured is kept")
-    except BaseException as bug:  # not foreseen, and no reason to lose what was measured
-        for recorder in recorders:
-            recorder.close(runs.FAILED, {"kind": type(bug).__name__, "message": str(bug), "hint": None})
-        raise
-    return [_close(recorder, error, recorder is failed) for recorder in recorders]
+    with _on_signals(_interrupt, signal.SIGTERM):  # a batch system's notice is as good as Ctrl-C
+        try:
+            for recorder, repeats in schedule(recorders):
+                failed = recorder
+                measure(recorder, repeats, watch)
+                failed = None
+        except KeyboardInterrupt:
+            error = Interrupted("interrupted", "what was measured is kept")
+        except Exception as caught:
+            error = caught
+    with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # impatience does not keep the books from closing
+        outcomes = [_close(recorder, error, recorder is failed) for recorder in recorders]
+    if error and not isinstance(error, GpubenchError):
+        raise error  # a bug: what was measured is kept all the same
+    return outcomes
 
 
 def schedule(recorders: Sequence[Recorder]) -> Iterator[tuple[Recorder, list[int]]]:
@@ -165,9 +168,31 @@ def join(settings: TrainSettings) -> int:
     return worker.main()
 
 
-def _close(recorder: Recorder, error: GpubenchError | None, touched: bool) -> Outcome:
+def _close(recorder: Recorder, error: BaseException | None, touched: bool) -> Outcome:
     """`touched` is whether the error happened in this recorder's repeat, rather than beside it."""
-    if error is None:
-        return Outcome(recorder, runs.COMPLETED, recorder.close(runs.COMPLETED), None)
-    status = runs.INTERRUPTED if isinstance(error, Interrupted) or not touched else runs.FAILED
-    return Outcome(recorder, status, recorder.close(status, error.record()), error)
+    status: str = runs.COMPLETED
+    if error:
+        status = runs.INTERRUPTED if isinstance(error, Interrupted) or not touched else runs.FAILED
+    expected = error if isinstance(error, GpubenchError) else RunFailed(repr(error)) if error else None
+    summary = recorder.summary()
+    try:
+        recorder.close(status, summary, expected)
+    except RunFailed as broken:  # the disk is full, say: the figures can still be shown
+        status, expected = runs.FAILED, expected or broken
+        with suppress(RunFailed):
+            recorder.writer.finish(status, expected.record())
+    return Outcome(recorder, status, summary, expected)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _on_signals(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -127,6 +127,7 @@ class Recorder:
     def flush(self) -> None:
         """Lets everything so far be seen by others."""
         self.writer.flush()
+        self._metrics.flush()
 
     def end_repeat(self) -> Summary:
         """Updates run.json and the summary with what is complete."""
@@ -154,15 +155,15 @@ class Recorder:
             sorted({gpu.index for sample in self._telemetry for gpu in sample.gpus}),
         )
 
-    def close(self, status: str, error: dict[str, Any] | None = None) -> Summary:
-        """Ends the run as `status`; whatever was measured is kept."""
-        summary = self.summary()
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        """Ends the run as `status`. Raises RunFailed if that cannot be written; the log is let go of in any case."""
         for warning in summary.warnings:
             log.warning("%s", warning)
-        self._metrics.close(summary)
         self.listen_to_log(False)
-        self.writer.finish(status, error)
-        return summary
+        try:
+            self._metrics.close(summary)
+        finally:
+            self.writer.finish(status, error.record() if error else None)
 
     def _start_repeat(self, built: events.ModelBuilt) -> None:
         """Under torchrun repeats follow one another in one process; the events say which is in hand."""

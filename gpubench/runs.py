@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import IO, Any, Final, Literal, TypeVar
 import msgspec
 import psutil
 
-from gpubench.errors import RunDirectoryError
+from gpubench.errors import RunDirectoryError, RunFailed
 
 SCHEMA_VERSION = 1
 # 1: first.
@@ -69,7 +70,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunWriter:
-    """Creates a run directory and is the only thing that writes to it."""
+    """Creates a run directory and is the only thing that writes to it. Whatever cannot be written raises RunFailed."""
 
     def __init__(
         self,
@@ -112,33 +113,48 @@ class RunWriter:
         text = document if isinstance(document, str) else to_json(document)
         target = self.path / name
         aside = target.with_name(f".{name}.tmp")
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
+        with self._writing(name):
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(target)
 
     def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
         """Adds one JSON line; it reaches the disk with the next `flush`."""
-        self._file(name).write(msgspec.json.encode(record) + b"\n")
+        self._append(name, msgspec.json.encode(record))
 
     def append_text(self, name: str, line: str) -> None:
-        self._file(name).write(line.encode() + b"\n")
+        self._append(name, line.encode(errors="backslashreplace"))
 
     def flush(self) -> None:
-        for file in self._lines.values():
-            file.flush()
+        for name, file in self._lines.items():
+            with self._writing(name):
+                file.flush()
 
     def finish(self, status: str, error: Mapping[str, Any] | None = None) -> None:
-        for file in self._lines.values():
-            file.close()
-        self._lines.clear()
+        """Closes everything and says how the run ended."""
+        while self._lines:
+            name, file = self._lines.popitem()
+            with self._writing(name):
+                file.close()
         self.update(status=status, ended=timestamp(), error=error)
 
-    def _file(self, name: str) -> IO[bytes]:
-        if name not in self._lines:
-            self._lines[name] = (self.path / name).open("ab")
-        return self._lines[name]
+    def _append(self, name: str, line: bytes) -> None:
+        with self._writing(name):
+            if name not in self._lines:
+                self._lines[name] = (self.path / name).open("ab")
+            self._lines[name].write(line + b"\n")
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Turns a disk that is full or gone into an error that says so."""
+        try:
+            yield
+        except OSError as error:
+            raise RunFailed(
+                f"cannot write {self.path / name}: {error.strerror}", "make room there, or choose another --results"
+            ) from None
 
 
 def create_directory(parent: Path) -> Path:

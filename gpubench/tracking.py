@@ -6,6 +6,8 @@
 import csv
 import io
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from gpubench.settings import LoggingSettings
 from gpubench.summary import Summary
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
 log = logging.getLogger("gpubench.tracking")
 
@@ -41,6 +43,8 @@ class Epoch(msgspec.Struct, frozen=True):
 
 class Tracker(Protocol):
     """A place that scalars can be sent to."""
+
+    def flush(self) -> None: ...
 
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None: ...
 
@@ -78,6 +82,10 @@ class MetricLogger:
 
     def graph(self, definition: bytes) -> None:
         self._tell(lambda tracker: tracker.graph(definition))
+
+    def flush(self) -> None:
+        """Lets curves be seen while the run goes on."""
+        self._tell(lambda tracker: tracker.flush())
 
     def summary(self, summary: Summary) -> None:
         """Writes summary.json and summary.csv; may be called again as repeats come in."""
@@ -130,7 +138,7 @@ def to_csv(metrics: Sequence[Metric]) -> str:
 
 
 class TensorBoard:
-    """Event files written with TensorBoard's own writer: torch.utils.tensorboard would load torch into the host.
+    """Event files, without torch.utils.tensorboard, which would load torch into the host.
 
     Curves are per repeat, in a folder of their own; configuration, graph and hyperparameters are the run's.
     """
@@ -141,7 +149,7 @@ class TensorBoard:
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         self._folder = folder
-        self._writers: dict[str, EventFileWriter] = {}
+        self._writers: dict[str, RecordWriter] = {}
         text = SummaryProto.Value(
             tag="config",
             metadata=create_summary_metadata(display_name="config", description=""),
@@ -155,7 +163,7 @@ class TensorBoard:
     def graph(self, definition: bytes) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._writer("").add_event(Event(wall_time=time.time(), graph_def=definition))
+        self._write("", Event(wall_time=time.time(), graph_def=definition))
 
     def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
@@ -174,17 +182,31 @@ class TensorBoard:
         for writer in self._writers.values():
             writer.close()
 
+    def flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
     def _add(self, name: str, step: int, when: float, summary: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._writer(name).add_event(Event(wall_time=when, step=step, summary=summary))
+        self._write(name, Event(wall_time=when, step=step, summary=summary))
 
-    def _writer(self, name: str) -> "EventFileWriter":
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    def _write(self, name: str, event: Any) -> None:
+        """Adds an event to the file of the folder `name`. Raises OSError.
+
+        With TensorBoard's record format, and not its EventFileWriter: that one opens the file anew for each record, in
+        a thread of its own where an error reaches nobody.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         if name not in self._writers:
-            self._writers[name] = EventFileWriter(str(self._folder / name))
-        return self._writers[name]
+            folder = self._folder / name
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+            self._writers[name] = RecordWriter(path.open("ab"))
+            self._writers[name].write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self._writers[name].write(event.SerializeToString())
 
 
 def _scalars(values: Mapping[str, float]) -> Any:
@@ -220,6 +242,9 @@ class WeightsAndBiases:
 
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
         self._run.log({**{f"repeat-{repeat}/{name}": value for name, value in values.items()}, "step": step})
+
+    def flush(self) -> None:
+        """W&B sends by itself."""
 
     def graph(self, definition: bytes) -> None:
         """W&B has no place for a TensorBoard graph."""

@@ -59,7 +59,7 @@ def main() -> int:
             channel.put(event)
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured) else 0.0)
         channel.close()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a model of the user's own may call sys.exit
         channel.send(explain(error, ranks, activity))
         return 1
     finally:
@@ -152,7 +152,7 @@ def calendar(job: events.Job) -> float:
     return unix + time.monotonic() - monotonic
 
 
-def explain(error: Exception, ranks: Ranks, activity: Activity) -> events.Failed:
+def explain(error: BaseException, ranks: Ranks, activity: Activity) -> events.Failed:
     """What the host needs to tell the user. An error that nobody foresaw keeps its traceback."""
     expected = isinstance(error, GpubenchError)
     if not expected and is_out_of_memory(error):
@@ -171,7 +171,7 @@ def explain(error: Exception, ranks: Ranks, activity: Activity) -> events.Failed
     )
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = (
@@ -182,7 +182,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def out_of_memory(error: Exception, activity: Activity) -> OutOfMemory:
+def out_of_memory(error: BaseException, activity: Activity) -> OutOfMemory:
     where = activity.doing.replace("_", " ") + ("" if activity.step is None else f" of step {activity.step}")
     peak = ""
     if torch.cuda.is_available():

@@ -104,11 +104,13 @@ def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "has been silent" in done.stderr
 
 
-def test_ctrl_c_keeps_the_repeat_in_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_a_batch_systems_sigterm_keep_the_repeat_in_hand(tmp_path: Path, number: int) -> None:
     options = ("--steps", "100000", "--repeats", "2", "--experiment", "long")
     with started("train-bench", *TINY, *options, results=tmp_path) as process:
         run = wait_for_steps(tmp_path, 50)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
+        process.send_signal(number)  # impatience changes nothing
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert "error: interrupted" in err

@@ -1,13 +1,25 @@
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 
-from gpubench.errors import RunDirectoryError
-from gpubench.runs import COMPLETED, INTERRUPTED, RUN, RUNNING, SCHEMA_VERSION, STEPS, Run, RunWriter, create_directory
+from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.runs import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    RUN,
+    RUNNING,
+    SCHEMA_VERSION,
+    STEPS,
+    Run,
+    RunWriter,
+    create_directory,
+)
 from gpubench.schema import schema
 
 
@@ -80,6 +92,18 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     with pytest.raises(RunDirectoryError, match="results"):
         writer(tmp_path / "results")
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    (run.path / STEPS).symlink_to("/dev/full")
+    run.append(STEPS, Line(1))
+    with pytest.raises(RunFailed, match=r"cannot write .*steps\.jsonl: No space left on device"):
+        run.flush()
+    with suppress(RunFailed):
+        run.finish(COMPLETED)
+    run.finish(FAILED)
+    assert Run.open(run.path).status == FAILED
 
 
 def test_documents_hold_no_nan(tmp_path: Path) -> None:

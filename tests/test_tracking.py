@@ -57,8 +57,10 @@ def test_a_tracker_that_fails_is_dropped_and_the_rest_goes_on(
     monkeypatch.setattr(TensorBoard, "scalars", fail)
     logging.getLogger("gpubench").propagate = True
     logger = MetricLogger(writer, LoggingSettings(), {}, "")
+    (board,) = logger._trackers
     logger.steps([step(0, 0), step(1, 0)])
     logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    board.close({}, {})
     assert calls == 1
     assert "TensorBoard failed and gets no more data: disk full" in caplog.text
     assert (writer.path / "summary.json").exists()
