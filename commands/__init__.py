@@ -1,6 +1,8 @@
 """The command line: one module per subcommand, registered here, and the one place where errors are shown."""
 
+import io
 import sys
+import time
 
 import typer
 
@@ -8,6 +10,8 @@ from gpubench import __version__
 from gpubench.commands import train_bench
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
+
+AFTER_YOU_SECONDS = 3.0
 
 app = typer.Typer(
     name="gpubench",
@@ -44,6 +48,9 @@ def gpubench(
 
 def main() -> None:
     """Runs the command line. Expected errors become `error:` and `hint:`; any other is a bug and keeps its trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without block characters is no reason to fail
     try:
         code = app(standalone_mode=False)
     except GpubenchError as error:
@@ -61,6 +68,7 @@ def main() -> None:
 def show(error: GpubenchError) -> None:
     """On stderr, and under torchrun once a machine: its other ranks would only repeat it."""
     if launched_by_torchrun() and Ranks.from_environment().local_rank != 0:
+        time.sleep(AFTER_YOU_SECONDS)  # torchrun ends all ranks with the first one that exits
         return
     from rich.console import Console
     from rich.markup import escape

@@ -25,7 +25,10 @@ Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEAS
 WorldSize = Annotated[str | None, option("N", "Ranks, one process each.", MEASUREMENT)]
 Repeats = Annotated[str | None, option("N", "Fresh processes that repeat the measurement.", MEASUREMENT)]
 TargetPrecision = Annotated[
-    str | None, option("P%", "Repeat until the throughput's 95 % interval is within P % of it.", MEASUREMENT)
+    str | None,
+    option(
+        "P%", "Repeat, whatever --repeats says, until the throughput's 95 % interval is within P % of it.", MEASUREMENT
+    ),
 ]
 MeasurePeak = Annotated[
     bool, typer.Option("--measure-peak", help="Time a large matrix product as a ceiling.", rich_help_panel=MEASUREMENT)

@@ -1,12 +1,14 @@
 """gpubench train-bench"""
 
+import errno
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from gpubench.commands import options
-from gpubench.errors import UsageError
+from gpubench.configs import presets
+from gpubench.errors import RunFailed, UsageError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
 from gpubench.zoo import MODELS
 
@@ -21,6 +23,8 @@ gpubench train-bench --model my_package.zoo:build --data image-folder --data.pat
 gpubench train-bench --precision bf16 --vs precision=fp32
 
 Every setting of --print-config is an option by its dot-key: --training.epochs=5.
+
+Presets: {", ".join(presets())}.
 
 Built-in models: {", ".join(MODELS)}.
 """
@@ -85,19 +89,23 @@ def train_bench(
         return
 
     from gpubench import benchmark, report
-    from gpubench.recording import Recorder
     from gpubench.terminal import Terminal
 
     if launched_by_torchrun() and not is_rank_zero():
         raise typer.Exit(benchmark.join(runs[0].settings))
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    recorders = [Recorder(run, "train-bench", sys.argv) for run in runs]
+    recorders = benchmark.open_runs(runs, "train-bench", sys.argv)
     with terminal.view() as view:
         outcomes = benchmark.run(recorders, view)
-    if json:
-        sys.stdout.write(report.to_json(outcomes))
-    else:
-        report.show(outcomes, terminal.out)
+    try:
+        if json:
+            sys.stdout.write(report.to_json(outcomes))
+        else:
+            report.show(outcomes, terminal.out)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:  # a reader that had enough is no error
+            raise RunFailed(f"cannot write to stdout: {error.strerror}", "the run directory has it all") from None
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error
@@ -109,6 +117,8 @@ def under_torchrun(overrides: dict[str, Any], vs: list[str] | None) -> dict[str,
     asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
     if asked != decided:
         raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
+    if "target_precision" in overrides or "measurement.target_precision" in overrides:
+        raise UsageError("--target-precision starts fresh processes, which torchrun does not", "use --repeats")
     if vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     return {"world_size": decided}

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpubench import devices, runs, stats
+from gpubench.configuration import Configuration
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
 from gpubench.launch import Workers
@@ -42,7 +43,7 @@ def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> lis
     """
     error: BaseException | None = None
     failed: Recorder | None = None
-    with _on_signals(_interrupt, signal.SIGTERM):  # a batch system's notice is as good as Ctrl-C
+    with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's notice is as good as Ctrl-C
         try:
             for recorder, repeats in schedule(recorders):
                 failed = recorder
@@ -50,13 +51,28 @@ def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> lis
                 failed = None
         except KeyboardInterrupt:
             error = Interrupted("interrupted", "what was measured is kept")
-        except Exception as caught:
+        except BaseException as caught:
             error = caught
-    with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # impatience does not keep the books from closing
+    with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # impatience must not stop this
         outcomes = [_close(recorder, error, recorder is failed) for recorder in recorders]
     if error and not isinstance(error, GpubenchError):
         raise error  # a bug: what was measured is kept all the same
     return outcomes
+
+
+def open_runs(
+    configurations: Sequence[Configuration[TrainSettings]], command: str, argv: Sequence[str]
+) -> list[Recorder]:
+    """A run directory for each; all or none goes on. Raises what `Recorder` does."""
+    recorders: list[Recorder] = []
+    try:
+        for configuration in configurations:
+            recorders.append(Recorder(configuration, command, argv))  # noqa: PERF401 - what was opened must be closed
+    except BaseException as error:
+        for recorder in recorders:
+            _close(recorder, error, touched=False)
+        raise
+    return recorders
 
 
 def schedule(recorders: Sequence[Recorder]) -> Iterator[tuple[Recorder, list[int]]]:

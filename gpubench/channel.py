@@ -21,6 +21,7 @@ from gpubench import events
 
 ADDRESS_VARIABLE = "_GPUBENCH_HOST"
 HEARTBEAT_SECONDS = 1.0
+LAST_WORD_SECONDS = 10.0
 HOST_GONE = 75  # EX_TEMPFAIL: the host that would have explained is no longer there
 
 
@@ -45,6 +46,7 @@ class Channel:
         self._sending = threading.Lock()
         self._closing = threading.Event()
         self._flushed_at = 0.0
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="gpubench-listen")
 
     @classmethod
     def connect(cls, address: str, rank: int, world_size: int, activity: Activity) -> tuple[Self, events.Job]:
@@ -66,7 +68,7 @@ class Channel:
         if not answer:
             raise ConnectionError(f"the host at {address} turned rank {rank} away")
         job = msgspec.json.decode(answer, type=events.Job)
-        threading.Thread(target=channel._listen, daemon=True, name="gpubench-listen").start()
+        channel._listener.start()
         threading.Thread(target=channel._beat, daemon=True, name="gpubench-heartbeat").start()
         return channel, job
 
@@ -89,6 +91,13 @@ class Channel:
         """Sends an event at once, behind whatever was kept."""
         self.put(event)
         self.flush()
+
+    def fail(self, event: events.Message) -> None:
+        """Sends a last word, and stays until the host has hung up: a launcher ends all ranks when the first one exits,
+        the host among them, which has yet to explain."""
+        self._closing.set()
+        self.send(event)
+        self._listener.join(LAST_WORD_SECONDS)
 
     def close(self) -> None:
         """Says that all went well, and hangs up."""

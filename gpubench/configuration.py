@@ -83,7 +83,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     layers: list[tuple[str, Mapping[str, Any]]] = []
     path = None if config is None else find_config(config)
     if path:
-        layers.append((str(config), flatten(read_yaml(path))))
+        layers.append((str(config), read_settings(path)))
     if not (path and path.with_name(RUN_FILE).exists()):
         layers.append(("environment", environment(cls)))
     layers.append(("command line", overrides or {}))
@@ -126,11 +126,14 @@ def parse_value(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in {"null", "none"} else value
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """`["precision=fp32"]` as {"precision": "fp32"}. Raises UsageError where the `=` is missing."""
     for assignment in assignments:
         if "=" not in assignment.strip("="):
             raise UsageError(f"{assignment!r} is not KEY=VALUE", "for example precision=fp32 or training.batch_size=64")
+    keys = [canonical(assignment.partition("=")[0]) for assignment in assignments]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UsageError(f"{twice[0]} is changed twice", "give each setting once")
     return parse_unknown_overrides([f"--{assignment}" for assignment in assignments])
 
 
@@ -208,6 +211,14 @@ def find_config(name: str) -> Path:
     close = difflib.get_close_matches(name, presets, n=1)
     known = f"presets are {', '.join(presets)}"
     raise SettingsError(f"no preset or file {name!r}", f"did you mean {close[0]!r}? {known}" if close else known)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A YAML file, flattened."""
+    try:
+        return flatten(read_yaml(path))
+    except RecursionError:
+        raise SettingsError(f"{path} contains itself", "settings are a mapping of sections, and nothing else") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

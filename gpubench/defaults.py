@@ -17,7 +17,7 @@ from gpubench.configuration import Configuration, apply_overrides, flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, TrainSettings
-from gpubench.sources import SYNTHETIC, check_source
+from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
 from gpubench.zoo import MODELS, find
 
 AMPERE = (8, 0)
@@ -77,6 +77,8 @@ def complete(settings: TrainSettings) -> tuple[TrainSettings, list[Choice]]:
     gaps.fill("training.batch_size", model_batch, "the model's own")
     refuse_combinations(settings)
     check_source(settings.data)
+    if name in MODELS:
+        check_task(settings.data.source, find(name).task)
     sharded = settings.distributed.strategy == "fsdp2"
     where = "on a GPU" if on_gpu else "on a CPU"
     ranks, cores = local_ranks(settings), devices.physical_cores()
@@ -87,6 +89,7 @@ def complete(settings: TrainSettings) -> tuple[TrainSettings, list[Choice]]:
         loaders,
         f"{cores} cores for {ranks} ranks" if loaders else f"{where}, {settings.data.source} data",
     )
+    refuse_loaders(settings, ranks)
     gaps.fill("data.pin_memory", on_gpu, where)
     gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
     gaps.fill("performance.cpu_threads", max(1, cores // ranks), f"{cores} cores for {ranks} ranks")
@@ -111,10 +114,28 @@ def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
     return device
 
 
+def refuse_loaders(settings: TrainSettings, ranks: int) -> None:
+    """Raises DeviceError for more DataLoader workers than there is memory to start."""
+    needed, memory = ranks * (settings.data.workers or 0) * WORKER_BYTES, available_memory()
+    if needed > memory and settings.data.source != SYNTHETIC[0]:
+        raise DeviceError(
+            f"data.workers={settings.data.workers} x {ranks} ranks x {WORKER_BYTES >> 20} MiB exceeds the "
+            f"{memory >> 20} MiB of memory available",
+            f"use --data.workers={memory // WORKER_BYTES // ranks} or less",
+        )
+
+
+def available_memory() -> int:
+    """Bytes that new processes may take here, the container's limit considered."""
+    return min(psutil.virtual_memory().available, devices.memory_limit() or sys.maxsize)
+
+
 def refuse_combinations(settings: TrainSettings) -> None:
     """Raises SettingsError for settings that are valid alone and known not to work together."""
     if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
         raise SettingsError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'")
+    if settings.distributed.strategy == "fsdp2" and settings.distributed.world_size == 1:
+        raise SettingsError("distributed.strategy=fsdp2 shards among ranks, and there is one", "use --world-size 2")
     if settings.distributed.strategy == "fsdp2" and settings.performance.channels_last:
         raise SettingsError(
             "performance.channels_last: FSDP2 cannot shard parameters in that layout",
@@ -148,7 +169,7 @@ def refuse_device(settings: TrainSettings, device: Device, gpus: list[devices.Gp
                 f"use --world-size {len(gpus)} or less",
             )
     if device is Device.cpu:
-        memory = min(psutil.virtual_memory().available, devices.memory_limit() or sys.maxsize)
+        memory = available_memory()
         if ranks_here * WORKER_BYTES > memory:
             raise DeviceError(
                 f"distributed.world_size={ranks_here} x {WORKER_BYTES >> 20} MiB a rank exceeds the "
@@ -173,4 +194,6 @@ def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
             raise ModelError(f"model folder {name!r} has no config.json", "give a folder as transformers saves it")
     elif ":" not in name:
         find(name)
+    elif not names_callable(name):
+        raise ModelError(f"model.name {name!r} is not module:callable", "for example mypackage.zoo:build, without .py")
     return 32 if on_gpu else 8, False

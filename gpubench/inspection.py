@@ -23,7 +23,11 @@ log = logging.getLogger("gpubench.inspection")
 def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]:
     """Every rank takes part in the FLOP count, since a sharded model needs them all; rank 0 reports."""
     settings = trainer.settings
-    batch = to_device(next(iter(feed.epoch(0))), trainer.device, channels_last=bool(settings.performance.channels_last))
+    batch = next(feed.epoch(0), None)
+    if batch is None:  # a stream that was read to its end
+        log.warning("no batch is left to count FLOPs on")
+        return
+    batch = to_device(batch, trainer.device, channels_last=bool(settings.performance.channels_last))
     if settings.measurement.count_flops:
         activity.doing = "counting FLOPs"
         counted = _flops(trainer, batch)

@@ -14,12 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
@@ -27,7 +25,7 @@ import msgspec
 import psutil
 
 from gpubench import channel, events
-from gpubench.peers import Peer, blame, listen, stalled
+from gpubench.peers import Peer, blame, listen, private_folder, stalled
 from gpubench.ranks import Ranks
 
 TICK = 0.1  # seconds between looks at the clock when nothing arrives
@@ -58,8 +56,9 @@ class Workers:
         self._failures: list[tuple[float, events.Failed]] = []
         self._trouble_since: float | None = None
         self._output: deque[str] = deque(maxlen=60)
+        self._unfinished = b""
         self._started = time.monotonic()
-        self._folder = Path(tempfile.mkdtemp(prefix="gpubench-"))
+        self._folder = private_folder()
         one_machine = not under_torchrun or Ranks.from_environment().local_world_size == world_size
         self._listener, address, self._secret = listen(self._folder if one_machine else None)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -110,9 +109,13 @@ class Workers:
 
     def close(self, patience: float) -> None:
         """Ends every process of the run, after `patience` seconds for those that are leaving anyway."""
+        shutil.rmtree(self._folder, ignore_errors=True)
         family = _family(self._child.pid)  # before the parent of them all is gone
-        with suppress(subprocess.TimeoutExpired):
+        try:
             self._child.wait(patience)
+        except subprocess.TimeoutExpired:
+            if patience:
+                output_log.warning("the workers did not leave within %.0f s of their last word: ended", patience)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker ends when its host hangs up, on whatever machine it is
         self._listener.close()
@@ -123,8 +126,8 @@ class Workers:
         self._selector.close()
         assert self._child.stdout
         self._keep_output(self._child.stdout.read())
+        self._keep_output(b"\n")
         self._child.stdout.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, listener: socket.socket) -> Iterator[events.Message]:
         connection, _ = listener.accept()
@@ -175,6 +178,8 @@ class Workers:
         peer.hello = message
         peer.heard = peer.progressed = time.monotonic()
         self.peers[message.rank] = peer
+        if len(self.peers) == self.world_size:
+            shutil.rmtree(self._folder, ignore_errors=True)  # nobody else needs the way in
         peer.connection.setblocking(True)
         peer.connection.sendall(events.encode(self._job))
         peer.connection.setblocking(False)
@@ -193,6 +198,10 @@ class Workers:
         else:
             peer.progressed = now
             peer.done = peer.done or isinstance(message, events.Done)
+            if isinstance(message, events.Planned):
+                peer.position = ("the first step", None)
+            elif isinstance(message, events.StepsMeasured) and message.steps:
+                peer.position = ("a step", message.steps[-1].step + 1)
 
     def _hang_up(self, peer: Peer) -> None:
         self._selector.unregister(peer.connection)
@@ -208,10 +217,11 @@ class Workers:
         return iter(())
 
     def _keep_output(self, data: bytes | None) -> None:
-        for line in (data or b"").decode(errors="replace").splitlines():
-            if line.strip():
-                self._output.append(line)
-                output_log.debug("%s", line)
+        *lines, self._unfinished = (self._unfinished + (data or b"")).split(b"\n")
+        for line in lines:
+            if text := line.decode(errors="replace").rstrip():
+                self._output.append(text)
+                output_log.info("%s", text)
 
     def _look_for_trouble(self) -> None:
         """Raises the error that explains it, once a rank has failed, vanished or stopped making progress."""

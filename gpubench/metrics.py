@@ -99,7 +99,9 @@ DEFINITIONS: dict[str, Definition] = {
     "final_loss": Definition("", None, "training loss of the last step, mean over ranks"),
     "skipped_steps": Definition("steps", "lower", "steady steps whose optimizer update the gradient scaler skipped"),
     "straggler_skew": Definition(
-        "fraction", "lower", "mean over steady steps of (slowest rank's busy time - the median rank's) / step time"
+        "fraction",
+        "lower",
+        "mean over steady steps of (slowest rank's busy time - the median rank's, the lower of two) / step",
     ),
     "closure_error": Definition(
         "fraction", "lower", "larger of |phases' sum / step time - 1| and |steps' sum / wall - 1|"

@@ -97,6 +97,8 @@ def _from_spec(spec: ModelSpec, data: DataSettings, seed: int) -> Workload:
 def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
     try:
         raw = json.loads((folder / "config.json").read_text())
+        if not isinstance(raw, dict):
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         raise ModelError(
             f"model folder {str(folder)!r}: cannot read config.json: {error}",
@@ -186,6 +188,8 @@ def _transformers(
             f"data.sequence_length {length} exceeds the {positions} positions of {model_class}",
             f"set data.sequence_length to {positions} or less",
         )
+    if length < 2 and task is Task.causal_lm:
+        raise ModelError(f"data.sequence_length {length} leaves no next token to predict", "use 2 or more")
     text.use_cache = False  # keys and values are kept for generation only
     torch.manual_seed(seed)
     random_tokens = tokens if task is Task.causal_lm else masked_tokens

@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,15 @@ class Peer:
     def where(self) -> str:
         doing, step = self.position
         doing = doing.replace("_", " ")
+        if doing == "a step":
+            return f"in step {step}"
         return f"in {doing}" if step is None else f"in {doing} of step {step}"
+
+
+def private_folder() -> Path:
+    """A new folder that only this user can enter, whose name leaves room for a Unix socket's 107 bytes."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="gpubench-", dir=usual if len(os.fsencode(usual)) < 80 else "/tmp"))
 
 
 def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
@@ -88,8 +97,8 @@ def _lost(what: str, world_size: int, exit_code: int | None, output: Sequence[st
     hint = "run.log holds the worker's output"
     if world_size == 1 and exit_code == -signal.SIGKILL:
         hint = "the kernel does this when the machine runs out of memory: see dmesg, or try a smaller batch"
-    elif output:
-        hint += f"; its last line: {output[-1].strip()[:200]}"
+    elif words := [line.strip() for line in output if any(character.isalnum() for character in line)]:
+        hint += f"; its last line: {words[-1][:200]}"
     return WorkerLost(what, hint)
 
 

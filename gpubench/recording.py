@@ -1,6 +1,7 @@
 """Takes in what the workers of one run say, and keeps it: in the run directory at once, in memory for the end."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,10 +63,9 @@ class Recorder:
             command=command,
             argv=argv,
             world_size=settings.distributed.world_size,
-            git=git_state(Path.cwd()),
+            git=git_state(Path()),
         )
-        self._log_level = logging.getLevelName(settings.logging.level)
-        self._handler = _RunLog(self.writer, self._log_level)
+        self._handler = _RunLog(self.writer, logging.getLevelName(settings.logging.level))
         try:
             self._metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)
         except GpubenchError as error:
@@ -101,7 +101,7 @@ class Recorder:
             case events.RepeatDone():
                 self._repeats[event.repeat].done[event.rank] = event
             case events.Failed():
-                log.debug("rank %d: %s\n%s", event.rank, event.message, event.traceback or "")
+                self._take_failure(event)
             case _:
                 self._take_finding(event)
 
@@ -161,7 +161,7 @@ class Recorder:
             log.warning("%s", warning)
         self.listen_to_log(False)
         try:
-            self._metrics.close(summary)
+            self._metrics.close(summary, succeeded=error is None)
         finally:
             self.writer.finish(status, error.record() if error else None)
 
@@ -186,9 +186,17 @@ class Recorder:
         self.device_name = gpus[0].get("name") if gpus else None
 
     def _take_log(self, event: events.Log) -> None:
-        if event.level >= self._log_level:
-            fields = (event.time, event.level, event.rank, event.logger, event.message, event.fields)
-            self.writer.append_text(LOG, render_logfmt(*fields))
+        """Hands a worker's record to the host's handlers, run.log and console, with its rank and its time."""
+        record = logging.LogRecord(event.logger, event.level, "", 0, event.message, None, None)
+        record.created, record.rank, record.fields = event.time, event.rank, event.fields
+        logging.getLogger(event.logger).handle(record)
+
+    def _take_failure(self, event: events.Failed) -> None:
+        """Straight to run.log, whatever its level: the console shows the message alone, and later."""
+        text = event.traceback or event.message
+        self.writer.append_text(
+            LOG, render_logfmt(time.time(), logging.ERROR, event.rank, "gpubench.worker", text, {"doing": event.doing})
+        )
 
 
 class _RunLog(logging.Handler):

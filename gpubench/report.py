@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gpubench import stats, units
 from gpubench.benchmark import Outcome
+from gpubench.configuration import flatten
 from gpubench.live import COLOURS, bar
 from gpubench.metrics import Metric
 from gpubench.settings import TrainSettings
@@ -53,7 +54,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     for outcome in outcomes:
         _show_run(outcome, console)
     if len(outcomes) == 2 and (ratio := throughput_ratio(*outcomes)):
-        console.print(f"\n{_sentence(ratio)}", soft_wrap=True)
+        console.print(f"\n{_sentence(ratio, *differences(*outcomes))}", soft_wrap=True)
     for outcome in outcomes:
         console.print(f"{outcome.status}: {outcome.recorder.writer.path}", soft_wrap=True)
 
@@ -72,12 +73,20 @@ def throughput_ratio(base: Outcome, other: Outcome) -> dict[str, Any] | None:
     }
 
 
-def _sentence(ratio: dict[str, Any]) -> str:
-    text = f"throughput of the second over the first: {ratio['estimate']:.3f} x"
+def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
+    """The settings in which two runs differ, as each has them: ("precision=bf16", "precision=fp32")."""
+    ours, theirs = (flatten(outcome.recorder.settings.model_dump(mode="json")) for outcome in (base, other))
+    keys = [key for key in ours if ours[key] != theirs[key]]
+    first, second = (" ".join(f"{key}={values[key]}" for key in keys) for values in (ours, theirs))
+    return first or "the first", second or "the same again"
+
+
+def _sentence(ratio: dict[str, Any], base: str, other: str) -> str:
+    text = f"throughput with {other} over {base}: {ratio['estimate']:.3f} x"
     if ratio["interval"]:
         low, high = ratio["interval"]
         text += f", 95 % interval {low:.3f} to {high:.3f}"
-    return f"{text} ({ratio['pairs']} interleaved pairs)"
+    return f"{text} ({ratio['pairs']} interleaved pair{'s' * (ratio['pairs'] != 1)})"
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:
@@ -97,7 +106,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
     if not summary.metrics:
         console.print("nothing was measured: no repeat got past its warm-up")
         return
-    console.print(_metrics(summary))
+    console.print(_metrics(summary, narrow=console.width < 80))
     console.print(_phases(summary))
     if summary.ranks:
         console.print(_ranks(summary))
@@ -121,16 +130,17 @@ def half_width(metric: Metric) -> str:
     return "" if width is None or not metric.estimate else f"+- {units.percent(width)}"
 
 
-def _metrics(summary: Summary) -> Group:
+def _metrics(summary: Summary, narrow: bool) -> Group:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("metric", "estimate", "+- 95 %", "median", "p95", "p99"):
+    spreads = () if narrow else ("median", "p95", "p99")
+    for column in ("metric", "estimate", "+- 95 %", *spreads):
         table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
     for name in HEADLINES:
         metric = summary.get(name)
         if metric is None or WITHOUT_NEWS.get(name) == metric.estimate:
             continue
         spread = metric.distribution
-        cells = [spread.median, spread.p95, spread.p99] if spread else []
+        cells = [spread.median, spread.p95, spread.p99] if spread and not narrow else []
         table.add_row(
             name.replace("_", " "),
             units.quantity(metric.estimate, metric.unit),
@@ -139,8 +149,10 @@ def _metrics(summary: Summary) -> Group:
         )
     repeats, steps = len(summary.steady), sum(window.steps for window in summary.steady)
     step_time = summary["step_time"]
+    cut = max(window.first for window in summary.steady)
     caption = f"{repeats} repeat{'s' * (repeats != 1)}, {steps} steady steps worth {step_time.effective_n or 0:.0f}"
-    return Group(table, Text(f"{caption} independent ones; +- is over repeats\n", style="dim"))
+    caption += f" independent ones, after up to {cut} of warm-up; +- is over repeats\n"
+    return Group(table, Text(caption, style="dim"))
 
 
 def _phases(summary: Summary) -> Table:

@@ -168,9 +168,10 @@ def create_directory(parent: Path) -> Path:
             if path.is_dir():
                 continue
             raise RunDirectoryError(f"{parent} is in the way: not a folder", "choose another --results") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no path can have
+            reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(
-                f"cannot create a run directory under {parent}: {error.strerror}", "choose another --results"
+                f"cannot create a run directory under {str(parent)!r}: {reason}", "choose another --results"
             ) from None
         return path
 

@@ -104,7 +104,7 @@ class PerformanceSettings(Section):
     matmul_precision: Literal["highest", "high", "medium"] | None = Field(
         None, description="torch.set_float32_matmul_precision; default: highest for fp32, high otherwise"
     )
-    cpu_threads: Positive | None = Field(
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads of each CPU worker; default: physical cores / ranks"
     )
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(

@@ -1,12 +1,14 @@
 """Which data sources there are, and whether the one asked for is there: all that can be said of data without torch."""
 
 import os
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
 from gpubench.errors import DataError
 from gpubench.settings import DataSettings
+from gpubench.zoo import Task
 
 SYNTHETIC = ("synthetic", "synthetic-host")
 FROM_PATH = ("image-folder", "text")
@@ -19,6 +21,12 @@ def check_source(data: DataSettings) -> None:
 
     Cheap on any amount of data: it stops at the first usable file.
     """
+    unread = [name for name in ("path", "tokenizer") if getattr(data, name) is not None]
+    if unread and data.source not in FROM_PATH:
+        raise DataError(
+            f"data.{unread[0]} is given, and data.source {data.source} reads none",
+            f"set --data {' or '.join(FROM_PATH)}",
+        )
     if data.source in FROM_PATH:
         _check_path(data)
         if data.tokenizer is not None and not (data.tokenizer / "tokenizer.json").is_file():
@@ -27,14 +35,34 @@ def check_source(data: DataSettings) -> None:
                 "give the folder that save_pretrained() wrote, or leave data.tokenizer out for one token per byte",
             )
     elif ":" in data.source:
-        module, _, name = data.source.partition(":")
-        if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+        if not names_callable(data.source):
             raise DataError(f"data.source {data.source!r} is not module:callable", "for example mypackage.data:train")
     elif data.source not in SYNTHETIC:
         close = get_close_matches(data.source, SYNTHETIC + FROM_PATH, n=1)
         choices = f"give {CHOICES}"
         hint = f"did you mean {close[0]!r}? {choices}" if close else choices
         raise DataError(f"unknown data.source {data.source!r}", hint)
+
+
+SUITED: dict[str, tuple[Task | None, ...]] = {
+    "image-folder": (Task.image_classification, Task.image_denoising, None),
+    "text": (Task.causal_lm, Task.masked_lm),
+}
+"""What can be trained on the sources that read files; None is a model of the user's own."""
+
+
+def check_task(source: str, task: Task | None) -> None:
+    """Raises DataError if `source` holds nothing that `task` trains on."""
+    if source not in SUITED or task in SUITED[source]:
+        return
+    sources = ", ".join([*SYNTHETIC, *(name for name, tasks in SUITED.items() if task in tasks)])
+    model = "a model of your own" if task is None else f"a model for {task}"
+    raise DataError(f"data.source {source} does not suit {model}", f"what does: {sources} or module:callable")
+
+
+def names_callable(text: str) -> bool:
+    """Whether `text` has the form of module:callable."""
+    return all(part.isidentifier() for part in re.split(r"[.:]", text)) and text.count(":") == 1
 
 
 def _check_path(data: DataSettings) -> None:

@@ -5,7 +5,7 @@ whose steady window took longest. Throughput is defined once: samples of all ran
 """
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
+from statistics import fmean, median_low
 
 import msgspec
 
@@ -148,7 +148,7 @@ def _busy(step: Step) -> float:
 def _skew(measured: Measured) -> float:
     columns = zip(*measured.ranks.values(), strict=True)
     return fmean(
-        (max(busy := [_busy(step) for step in steps]) - median(busy)) / max(step.total for step in steps)
+        (max(busy := [_busy(step) for step in steps]) - median_low(busy)) / max(step.total for step in steps)
         for steps in columns
     )
 
@@ -211,8 +211,14 @@ def _costs(metrics: _Metrics) -> None:
     metrics.add("first_step_time", lambda m: first_steps(m, 1))
     metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
-    metrics.add("final_loss", lambda m: fmean(steps[-1].loss or 0.0 for steps in m.ranks.values()))
+    metrics.add("final_loss", _final_loss)
     metrics.add("skipped_steps", lambda m: float(sum(step.skipped for step in m.steps)))
+
+
+def _final_loss(measured: Measured) -> float | None:
+    losses = [steps[-1].loss for steps in measured.ranks.values()]
+    known = [loss for loss in losses if loss is not None]
+    return fmean(known) if len(known) == len(losses) else None
 
 
 def _ranks(found: Sequence[Measured]) -> list[Rank]:
@@ -245,7 +251,9 @@ def _warnings(
     for measured in metrics.found:
         if not measured.window.settled:
             number = measured.repeat.number
-            said.append(f"repeat {number} may not have settled: raise training.warmup_steps or --steps")
+            said.append(
+                f"repeat {number} (counting from 0) may not have settled: raise training.warmup_steps or --steps"
+            )
     closure = metrics.get("closure_error")
     if closure and max(closure.repeats) > CLOSURE_LIMIT:
         said.append(f"closure is off by {max(closure.repeats):.1%}: phases, steps and wall disagree")

@@ -1,6 +1,7 @@
 """The two streams: results on stdout, everything else on stderr, as loud as the user asked."""
 
 import logging
+import os
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,7 +10,21 @@ from gpubench.live import Lines, LiveTable, Silence, View
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
+PIPE_COLUMNS = 120
 _STYLES = {"WARNING": "yellow", "ERROR": "red", "MODIFIABLE": "cyan"}
+
+
+class Stream(Console):
+    """A console that falls silent when nobody reads it any more; a run does not end for want of an audience."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError:
+            self.quiet = True
 
 
 class Terminal:
@@ -17,12 +32,14 @@ class Terminal:
 
     def __init__(self, quiet: bool, verbosity: int) -> None:
         self.out = Console(highlight=False)
-        self.err = Console(stderr=True, highlight=False)
+        if not self.out.is_terminal and not os.environ.get("COLUMNS"):
+            self.out.width = PIPE_COLUMNS  # rich would cut a piped table to 80
+        self.err = Stream(stderr=True, highlight=False)
         self._quiet = quiet
         root = logging.getLogger("gpubench")
         root.setLevel(1)  # run.log decides for itself what it keeps
         root.propagate = False
-        root.addHandler(_OnConsole(self.err, logging.ERROR if quiet else _LEVELS[min(verbosity, 2)]))
+        root.addHandler(_OnConsole(self.err, logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]))
 
     def view(self) -> View:
         """The live view that suits: a table on a terminal, lines in a pipe, nothing with -q."""

@@ -50,7 +50,7 @@ class Tracker(Protocol):
 
     def graph(self, definition: bytes) -> None: ...
 
-    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None: ...
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None: ...
 
 
 class MetricLogger:
@@ -72,12 +72,12 @@ class MetricLogger:
                 self._end_epoch()
             self._epoch.append(step)
             values = {
-                "step/time_ms": step.total * 1e3,
-                "step/samples_per_second": step.samples / step.total,
-                **{f"phase_ms/{name}": seconds * 1e3 for name, seconds in step.phases.items()},
+                "rank0/step_time_ms": step.total * 1e3,
+                "rank0/samples_per_second": step.samples / step.total,
+                **{f"rank0/phase_ms/{name}": seconds * 1e3 for name, seconds in step.phases.items()},
             }
             if step.loss is not None:
-                values["loss"] = step.loss
+                values["rank0/loss"] = step.loss
             self._tell(lambda tracker: tracker.scalars(step.repeat, step.step, step.time, values))  # noqa: B023
 
     def graph(self, definition: bytes) -> None:
@@ -93,12 +93,12 @@ class MetricLogger:
         self._writer.replace(SUMMARY, document)
         self._writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
 
-    def close(self, summary: Summary) -> None:
+    def close(self, summary: Summary, succeeded: bool = True) -> None:
         if self._epoch:
             self._end_epoch()
         self.summary(summary)
         results = {metric.name: metric.estimate for metric in summary.metrics}
-        self._tell(lambda tracker: tracker.close(self._config, results))
+        self._tell(lambda tracker: tracker.close(self._config, results, succeeded))
 
     def _tell(self, message: Callable[[Tracker], None]) -> None:
         """A tracker that fails is dropped: its trouble must not cost the run."""
@@ -165,7 +165,7 @@ class TensorBoard:
 
         self._write("", Event(wall_time=time.time(), graph_def=definition))
 
-    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None:
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
         from tensorboard.plugins.hparams import api_pb2
         from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, create_summary_metadata
@@ -173,9 +173,10 @@ class TensorBoard:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         now = time.time()
+        status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
         values = {key: _plain(value) for key, value in hyperparameters.items()}
         self._add("", 0, now, hparams_pb(values, trial_id=self._folder.parent.name))
-        end = HParamsPluginData(session_end_info=SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=now))
+        end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=now))
         metadata = create_summary_metadata(end)
         self._add("", 0, now, SummaryProto(value=[SummaryProto.Value(tag=SESSION_END_INFO_TAG, metadata=metadata)]))
         self._add("", 0, now, _scalars({f"summary/{name}": value for name, value in results.items()}))
@@ -249,6 +250,6 @@ class WeightsAndBiases:
     def graph(self, definition: bytes) -> None:
         """W&B has no place for a TensorBoard graph."""
 
-    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float]) -> None:
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None:
         self._run.summary.update(dict(results))
-        self._run.finish()
+        self._run.finish(exit_code=0 if succeeded else 1)

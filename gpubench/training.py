@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gpubench import distributed, events
 from gpubench.blocks import checkpoint_activations
-from gpubench.data import Feed, to_device
-from gpubench.errors import DataError, NonFiniteLoss, UsageError
+from gpubench.data import Feed, tensors, to_device
+from gpubench.errors import DataError, ModelError, NonFiniteLoss, UsageError
 from gpubench.events import Step
 from gpubench.models import Workload
 from gpubench.precision import Arithmetic
@@ -62,7 +62,7 @@ class Trainer:
             last = micro == accumulation - 1
             with nullcontext() if last else distributed.without_sync(self.module):
                 with self.arithmetic.forward():
-                    loss = self.workload.loss(self.module, batch) / accumulation
+                    loss = scalar(self.workload.loss(self.module, batch)) / accumulation
                 timer.enter("backward")
                 self.arithmetic.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
@@ -72,6 +72,16 @@ class Trainer:
         assert total is not None
         scale = self.arithmetic.scale()
         timer.issued(batches.epoch, samples, [total] if scale is None else [total, scale])
+
+
+def scalar(loss: object) -> Tensor:
+    """`loss`, if it is something to train on. Raises ModelError otherwise."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.reshape(())
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        found = "one that nothing with gradients went into"
+    raise ModelError(f"the loss must be a scalar tensor with a gradient, and is {found}", "see loss(module, batch)")
 
 
 def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float) -> Iterator[Event]:
@@ -93,7 +103,7 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float) -> Iterat
     began = time.perf_counter()
     timer.start(unix_time + began - called)  # meeting the other ranks may have taken a while
     try:
-        yield from _steps(trainer, Epochs(feed), reader, repeat, planned)
+        yield from _steps(trainer, Epochs(feed, _batch_size(training)), reader, repeat, planned)
     except Exception:
         with suppress(RuntimeError):  # whatever happened, what was measured is kept, unless the device is past reading
             yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
@@ -163,9 +173,10 @@ def _batch_size(training: TrainingSettings) -> int:
 class Epochs:
     """An endless stream of batches that counts how often it has gone round."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, batch_size: int) -> None:
         self.epoch = 0
         self._feed = feed
+        self._batch_size = batch_size
         self._batches = feed.epoch(0)
         self._given = 0
 
@@ -174,14 +185,30 @@ class Epochs:
 
     def __next__(self) -> Any:
         for batch in self._batches:
+            if not self._given:
+                self._check(batch)
             self._given += 1
             return batch
-        if not self._given:
+        if not self._given and not self.epoch:
             raise DataError("the data ran out before one batch was full", "lower --batch-size or add data")
+        if not self._given:
+            raise DataError(
+                "the data ran out, and cannot be read a second time",
+                "return a new iterator from __iter__ each time, or lower training.steps",
+            )
         self.epoch += 1
         self._batches = self._feed.epoch(self.epoch)
         self._given = 0
         return next(self)
+
+    def _check(self, batch: Any) -> None:
+        """A batch of another size than was asked for would make every rate wrong. Raises DataError."""
+        found = next((len(tensor) for tensor in tensors(batch) if tensor.dim()), self._batch_size)
+        if found != self._batch_size:
+            raise DataError(
+                f"a batch of {self._batch_size} was asked for, and its first tensor holds {found}",
+                "make_batch(n) and datasets give n samples along the first dimension",
+            )
 
 
 class StepReader:
@@ -204,7 +231,7 @@ class StepReader:
         finite = math.isfinite(loss)
         if not finite and not self._diverged:
             self._diverged = NonFiniteLoss(
-                f"the loss became {loss} at step {step.step} of repeat {step.repeat}",
+                f"the loss became {loss} at step {step.step} of repeat {step.repeat} (counting from 0)",
                 "lower training.learning_rate, or compare with --precision fp32",
             )
         # The scaler lowers its scale exactly when it skips (torch.amp.GradScaler, backoff_factor < 1).

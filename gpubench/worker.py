@@ -60,7 +60,7 @@ def main() -> int:
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured) else 0.0)
         channel.close()
     except (Exception, SystemExit) as error:  # a model of the user's own may call sys.exit
-        channel.send(explain(error, ranks, activity))
+        channel.fail(explain(error, ranks, activity))
         return 1
     finally:
         sys.stdout.flush()
@@ -162,13 +162,24 @@ def explain(error: BaseException, ranks: Ranks, activity: Activity) -> events.Fa
     return events.Failed(
         rank=ranks.rank,
         kind=type(error).__name__,
-        message=str(error) if expected else f"{type(error).__name__} in {where}: {error}",
+        message=str(error)
+        if expected
+        else ": ".join(filter(None, [f"{type(error).__name__} in {where}", gist(error)])),
         hint=error.hint if isinstance(error, GpubenchError) else "run.log holds the traceback",
         traceback="".join(traceback.format_exception(error)),
         doing=activity.doing,
         step=activity.step,
         secondary=distributed.is_broken_collective(error),
     )
+
+
+def gist(error: BaseException) -> str:
+    """The one line of an exception that says most: the first, or of one that DataLoader brought from its worker the
+    last, above which it put the whole traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if lines[0].startswith("Caught ") else lines[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -139,7 +139,7 @@ def trainer_of(precision: Precision, device: torch.device, model: str = "resnet-
 def batches_of(trainer: Trainer) -> Iterator[Epochs]:
     settings, workload = trainer.settings, trainer.workload
     with Feed(settings.data, None, workload.make_batch, 16, 0, 1, settings.seed, trainer.device) as feed:
-        yield Epochs(feed)
+        yield Epochs(feed, 16)
 
 
 @pytest.mark.parametrize("model", ["resnet-tiny", "vit-tiny", "bert-tiny"])

@@ -7,7 +7,7 @@ from gpubench.events import Step
 from gpubench.live import Lines, LiveTable, describe, draw
 from gpubench.recording import Progress
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
-from gpubench.terminal import Terminal
+from gpubench.terminal import Stream, Terminal
 
 
 def progress() -> Progress:
@@ -62,7 +62,7 @@ def test_a_line_holds_the_same_figures() -> None:
 @pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, Lines)])
 def test_the_table_is_for_terminals_and_lines_for_pipes(quiet: bool, terminal: bool, expected: type) -> None:
     screen = Terminal(quiet=quiet, verbosity=0)
-    screen.err = Console(file=io.StringIO(), force_terminal=terminal)
+    screen.err = Stream(file=io.StringIO(), force_terminal=terminal)
     assert type(screen.view()) is expected
 
 

@@ -60,7 +60,7 @@ def test_a_tracker_that_fails_is_dropped_and_the_rest_goes_on(
     (board,) = logger._trackers
     logger.steps([step(0, 0), step(1, 0)])
     logger.close(summarise([Repeat(0)], 0, None, "fp32"))
-    board.close({}, {})
+    board.close({}, {}, True)
     assert calls == 1
     assert "TensorBoard failed and gets no more data: disk full" in caplog.text
     assert (writer.path / "summary.json").exists()
@@ -72,7 +72,7 @@ def test_hyperparameters_of_any_type_are_written(writer: RunWriter) -> None:
 
     config: dict[str, Any] = {"training.steps": 5, "precision": "bf16", "data.path": None, "model.compile": True}
     board = TensorBoard(writer.path / "tensorboard", "seed: 0\n")
-    board.close(config, {"throughput": 3.0})
+    board.close(config, {"throughput": 3.0}, True)
     found = EventAccumulator(str(writer.path / "tensorboard"))
     found.Reload()
     content = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content

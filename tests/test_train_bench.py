@@ -113,7 +113,7 @@ def test_tensorboard_holds_curves_configuration_graph_and_hyperparameters(tiny: 
     curve = EventAccumulator(str(tiny.run / "tensorboard" / "repeat-1"))
     curve.Reload()
     steps = [step for step in tiny.lines("steps.jsonl") if step["repeat"] == 1]
-    assert [point.value for point in curve.Scalars("loss")] == [pytest.approx(step["loss"]) for step in steps]
+    assert [point.value for point in curve.Scalars("rank0/loss")] == [pytest.approx(step["loss"]) for step in steps]
 
 
 def test_its_config_reproduces_the_run(tiny: Finished, tmp_path: Path) -> None:

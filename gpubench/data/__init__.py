@@ -8,21 +8,16 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from gpubench.data import custom
-from gpubench.data.batches import to_device
+from gpubench.data.batches import tensors, to_device
 from gpubench.data.feed import Feed
 from gpubench.data.images import LabelledImages, NoisyImages
 from gpubench.data.text import BYTES, CausalWindows, MaskedWindows, load_tokenizer, read_bytes, tokenize, vocabulary_of
 from gpubench.errors import DataError
 from gpubench.settings import DataSettings
-from gpubench.sources import SYNTHETIC, check_source
+from gpubench.sources import SUITED, SYNTHETIC, check_source, check_task
 from gpubench.zoo import Task
 
-__all__ = ["Feed", "open_dataset", "to_device"]
-
-TASKS: dict[str, tuple[Task | None, ...]] = {
-    "image-folder": (Task.image_classification, Task.image_denoising, None),
-    "text": (Task.causal_lm, Task.masked_lm),
-}
+__all__ = ["Feed", "open_dataset", "tensors", "to_device"]
 
 
 def open_dataset(
@@ -43,13 +38,9 @@ def open_dataset(
     check_source(data)
     if data.source in SYNTHETIC:
         return None
-    if data.source not in TASKS:
+    if data.source not in SUITED:
         return custom.load(data.source)
-    if task not in TASKS[data.source]:
-        suited = [source for source, tasks in TASKS.items() if task in tasks]
-        sources = ", ".join([*SYNTHETIC, *suited])
-        model = "a model of your own" if task is None else f"a model for {task}"
-        raise DataError(f"data.source {data.source} does not suit {model}", f"what does: {sources} or module:callable")
+    check_task(data.source, task)
     if data.source == "text":
         return _open_text(data, task, sequence_length, vocab_size)
     return _open_images(data, task, image_size, classes)
