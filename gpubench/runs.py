@@ -171,7 +171,7 @@ def create_directory(parent: Path) -> Path:
         except (OSError, ValueError) as error:  # ValueError: a name that no path can have
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(
-                f"cannot create a run directory under {str(parent)!r}: {reason}", "choose another --results"
+                f"cannot create a run directory under {parent}: {reason}", "choose another --results"
             ) from None
         return path
 

@@ -140,12 +140,16 @@ class MeasurementSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _percent(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(text := values.get("target_precision"), str) and text.endswith("%"):
-            try:
-                return values | {"target_precision": float(text[:-1]) / 100}
-            except ValueError:
-                pass
-        return values
+        text = values.get("target_precision") if isinstance(values, dict) else None
+        if not isinstance(text, str):
+            return values
+        try:
+            fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            return values
+        if fraction >= 1 and not text.endswith("%"):
+            raise ValueError(f"measurement.target_precision = {text!r} is a fraction: did you mean {text}%?")
+        return values | {"target_precision": fraction}
 
 
 class LoggingSettings(Section):

@@ -299,7 +299,7 @@ def test_a_folder_that_asks_for_half_precision_still_trains_fp32_parameters(tmp_
     ("config", "message"),
     [
         ("{", "cannot read config.json"),
-        ("[]", "cannot be built"),
+        ("[]", "cannot read config.json"),
         ({"model_type": "no-such-model"}, "cannot be built"),
         ({"model_type": "gpt2"}, "architecture 'none'"),
         ({"model_type": "gpt2", "architectures": ["GPT2ForTokenClassification"]}, "GPT2ForTokenClassification"),
