@@ -42,11 +42,11 @@ def percent(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent; a whole number stays one."""
+    """Three significant digits; a whole number stays one."""
     size_ = abs(value)
     if size_ >= 100 or value == int(value):
         return f"{value:.0f}"
-    return f"{value:.1f}" if size_ >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if size_ >= 10 else f"{value:.2f}" if size_ >= 1 else f"{value:.3g}"
 
 
 _FORMATS: dict[str, Callable[[float], str]] = {

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -29,11 +31,11 @@ def make():
 """
 
 
-def accident(tmp_path: Path, code: str, *options: str) -> Finished:
+def accident(tmp_path: Path, code: str, *options: str, launcher: Sequence[str] = (sys.executable,)) -> Finished:
     """A run whose model does `code` in the forward pass of step 14."""
     (tmp_path / "unlucky.py").write_text(MODEL.format(accident=code))
     common = ("--model", "unlucky:make", "--performance.cpu_threads=1", "--steps", "40", "--repeats", "2", "-q")
-    return gpubench("train-bench", *common, *options, results=tmp_path / "results", cwd=tmp_path)
+    return gpubench("train-bench", *common, *options, results=tmp_path / "results", cwd=tmp_path, launcher=launcher)
 
 
 def error_of(done: Finished) -> str:
@@ -152,3 +154,66 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline() if process.pid != os.getpid() else []
     except psutil.Error:
         return []
+
+
+def test_under_torchrun_the_failing_rank_is_heard_before_all_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICTIM", "1")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = accident(tmp_path, "raise KeyError('oops')", launcher=launcher)
+    assert "rank 1: KeyError in forward of step 14: 'oops'" in done.stderr
+    assert done.document("run.json")["status"] == "failed"
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+    options = ("--steps", "300", "--repeats", "1", "-vv")
+    with started("train-bench", *TINY, *options, results=tmp_path) as process:
+        assert process.stderr
+        process.stderr.close()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    (run,) = tmp_path.glob("*/*")
+    assert Run.open(run).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("return None", "the loss must be a scalar tensor with a gradient, and is a NoneType"),
+        ("return module(batch)", "the loss must be a scalar tensor with a gradient, and is a tensor of shape (8, 8)"),
+        ("return module(batch).mean().detach()", "and is one that nothing with gradients went into"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on_is_named(tmp_path: Path, code: str, complaint: str) -> None:
+    done = accident(tmp_path, code)
+    assert done.code == 2
+    assert complaint in error_of(done)
+
+
+def test_a_batch_of_the_wrong_size_is_refused_because_every_rate_would_be_wrong(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Linear(8, 8), lambda n: torch.randn(n + 3, 8), lambda m, b: m(b).mean()\n"
+    )
+    done = gpubench("train-bench", "--model", "greedy:make", "-q", results=tmp_path / "results", cwd=tmp_path)
+    assert done.code == 2
+    assert error_of(done) == "a batch of 8 was asked for, and its first tensor holds 11"
+
+
+def test_a_stream_that_is_exactly_used_up_is_a_whole_run_and_one_that_is_too_short_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stream.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import IterableDataset\n"
+        "class Once(IterableDataset):\n"
+        "    def __init__(self): self.left = iter(range(160))\n"
+        "    def __iter__(self): return ((torch.randn(4), torch.randn(2)) for _ in self.left)\n"
+        "def model(): return torch.nn.Linear(4, 2)\n"
+    )
+    common = ("train-bench", "--model", "stream:model", "--data", "stream:Once", "--repeats", "1", "-q")
+    exact = gpubench(*common, "--steps", "10", results=tmp_path / "exact", cwd=tmp_path)
+    assert exact.code == 0, exact.stderr
+    short = gpubench(*common, "--steps", "11", results=tmp_path / "short", cwd=tmp_path)
+    assert short.code == 2
+    assert error_of(short) == "the data ran out, and cannot be read a second time"

@@ -55,6 +55,7 @@ def test_the_formatter_takes_fields_and_tracebacks() -> None:
         (0.00123, "fraction", "0.12 %"),
         (9.894e14, "FLOP/s", "989 TFLOP/s"),
         (2.36, "", "2.36"),
+        (0.001534, "", "0.00153"),
         (0, "steps", "0 steps"),
     ],
 )
