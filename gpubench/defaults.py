@@ -18,7 +18,7 @@ from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, TrainSettings
 from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
-from gpubench.zoo import MODELS, find
+from gpubench.zoo import find, is_builtin
 
 AMPERE = (8, 0)
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
@@ -77,7 +77,7 @@ def complete(settings: TrainSettings) -> tuple[TrainSettings, list[Choice]]:
     gaps.fill("training.batch_size", model_batch, "the model's own")
     refuse_combinations(settings)
     check_source(settings.data)
-    if name in MODELS:
+    if is_builtin(name):
         check_task(settings.data.source, find(name).task)
     sharded = settings.distributed.strategy == "fsdp2"
     where = "on a GPU" if on_gpu else "on a CPU"
@@ -185,7 +185,7 @@ def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
 
     Raises ModelError naming the nearest built-in model.
     """
-    if name in MODELS:
+    if is_builtin(name):
         spec = find(name)
         convolutional = spec.model_class.startswith(("ResNet", "UNet"))
         return spec.batch_size_cuda if on_gpu else spec.batch_size_cpu, convolutional

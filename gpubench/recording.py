@@ -129,12 +129,10 @@ class Recorder:
         self.writer.flush()
         self._metrics.flush()
 
-    def end_repeat(self) -> Summary:
+    def end_repeat(self) -> None:
         """Updates run.json and the summary with what is complete."""
         self.writer.update(repeats=sum(bool(repeat.done) for repeat in self._repeats.values()))
-        summary = self.summary()
-        self._metrics.summary(summary)
-        return summary
+        self._metrics.summary(self.summary())
 
     def throughputs(self) -> list[float]:
         """One per repeat so far."""
@@ -157,12 +155,13 @@ class Recorder:
 
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
         """Ends the run as `status`. Raises RunFailed if that cannot be written; the log is let go of in any case."""
-        for warning in summary.warnings:
-            log.warning("%s", warning)
-        self.listen_to_log(False)
         try:
+            self.listen_to_log(True)
+            for warning in summary.warnings:
+                log.warning("%s", warning)
             self._metrics.close(summary, succeeded=error is None)
         finally:
+            self.listen_to_log(False)
             self.writer.finish(status, error.record() if error else None)
 
     def _start_repeat(self, built: events.ModelBuilt) -> None:

@@ -282,3 +282,11 @@ def test_wandb_works_offline_and_stays_in_the_run_directory(tmp_path: Path) -> N
     (record,) = done.run.glob("wandb/offline-run-*/run-*.wandb")
     assert b"throughput" in record.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
+
+
+def test_warnings_about_the_numbers_are_in_the_log_too(tmp_path: Path) -> None:
+    done = gpubench("train-bench", *TINY, "--steps", "3", "--repeats", "1", "-q", results=tmp_path)
+    assert done.code == 0, done.stderr
+    warning = "fewer than two repeats were measured"
+    assert warning in done.stderr
+    assert warning in (done.run / "run.log").read_text()
