@@ -7,7 +7,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import train_bench
+from gpubench.commands import compare, train_bench
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -26,6 +26,7 @@ app.command(
     epilog=train_bench.EPILOG,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(train_bench.train_bench)
+app.command("compare", epilog=compare.EPILOG)(compare.compare)
 
 
 def _version(wanted: bool) -> None:

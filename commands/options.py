@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
+VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
 
 
 def option(metavar: str, help_: str, panel: str, *names: str) -> Any:

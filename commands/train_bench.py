@@ -1,14 +1,13 @@
 """gpubench train-bench"""
 
-import errno
 import sys
 from typing import Annotated, Any
 
 import typer
 
-from gpubench.commands import options
+from gpubench.commands import options, output
 from gpubench.configs import presets
-from gpubench.errors import RunFailed, UsageError
+from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
 from gpubench.zoo import MODELS
 
@@ -21,6 +20,8 @@ gpubench train-bench --config resnet50 --training.batch_size=64 --world-size 2
 gpubench train-bench --model my_package.zoo:build --data image-folder --data.path photos/
 
 gpubench train-bench --precision bf16 --vs precision=fp32
+
+gpubench compare latest~1 latest
 
 Every setting of --print-config is an option by its dot-key: --training.epochs=5.
 
@@ -88,7 +89,8 @@ def train_bench(
         sys.stdout.write("---\n".join(run.to_yaml() for run in runs))
         return
 
-    from gpubench import benchmark, report
+    from gpubench import benchmark, notebook
+    from gpubench.report import training as report
     from gpubench.terminal import Terminal
 
     if launched_by_torchrun() and not is_rank_zero():
@@ -97,15 +99,12 @@ def train_bench(
     recorders = benchmark.open_runs(runs, "train-bench", sys.argv)
     with terminal.view() as view:
         outcomes = benchmark.run(recorders, view)
-    try:
-        if json:
-            sys.stdout.write(report.to_json(outcomes))
-        else:
-            report.show(outcomes, terminal.out)
-        sys.stdout.flush()
-    except OSError as error:
-        if error.errno != errno.EPIPE:  # a reader that had enough is no error
-            raise RunFailed(f"cannot write to stdout: {error.strerror}", "the run directory has it all") from None
+    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    for path in paths:
+        notebook.write_up(path)
+    pair = notebook.judge_pair(paths, report.differences(*outcomes)) if len(paths) == 2 else None
+    text = report.to_json(outcomes, pair) if json else terminal.render(report.show, outcomes, pair)
+    output.write(text, "the run directory has it all")
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error

@@ -72,6 +72,9 @@ def open_runs(
         for recorder in recorders:
             _close(recorder, error, touched=False)
         raise
+    for recorder in recorders:
+        others = [other.writer.path.name for other in recorders if other is not recorder]
+        recorder.writer.update(interleaved_with=others)
     return recorders
 
 

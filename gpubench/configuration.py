@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
@@ -149,17 +150,6 @@ def canonical(key: str) -> str:
     return ALIASES.get(key, key)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as {dot-key: leaf}."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
 def fields(cls: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
     """Every leaf of a settings model by dot-key."""
     found: dict[str, FieldInfo] = {}
@@ -182,7 +172,7 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
                 )
             raise SettingsError(f"unknown setting {key!r}{origin}", nearest(key, known))
     try:
-        return cls.model_validate(_nest(values))
+        return cls.model_validate(nest(values))
     except ValidationError as error:
         problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
         raise SettingsError("; ".join(problems), "gpubench train-bench --print-config shows every setting") from None
@@ -267,17 +257,6 @@ def _variable(hint: str) -> str:
     if len(quoted) != 3:
         return hint
     return f"did you mean {ENVIRONMENT_PREFIX}{canonical(quoted[1]).upper().replace('.', '__')}?"
-
-
-def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *path, leaf = key.split(".")
-        branch = tree
-        for name in path:
-            branch = branch.setdefault(name, {})
-        branch[leaf] = value
-    return tree
 
 
 def _describe(problem: Any, origins: Mapping[str, str]) -> str:

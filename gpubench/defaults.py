@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 
 from gpubench import devices
-from gpubench.configuration import Configuration, apply_overrides, flatten
+from gpubench.configuration import Configuration, apply_overrides
+from gpubench.dotkeys import flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, TrainSettings

@@ -43,28 +43,36 @@ class Definition(Struct, frozen=True):
     unit: str
     better: Better | None
     meaning: str
+    per: Literal["job", "step"] | None = None
+    """What it grows with: the ranks of a job, or the samples of a step; None for neither."""
 
 
 # The steady window is the run after its warm-up; the wall is the host clock from its first step's start to its last
 # step's end. A step is one optimizer step, with all its gradient accumulation.
 DEFINITIONS: dict[str, Definition] = {
-    "throughput": Definition("samples/s", "higher", "samples of all ranks / wall of the steady window"),
-    "token_throughput": Definition("tokens/s", "higher", "tokens of all ranks / wall of the steady window"),
-    "mean_of_rates": Definition("samples/s", None, "mean over steady steps of samples / step time; cross-check only"),
-    "step_time": Definition("s", "lower", "wall of the steady window / its steps"),
-    "phase_data_wait": Definition("s", "lower", "mean time a steady step waits for its batches"),
-    "phase_host_to_device": Definition("s", "lower", "mean time a steady step copies batches to the device"),
-    "phase_forward": Definition("s", "lower", "mean time of a steady step in the forward pass and the loss"),
+    "throughput": Definition("samples/s", "higher", "samples of all ranks / wall of the steady window", "job"),
+    "token_throughput": Definition("tokens/s", "higher", "tokens of all ranks / wall of the steady window", "job"),
+    "mean_of_rates": Definition(
+        "samples/s", None, "mean over steady steps of samples / step time; cross-check only", "job"
+    ),
+    "step_time": Definition("s", "lower", "wall of the steady window / its steps", "step"),
+    "phase_data_wait": Definition("s", "lower", "mean time a steady step waits for its batches", "step"),
+    "phase_host_to_device": Definition("s", "lower", "mean time a steady step copies batches to the device", "step"),
+    "phase_forward": Definition("s", "lower", "mean time of a steady step in the forward pass and the loss", "step"),
     "phase_backward": Definition(
-        "s", "lower", "mean time of a steady step in the backward pass, less exposed communication"
+        "s", "lower", "mean time of a steady step in the backward pass, less exposed communication", "step"
     ),
     "phase_exposed_communication": Definition(
-        "s", "lower", "mean time of a steady step in which only communication keeps the device from going on"
+        "s", "lower", "mean time of a steady step in which only communication keeps the device from going on", "step"
     ),
-    "phase_optimizer": Definition("s", "lower", "mean time of a steady step in the optimizer and zeroing of gradients"),
-    "phase_other": Definition("s", "lower", "mean step time less the mean of every other phase"),
-    "first_step_time": Definition("s", "lower", "time of the first step of a process, compilation and tuning included"),
-    "warmup_time": Definition("s", "lower", "sum of the times of all steps before the steady window"),
+    "phase_optimizer": Definition(
+        "s", "lower", "mean time of a steady step in the optimizer and zeroing of gradients", "step"
+    ),
+    "phase_other": Definition("s", "lower", "mean step time less the mean of every other phase", "step"),
+    "first_step_time": Definition(
+        "s", "lower", "time of the first step of a process, compilation and tuning included", "step"
+    ),
+    "warmup_time": Definition("s", "lower", "sum of the times of all steps before the steady window", "step"),
     "model_build_time": Definition(
         "s", "lower", "time to build the model and its optimizer and to place them on the device"
     ),
@@ -104,6 +112,6 @@ DEFINITIONS: dict[str, Definition] = {
         "mean over steady steps of (slowest rank's busy time - the median rank's, the lower of two) / step",
     ),
     "closure_error": Definition(
-        "fraction", "lower", "larger of |phases' sum / step time - 1| and |steps' sum / wall - 1|"
+        "fraction", None, "larger of |phases' sum / step time - 1| and |steps' sum / wall - 1|"
     ),
 }

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpubench import events
-from gpubench.configuration import Configuration, flatten
+from gpubench.configuration import Configuration
 from gpubench.defaults import FILLED_IN
+from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
@@ -169,6 +170,14 @@ class Recorder:
         if built.repeat != self.progress.repeat:
             self.begin_repeat(built.repeat, self.progress.repeats)
         self._repeats[built.repeat].built = built
+        self.writer.update(
+            workload={
+                "parameters": built.parameters,
+                "trainable_parameters": built.trainable_parameters,
+                "sample_shape": built.sample_shape,
+                "tokens_per_sample": built.tokens_per_sample,
+            }
+        )
 
     def _take_steps(self, event: events.StepsMeasured) -> None:
         for step in event.steps:

@@ -20,8 +20,9 @@ import psutil
 
 from gpubench.errors import RunDirectoryError, RunFailed
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # 1: first.
+# 2: run.json gained `workload` and `interleaved_with`; noise.json and report.html came.
 
 RUN = "run.json"
 CONFIG = "config.yaml"
@@ -31,6 +32,8 @@ EPOCHS = "epochs.jsonl"
 TELEMETRY = "telemetry.jsonl"
 SUMMARY = "summary.json"
 SUMMARY_TABLE = "summary.csv"
+NOISE = "noise.json"
+REPORT = "report.html"
 LOG = "run.log"
 TENSORBOARD = "tensorboard"
 
@@ -38,6 +41,8 @@ RUNNING: Final = "running"
 COMPLETED: Final = "completed"
 FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"
+
+EXPECTED = "give results/<experiment>/<run_id>"
 
 T = TypeVar("T")
 
@@ -65,6 +70,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Repeats that were completed."""
     repeat_kind: Literal["process", "in-process"] = "process"
     """Fresh processes, or one after the other in those of torchrun."""
+    workload: dict[str, Any] | None = None
+    """What the model turned out to be: parameters, sample shape, tokens per sample; None before it was built."""
+    interleaved_with: list[str] = []
+    """Run ids whose repeats were measured in turn with this one's: the other side of a `--vs`."""
     error: dict[str, str | None] | None = None
     """`kind`, `message` and `hint` of what ended the run."""
 
@@ -110,15 +119,8 @@ class RunWriter:
 
     def replace(self, name: str, document: Any) -> None:
         """Writes a whole file atomically; text as it is, anything else as JSON."""
-        text = document if isinstance(document, str) else to_json(document)
-        target = self.path / name
-        aside = target.with_name(f".{name}.tmp")
         with self._writing(name):
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(target)
+            write_document(self.path / name, document)
 
     def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
         """Adds one JSON line; it reaches the disk with the next `flush`."""
@@ -176,6 +178,17 @@ def create_directory(parent: Path) -> Path:
         return path
 
 
+def write_document(path: Path, document: Any) -> None:
+    """Writes a whole file aside and renames it; text as it is, anything else as JSON. Raises OSError."""
+    text = document if isinstance(document, str) else to_json(document)
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
 def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -200,7 +213,7 @@ class Run:
     def open(cls, path: Path) -> "Run":
         """Raises RunDirectoryError if `path` is no run directory, or one from a newer gpubench."""
         if not path.is_dir():
-            raise RunDirectoryError(f"{path} is not a run directory", "give results/<experiment>/<run_id>")
+            raise RunDirectoryError(f"{path} is not a run directory", EXPECTED)
         try:
             content = (path / RUN).read_bytes()
             version = msgspec.json.decode(content, type=_Versioned).schema_version
@@ -209,8 +222,12 @@ class Run:
                     f"{path / RUN} has schema version {version}, newer than {SCHEMA_VERSION}", "upgrade gpubench"
                 )
             return cls(path, msgspec.json.decode(content, type=RunRecord))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error}") from None
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{path} is not a run directory: it has no {RUN}", EXPECTED) from None
+        except OSError as error:
+            raise RunDirectoryError(f"{path / RUN} cannot be read: {error.strerror}", EXPECTED) from None
+        except (ValueError, RecursionError) as error:
+            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error}", EXPECTED) from None
 
     @property
     def status(self) -> str:
@@ -232,9 +249,35 @@ class Run:
         if not file.exists():
             return
         decoder = msgspec.json.Decoder(type_)
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    self.problems.append(f"{file}:{number}: {error}")
+        bad = BadLines(file, self.problems)
+        try:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    try:
+                        yield decoder.decode(line)
+                    except (ValueError, RecursionError) as error:
+                        bad.add(number, error)
+        except OSError as error:
+            self.problems.append(f"{file} cannot be read: {error.strerror}")
+        bad.close()
+
+
+class BadLines:
+    """Names the lines of a file that do not read: the first few one by one, the others by their number."""
+
+    LIMIT = 20
+
+    def __init__(self, file: Path, problems: list[str]) -> None:
+        self._file = file
+        self._problems = problems
+        self._count = 0
+
+    def add(self, number: int, error: Exception) -> None:
+        self._count += 1
+        if self._count <= self.LIMIT:
+            self._problems.append(f"{self._file}:{number}: {error}")
+
+    def close(self) -> None:
+        """To be called at the end of the file."""
+        if self._count > self.LIMIT:
+            self._problems.append(f"{self._file}: {self._count - self.LIMIT} more lines do not read")

@@ -5,13 +5,14 @@ from typing import Any
 
 import msgspec
 
+from gpubench.comparison.result import Noise
 from gpubench.events import Step
-from gpubench.runs import EPOCHS, RUN, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunRecord
+from gpubench.runs import EPOCHS, NOISE, RUN, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunRecord
 from gpubench.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.tracking import Epoch
 
-FILES = {RUN: RunRecord, STEPS: Step, EPOCHS: Epoch, TELEMETRY: TelemetrySample, SUMMARY: Summary}
+FILES = {RUN: RunRecord, STEPS: Step, EPOCHS: Epoch, TELEMETRY: TelemetrySample, SUMMARY: Summary, NOISE: Noise}
 """The type of each file's document, or of each line where its name ends in .jsonl."""
 
 

@@ -2,12 +2,16 @@
 
 import logging
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
-from gpubench.live import Lines, LiveTable, Silence, View
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT
+
+if TYPE_CHECKING:
+    from gpubench.live import View
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
@@ -41,8 +45,16 @@ class Terminal:
         root.propagate = False
         root.addHandler(_OnConsole(self.err, logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]))
 
-    def view(self) -> View:
+    def render(self, show: Callable[..., None], *what: object) -> str:
+        """What `show` prints to a console given behind `what`, as stdout would have it."""
+        with self.out.capture() as captured:
+            show(*what, self.out)
+        return captured.get()
+
+    def view(self) -> "View":
         """The live view that suits: a table on a terminal, lines in a pipe, nothing with -q."""
+        from gpubench.live import Lines, LiveTable, Silence  # and with it what only a running benchmark needs
+
         if self._quiet:
             return Silence()
         if self.err.is_terminal and not self.err.is_dumb_terminal:

@@ -12,7 +12,8 @@ from running import Finished, gpubench
 
 from gpubench import __version__, configs
 from gpubench.commands import app
-from gpubench.configuration import flatten, load, reread
+from gpubench.configuration import load, reread
+from gpubench.dotkeys import flatten
 from gpubench.settings import TrainSettings
 
 CommandLine = Callable[..., Finished]

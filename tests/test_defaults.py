@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from gpubench import devices
-from gpubench.configuration import apply_overrides, flatten
+from gpubench.configuration import apply_overrides
 from gpubench.defaults import complete
 from gpubench.devices import Gpu
+from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError
 from gpubench.settings import Device, Precision, TrainSettings
 

@@ -42,6 +42,15 @@ def test_what_is_not_needed_is_not_loaded(tmp_path: Path, arguments: list[str], 
 
 
 def test_the_host_starts_without_torch() -> None:
-    script = "import sys, gpubench.benchmark, gpubench.report, gpubench.terminal; print(*sys.modules)"
+    script = "import sys, gpubench.benchmark, gpubench.notebook, gpubench.report.training; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert {"torch", "transformers", "diffusers"}.isdisjoint(done.stdout.split())
+
+
+def test_compare_loads_neither_torch_nor_settings_nor_the_live_view(finished_run: Path) -> None:
+    arguments = ["compare", str(finished_run), str(finished_run), "--json"]  # refused when all is read and loaded
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+    word, exited, *loaded = done.stderr.splitlines()[-1].split()
+    assert (word, exited) == ("code", "2")
+    assert "scipy" in loaded
+    assert (WORKER_SIDE | {"pydantic_settings", "jinja2"}).isdisjoint(loaded)

@@ -12,8 +12,11 @@ from gpubench.metrics import DEFINITIONS, Distribution, Metric
 from gpubench.stats import (
     autocorrelation,
     block_length,
+    block_resample,
+    coarsened,
     describe,
     effective_size,
+    mean_error,
     relative_half_width,
     student_interval,
     warmup_length,
@@ -67,14 +70,48 @@ def test_effective_size_stays_between_one_and_n() -> None:
     assert effective_size([]) == 0
 
 
-def test_blocks_follow_the_rule_and_stay_within_the_series() -> None:
+def test_blocks_are_four_correlation_times_and_stay_within_the_series() -> None:
     x = steps(200, seed=1, rho=0.8)
-    r = autocorrelation(x)
-    assert block_length(x) == round((2 * r / (1 - r * r)) ** (2 / 3) * 200 ** (1 / 3))
-    assert 10 < block_length(x) < 40
-    assert block_length([1, 2] * 50) == 1
+    assert block_length(x) == round(4 * 200 / effective_size(x))
+    assert 15 < block_length(x) < 60
+    assert block_length([1, 2] * 50) == 4
     assert block_length([4, 4, 4]) == block_length([4]) == block_length([]) == 1
-    assert block_length(np.arange(10_000)) <= 10_000
+    assert block_length(np.arange(300)) == 100
+
+
+def test_the_error_of_a_mean_counts_autocorrelation() -> None:
+    expected = 0.01 * np.sqrt((1 + 0.8) / (1 - 0.8) / 1000)  # of the mean of a long first-order autoregression
+    found = [mean_error(steps(1000, seed, rho=0.8)) for seed in range(50)]
+    sizes = [error[0] for error in found if error]
+    assert np.mean(sizes) == pytest.approx(expected, rel=0.1)
+    assert all(error[1] > 1 for error in found if error)
+
+
+def test_the_error_of_a_mean_needs_values_and_a_mean() -> None:
+    assert mean_error([1.0, 1.0, 1.0]) is None
+    assert mean_error([0.0] * 10) is None
+    assert mean_error([2.0] * 10) == (0.0, 1.25 * (10 / 3 - 1))
+
+
+def test_resampled_means_vary_as_the_mean_does() -> None:
+    x = steps(500, seed=3, rho=0.8)
+    means = block_resample(x, 4000, np.random.default_rng(0))
+    error = mean_error(x)
+    assert error
+    assert len(means) == 4000
+    assert means.mean() == pytest.approx(x.mean(), rel=2e-3)
+    assert means.std() / x.mean() == pytest.approx(error[0], rel=0.15)
+
+
+def test_a_long_series_is_coarsened_without_changing_its_mean_or_its_error() -> None:
+    x = steps(300_000, seed=4, rho=0.8)
+    short = coarsened(x)
+    assert len(short) <= 1 << 16
+    assert short.mean() == pytest.approx(x.mean(), rel=1e-9)
+    error = mean_error(x)
+    assert error
+    assert error[0] == pytest.approx(0.01 * 3 / np.sqrt(300_000), rel=0.15)
+    assert np.array_equal(coarsened(x[:100]), x[:100])
 
 
 # Describing

@@ -40,6 +40,8 @@ def test_it_writes_the_whole_run_directory(tiny: Finished) -> None:
         "telemetry.jsonl",
         "summary.json",
         "summary.csv",
+        "noise.json",
+        "report.html",
         "run.log",
         "tensorboard",
     }
@@ -132,7 +134,8 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
     assert [run["status"] for run in document["runs"]] == ["completed", "completed"]
-    assert document["throughput_ratio"]["pairs"] == 2
+    assert all(verdict["units"] == [2, 2] and verdict["paired"] for verdict in document["comparison"]["verdicts"])
+    assert document["comparison"]["baseline"]["label"] == "precision=fp32"
     configs = [yaml.safe_load((Path(run["path"]) / "config.yaml").read_text()) for run in document["runs"]]
     assert [config["precision"] for config in configs] == ["fp32", "bf16"]
     starts = []

@@ -2,20 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 import msgspec
-import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from gpubench import stats, units
 from gpubench.benchmark import Outcome
-from gpubench.configuration import flatten
+from gpubench.comparison.result import Comparisons
+from gpubench.dotkeys import flatten
 from gpubench.live import COLOURS, bar
 from gpubench.metrics import Metric
+from gpubench.report import comparing
 from gpubench.settings import TrainSettings
 from gpubench.summary import Summary
 
@@ -42,35 +42,22 @@ HEADLINES = (
 WITHOUT_NEWS = {"skipped_steps": 0.0}  # shown only when it is something else
 
 
-def to_json(outcomes: Sequence[Outcome]) -> str:
-    """One document: every run with its path, status, error and summary."""
+def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str:
+    """One document: every run with its path, status, error and summary, and of two runs how they compare."""
     document: dict[str, Any] = {"runs": [_document(outcome) for outcome in outcomes]}
-    if len(outcomes) == 2 and (ratio := throughput_ratio(*outcomes)):
-        document["throughput_ratio"] = ratio
+    if comparisons:
+        document["comparison"] = msgspec.to_builtins(comparisons.comparisons[0])
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
+def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: Console) -> None:
     for outcome in outcomes:
         _show_run(outcome, console)
-    if len(outcomes) == 2 and (ratio := throughput_ratio(*outcomes)):
-        console.print(f"\n{_sentence(ratio, *differences(*outcomes))}", soft_wrap=True)
+    if comparisons:
+        console.print()
+        comparing.show(comparisons, console)
     for outcome in outcomes:
         console.print(f"{outcome.status}: {outcome.recorder.writer.path}", soft_wrap=True)
-
-
-def throughput_ratio(base: Outcome, other: Outcome) -> dict[str, Any] | None:
-    """`other` over `base`, by the interleaved pairs of repeats: geometric mean and Student's interval of the logs."""
-    ours, theirs = base.summary.get("throughput"), other.summary.get("throughput")
-    if not ours or not theirs:
-        return None
-    logs = [float(np.log(b / a)) for a, b in zip(ours.repeats, theirs.repeats, strict=False)]
-    interval = stats.student_interval(logs)
-    return {
-        "estimate": float(np.exp(fmean(logs))),
-        "interval": [float(np.exp(edge)) for edge in interval] if interval else None,
-        "pairs": len(logs),
-    }
 
 
 def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
@@ -79,14 +66,6 @@ def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
     keys = [key for key in ours if ours[key] != theirs[key]]
     first, second = (" ".join(f"{key}={values[key]}" for key in keys) for values in (ours, theirs))
     return first or "the first", second or "the same again"
-
-
-def _sentence(ratio: dict[str, Any], base: str, other: str) -> str:
-    text = f"throughput with {other} over {base}: {ratio['estimate']:.3f} x"
-    if ratio["interval"]:
-        low, high = ratio["interval"]
-        text += f", 95 % interval {low:.3f} to {high:.3f}"
-    return f"{text} ({ratio['pairs']} interleaved pair{'s' * (ratio['pairs'] != 1)})"
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""Who can be believed? The same pairs, equal ones and ones 3 % apart, judged by gpubench and by its peers.
+
+    .venv/bin/python benchmarks/compare_peers.py [--trials 200] [--processes 5] [--steps 60]
+
+The numbers are simulated as training behaves: a process's steps are autocorrelated (AR(1) with 0.8, standard deviation
+1 % of a step), and processes differ among themselves, by 1 % or not at all. Every tool gets them in its own form and
+is asked at its defaults. A false verdict is a change named where there was none; pytest-benchmark names only one
+direction, and so has half the occasions. The seed is fixed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from overhead import print_table, reason
+
+from gpubench.comparison import compare, sides
+from gpubench.comparison.foreign import Column
+
+HERE = Path(__file__).resolve().parent
+SEED = 20_200_303
+STEP_SECONDS = 0.01
+AUTOCORRELATION = 0.8
+STEP_NOISE = 0.01
+PROCESS_NOISE = 0.01
+CHANGE = 0.03
+
+Processes = list[list[float]]
+"""Seconds of each step of each process."""
+Pair = tuple[Processes, Processes]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    process_noise: float
+    change: float
+
+    def pairs(self, trials: int, processes: int, steps: int) -> list[Pair]:
+        rng = np.random.default_rng(SEED)
+
+        def side(change: float) -> Processes:
+            return simulate(rng, processes, steps, self.process_noise, change)
+
+        return [(side(0.0), side(self.change)) for _ in range(trials)]
+
+
+@dataclass
+class Tool:
+    name: str
+    package: str | None
+    script: str
+    arguments: tuple[str, ...] = ()
+    python: Path = Path(sys.executable)
+    rates: list[float] = field(default_factory=list)
+    """Of pairs called a change, or in the scenarios with one called slower."""
+    trouble: str | None = None
+
+    def judge(self, pairs: Sequence[Pair]) -> list[str]:
+        """A word for each pair. Raises subprocess.SubprocessError or ValueError if the tool does not answer."""
+        if self.package is None:
+            return [gpubench(pair) for pair in pairs]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "pairs.json"
+            file.write_text(json.dumps(pairs))
+            command = [str(self.python), str(HERE / "peers" / self.script), str(file), *self.arguments]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        words: list[str] = json.loads(done.stdout)
+        return words
+
+    def install(self, environments: Path) -> None:
+        if self.package is None:
+            return
+        folder = environments / self.package
+        self.python = folder / "bin" / "python"
+        try:
+            if not self.python.exists():
+                print(f"installing {self.package} in {folder}", file=sys.stderr)
+                subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=True)
+            install = [str(self.python), "-m", "pip", "install", "--quiet", self.package]
+            subprocess.run(install, capture_output=True, text=True, check=True)
+        except (subprocess.SubprocessError, OSError) as error:
+            self.trouble = f"does not install: {reason(error)}"
+
+
+def tools() -> list[Tool]:
+    return [
+        Tool("gpubench compare, a log a process", None, ""),
+        Tool("pyperf compare_to, a run a process", "pyperf", "verdict_pyperf.py"),
+        Tool("benchstats, all steps", "benchstats", "verdict_benchstats.py"),
+        Tool("benchstats, means of processes", "benchstats", "verdict_benchstats.py", ("means",)),
+        Tool("pytest-benchmark, fail on mean:1%", "pytest-benchmark", "verdict_pytest_benchmark.py", ("mean:1%",)),
+        Tool("pytest-benchmark, fail on median:5%", "pytest-benchmark", "verdict_pytest_benchmark.py", ("median:5%",)),
+    ]
+
+
+def scenarios() -> list[Scenario]:
+    return [
+        Scenario(f"{what}, {where}", noise, change)
+        for noise, where in ((PROCESS_NOISE, "processes differ by 1 %"), (0.0, "processes alike"))
+        for change, what in ((0.0, "false verdicts"), (CHANGE, "+3 % found"))
+    ]
+
+
+def simulate(rng: np.random.Generator, processes: int, steps: int, process_noise: float, change: float) -> Processes:
+    """Relative noise of each process and, autocorrelated, of each of its steps."""
+    found = []
+    for _ in range(processes):
+        shocks = rng.normal(0, STEP_NOISE * np.sqrt(1 - AUTOCORRELATION**2), steps)
+        noise = np.empty(steps)
+        noise[0] = rng.normal(0, STEP_NOISE)
+        for step in range(1, steps):
+            noise[step] = AUTOCORRELATION * noise[step - 1] + shocks[step]
+        level = STEP_SECONDS * (1 + change) * (1 + rng.normal(0, process_noise))
+        found.append([float(value) for value in level * (1 + noise)])
+    return found
+
+
+def gpubench(pair: Pair) -> str:
+    """The verdict of `gpubench compare` on two folders of logs."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = [Path(folder) / "before", Path(folder) / "after"]
+        for name, processes in zip(names, pair, strict=True):
+            name.mkdir()
+            for number, steps in enumerate(processes):
+                (name / f"{number}.csv").write_text("step\n" + "\n".join(map(repr, steps)))
+        found, _ = sides.find([str(name) for name in names], Path(folder), column=Column.of("step", "s"))
+        (comparison,) = compare.compare(found).comparisons
+    return comparison.verdicts[0].verdict
+
+
+def rate(words: Sequence[str], scenario: Scenario) -> float:
+    wanted = ("slower",) if scenario.change else ("slower", "faster")
+    return sum(word in wanted for word in words) / len(words)
+
+
+def row(tool: Tool) -> list[str]:
+    if tool.trouble:
+        return [tool.name, *["-"] * (len(scenarios()) - 1), tool.trouble]
+    return [tool.name, *(f"{value:.1%}" for value in tool.rates)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=200, help="pairs in each column")
+    parser.add_argument("--processes", type=int, default=5, help="on each side")
+    parser.add_argument("--steps", type=int, default=60, help="of each process")
+    parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "gpubench-benchmarks")
+    options = parser.parse_args()
+    entered = tools()
+    for tool in entered:
+        tool.install(options.environments.expanduser().resolve())
+    for scenario in scenarios():
+        pairs = scenario.pairs(options.trials, options.processes, options.steps)
+        for tool in entered:
+            if tool.trouble:
+                continue
+            print(f"{scenario.name}: {tool.name}", file=sys.stderr)
+            try:
+                tool.rates.append(rate(tool.judge(pairs), scenario))
+            except (subprocess.SubprocessError, ValueError, LookupError) as error:
+                tool.trouble = f"does not run: {reason(error)}"
+    print(f"{options.trials} pairs a column, {options.processes} processes a side, {options.steps} steps each\n")
+    print_table([["tool", *(scenario.name for scenario in scenarios())], *(row(tool) for tool in entered)])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""How long does `gpubench compare` take, and how much memory, for small runs, long runs and many runs?
+
+    .venv/bin/python benchmarks/compare_scale.py [--rounds 3] [--quick]
+
+The runs never ran: their steps are drawn at random, and written as `gpubench train-bench` writes them. Every case is a
+fresh process, start-up and imports included, with the file system's cache warm. Bars, for the best of the rounds on two
+noisy cores:
+
+    two small runs                 0.4 s
+    two runs of 1,000,000 steps    3 s and 500 MB resident
+    1,000 runs against 10          5 s
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+from overhead import print_table
+
+from gpubench.events import ModelBuilt, Step
+from gpubench.runs import COMPLETED, ENVIRONMENT, SCHEMA_VERSION, STEPS, SUMMARY, RunWriter
+from gpubench.steady import Repeat
+from gpubench.summary import summarise
+
+PHASES = {"data_wait": 0.02, "host_to_device": 0.03, "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "other": 0.05}
+WARMUP = 10
+MB = 1e6
+SETTINGS: dict[str, Any] = {
+    "experiment": "scale",
+    "seed": 0,
+    "device": "cpu",
+    "precision": "fp32",
+    "model": {"name": "gpt2-tiny", "activation_checkpointing": False},
+    "data": {"source": "synthetic", "samples": 10_000, "workers": 0, "pin_memory": False, "prefetch": 2},
+    "training": {"batch_size": 8, "grad_accumulation": 1, "optimizer": "adamw", "warmup_steps": WARMUP},
+    "performance": {"compile": False, "channels_last": False, "cpu_threads": 2},
+    "distributed": {"world_size": 1},
+}
+MACHINE: dict[str, Any] = {
+    "host": {"name": "here", "os": "Linux", "kernel": "6.1", "virtual": False},
+    "cpu": {"model": "a CPU", "physical_cores": 2, "logical_cores": 2, "usable_cores": 2},
+    "memory": {"total_bytes": 16 << 30},
+    "python": {"version": "3.11.7"},
+    "torch": {"version": "2.13.0", "debug": False},
+    "gpus": [],
+    "packages": {f"package-{number}": f"{number}.0.0" for number in range(40)},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    seconds: float
+    """The bar."""
+    megabytes: float | None
+    baseline: Path
+    candidate: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to be written: a step takes 10 ms / `speed`, with 2 % of noise and 1 % from repeat to repeat."""
+
+    results: Path
+    experiment: str
+    repeats: int
+    steps: int
+    speed: float
+    seed: int
+
+
+def write_run(plan: Plan) -> Path:
+    random = np.random.default_rng(plan.seed)
+    settings = yaml.safe_dump(SETTINGS)
+    writer = RunWriter(plan.results, plan.experiment, settings, command="train-bench", argv=[], world_size=1, git=None)
+    writer.replace(ENVIRONMENT, MACHINE)
+    measured = []
+    began = time.time()
+    for number in range(plan.repeats):
+        repeat = Repeat(number, {0: []}, built(number))
+        totals = random.normal(1, 0.01) * random.normal(1, 0.02, plan.steps).clip(0.5) * 0.01 / plan.speed
+        for place, total in enumerate(totals.tolist()):
+            phases = {name: round(total * share, 9) for name, share in PHASES.items()}  # clocks tick in nanoseconds
+            total = sum(phases.values())
+            step = Step(number, 0, 0, place, began, total, phases, total, 8, 1 / (1 + place))
+            began += total
+            writer.append(STEPS, step)
+            repeat.steps[0].append(step)
+        measured.append(repeat)
+    summary = summarise(measured, WARMUP, None, "fp32")
+    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
+    writer.update(repeats=plan.repeats)
+    writer.finish(COMPLETED)
+    return writer.path
+
+
+def built(repeat: int) -> ModelBuilt:
+    return ModelBuilt(
+        rank=0,
+        repeat=repeat,
+        parameters=10_000,
+        trainable_parameters=10_000,
+        sample_shape="32",
+        tokens_per_sample=32,
+        seconds=0.5,
+    )
+
+
+def cases(folder: Path, scale: float) -> list[Case]:
+    """Writes the runs; `scale` shortens them."""
+    steps, runs, few = round(1_000_000 * scale), round(1000 * scale), max(2, round(10 * scale))
+    plans = [
+        *(Plan(folder, "small", repeats=3, steps=60, speed=1 + seed / 50, seed=seed) for seed in range(2)),
+        *(Plan(folder, "long", repeats=1, steps=steps, speed=1 + seed / 50, seed=seed) for seed in range(2)),
+        *(Plan(folder, "many", repeats=3, steps=60, speed=1.0, seed=seed) for seed in range(runs)),
+        *(Plan(folder, "few", repeats=3, steps=60, speed=1.0, seed=seed) for seed in range(few)),
+    ]
+    print(f"writing {len(plans)} runs, two of them with {steps:,} steps", file=sys.stderr)
+    # In processes of their own: a child's peak of memory is never below what its parent had when it was started.
+    with ProcessPoolExecutor(2, get_context("spawn")) as writers:
+        written = list(writers.map(write_run, plans))
+    small, long = written[:2], written[2:4]
+    return [
+        Case("two small runs", 0.4, None, *small),
+        Case(f"two runs of {steps:,} steps", 3.0, 500.0, *long),
+        Case(f"{runs:,} runs against {few}", 5.0, None, folder / "many", folder / "few"),
+    ]
+
+
+def measure(command: Sequence[str]) -> tuple[float, float]:
+    """(seconds, most MB resident) of one process. Raises subprocess.CalledProcessError if it fails."""
+    with tempfile.TemporaryFile() as said:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        _, status, used = os.wait4(process.pid, 0)
+        elapsed = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            raise subprocess.CalledProcessError(process.returncode, command, said.read().decode())
+    return elapsed, used.ru_maxrss * 1024 / MB
+
+
+def row(case: Case, rounds: int) -> list[str]:
+    command = [sys.executable, "-m", "gpubench", "compare", str(case.baseline), str(case.candidate)]
+    measure(command)  # warms the caches
+    found = [measure(command) for _ in range(rounds)]
+    seconds, megabytes = min(seconds for seconds, _ in found), max(megabytes for _, megabytes in found)
+    passed = seconds <= case.seconds and megabytes <= (case.megabytes or megabytes)
+    bar = f"{case.seconds:g} s" + (f", {case.megabytes:.0f} MB" if case.megabytes else "")
+    every = " ".join(f"{seconds:.2f}" for seconds, _ in found)
+    return [case.name, f"{seconds:.2f} s", every, f"{megabytes:.0f} MB", bar, "PASS" if passed else "FAIL"]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each case")
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the size, 1 round: does it run at all?")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    return options
+
+
+def main() -> int:
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix="gpubench-scale-") as folder:
+        every = cases(Path(folder), 0.01 if options.quick else 1.0)
+        try:
+            rows = [row(case, 1 if options.quick else options.rounds) for case in every]
+        except subprocess.CalledProcessError as error:
+            print(f"error: gpubench compare exited {error.returncode}: {error.output}", file=sys.stderr)
+            return 1
+    print_table([["case", "best", "rounds, s", "most memory", "bar", ""], *rows])
+    return 1 if any(row[-1] == "FAIL" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""gpubench compare"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpubench.commands import options, output
+from gpubench.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpubench.comparison.evidence import Side
+    from gpubench.comparison.foreign import Column
+    from gpubench.comparison.result import Comparisons, GateResult, Noise
+    from gpubench.terminal import Terminal
+
+EPILOG = """Examples:
+
+gpubench compare latest~1 latest
+
+gpubench compare results/before results/after --html change.html
+
+gpubench compare base new1 new2 --metric throughput --fail-on "step_time>2%"
+
+gpubench compare latest~1 latest --format markdown >> pr.md
+
+gpubench compare old.csv new.csv --column step_ms --unit ms
+
+gpubench compare --null results/before
+
+A path is a run directory, a folder of runs that repeat each other, a run id, an experiment, or latest~N.
+
+Exit codes: 0; 2 what was asked cannot be done; 3 a --fail-on condition is met; 4 with --strict, one is undecided.
+"""
+REGRESSED, UNDECIDED = 3, 4
+RETRY = "--html FILE writes a page instead"
+
+
+class Format(StrEnum):
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+
+
+class Better(StrEnum):
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+def compare(
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="BASELINE CANDIDATE...", help="Runs, groups of runs, or logs.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        options.option("NAME", "Judge this metric, or those that a pattern like phase_* names.", options.VERDICT),
+    ] = None,
+    margin: Annotated[
+        str, options.option("X%", "Changes up to this do not matter; 0.5% by default.", options.VERDICT)
+    ] = "0.5%",
+    force: Annotated[
+        bool, typer.Option("--force", help="Judge although the workloads differ.", rich_help_panel=options.VERDICT)
+    ] = False,
+    null: Annotated[
+        bool,
+        typer.Option(
+            "--null",
+            help="Learn from one group of equal runs what the smallest change is that shows here.",
+            rich_help_panel=options.VERDICT,
+        ),
+    ] = False,
+    fail_on: Annotated[
+        list[str] | None,
+        options.option("METRIC>X%", "Exit 3 if the metric got worse by more than X %; repeatable.", options.GATE),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit 4 if a --fail-on condition is undecided.", rich_help_panel=options.GATE),
+    ] = False,
+    results: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", envvar="GPUBENCH_RESULTS", help="Where names are looked up.", rich_help_panel=options.INPUT
+        ),
+    ] = Path("results"),
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Leave damaged runs of a group out.", rich_help_panel=options.INPUT),
+    ] = False,
+    column: Annotated[
+        str | None, options.option("NAME", "Read other tools' CSV or JSON lines: this column.", options.INPUT)
+    ] = None,
+    unit: Annotated[
+        str | None, options.option("UNIT", "Of the column, such as ms or samples/s.", options.INPUT)
+    ] = None,
+    better: Annotated[
+        Better | None, typer.Option(help="Which way the column improves.", rich_help_panel=options.INPUT)
+    ] = None,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="What stdout gets.", rich_help_panel=options.OUTPUT)
+    ] = None,
+    json: options.Json = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page there.", rich_help_panel=options.OUTPUT)
+    ] = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Is it faster, by how much, is that real, and what explains it?"""
+    names, fails = paths or [], fail_on or []
+    chosen = Format.JSON if json else format_ or Format.TERMINAL
+    _refuse(
+        (json and format_ not in (None, Format.JSON), f"--json and --format {format_} contradict", "leave one out"),
+        (strict and not fails, "--strict without --fail-on has nothing to judge", 'add --fail-on "step_time>2%"'),
+        (bool(unit or better) and not column, "--unit and --better describe a --column", "add --column NAME"),
+        (bool(column) and not unit, f"--column {column} needs its --unit", "such as --unit ms"),
+        (null and len(names) != 1, "--null takes one group of runs", "gpubench compare --null results/EXPERIMENT"),
+        (null and bool(fails or html), "--null compares nothing: no --fail-on, no --html", "leave them out"),
+        (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} form", "--format markdown or json"),
+        (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
+    )
+    if html:
+        output.check_file(html, "--html")
+
+    # The numbers' libraries are imported here: help and refusals need none of them.
+    from gpubench.comparison import compare as comparison
+    from gpubench.comparison import gate, sides
+    from gpubench.terminal import Terminal
+
+    fraction, conditions = _margin(margin), [gate.parse_condition(text) for text in fails]
+    terminal = Terminal(quiet=quiet, verbosity=verbose)
+    found, left_out = sides.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
+    if null:
+        learned = comparison.null(found[0], margin=fraction, metrics=metric or ())
+        _keep(learned, found[0], terminal)
+        for line in left_out:
+            terminal.err.print(f"left out: {line}", markup=False, soft_wrap=True)
+        output.write(_noise(learned, chosen, terminal), RETRY)
+        return
+    comparisons = comparison.compare(
+        found, margin=fraction, metrics=metric or (), force=force, conditions=conditions, left_out=left_out
+    )
+    if html:
+        output.write_file(html, _page(comparisons, found))
+        if not quiet:
+            terminal.err.print(f"wrote {html}", markup=False, soft_wrap=True)
+    output.write(_document(comparisons, found, chosen, terminal, everything=bool(metric)), RETRY)
+    raise typer.Exit(_exit_code(comparisons.gate, strict, terminal))
+
+
+def _refuse(*contradictions: tuple[bool, str, str]) -> None:
+    for refused, message, hint in contradictions:
+        if refused:
+            raise UsageError(message, hint)
+
+
+def _margin(text: str) -> float:
+    from gpubench.comparison.gate import percent
+
+    margin = percent(text)
+    if margin is None or margin >= 1:
+        raise UsageError(f"--margin {text!r} is not a percentage below 100 %", "such as --margin 0.5%")
+    return margin
+
+
+def _column(name: str | None, unit: str | None, better: Better | None) -> "Column | None":
+    if name is None or unit is None:
+        return None
+    from gpubench.comparison.foreign import Column
+
+    return Column.of(name, unit, better.value if better else None)
+
+
+def _document(
+    comparisons: "Comparisons", found: "Sequence[Side]", chosen: Format, terminal: "Terminal", everything: bool
+) -> str:
+    if chosen is Format.HTML:
+        return _page(comparisons, found)
+    from gpubench.report import comparing, documents
+
+    if chosen is Format.JSON:
+        return documents.to_json(comparisons)
+    if chosen is Format.CSV:
+        return documents.to_csv(comparisons)
+    if chosen is Format.MARKDOWN:
+        return documents.to_markdown(comparisons, everything=everything)
+    return terminal.render(partial(comparing.show, everything=everything), comparisons)
+
+
+def _page(comparisons: "Comparisons", found: "Sequence[Side]") -> str:
+    from gpubench.report.page import compare_page
+
+    return compare_page(comparisons, found)
+
+
+def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
+    """On record in every run it was learned from, where a later comparison finds it."""
+    from gpubench.comparison import noise
+
+    for run in side.runs:
+        if run.record is None:
+            continue
+        try:
+            noise.write(learned, run.path)
+        except OSError as error:
+            terminal.err.print(f"not kept in {run.path}: {error.strerror}", markup=False, soft_wrap=True)
+
+
+def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
+    from gpubench.report import documents, noise
+
+    if chosen is Format.JSON:
+        return documents.to_json(learned)
+    if chosen is Format.MARKDOWN:
+        return noise.to_markdown(learned)
+    return terminal.render(noise.show, learned)
+
+
+def _exit_code(results: "Sequence[GateResult]", strict: bool, terminal: "Terminal") -> int:
+    """A regression outweighs what is undecided; either is named on stderr in one line."""
+    from gpubench.report import phrases
+
+    outcomes = (("regressed", "regression", REGRESSED), ("inconclusive", "undecided", UNDECIDED if strict else 0))
+    for outcome, word, code in outcomes:
+        hit = [phrases.worsening(result, interval=False) for result in results if result.outcome == outcome]
+        if hit and code:
+            terminal.err.print(f"{word}: {'; '.join(hit)}", markup=False, soft_wrap=True)
+            return code
+    return 0

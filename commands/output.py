@@ -1,0 +1,40 @@
+"""Where a result goes: to stdout whole, or into a file whole."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+from gpubench.errors import RunFailed, UsageError
+
+
+def write(text: str, hint: str) -> None:
+    """The result, on stdout. A reader that had enough is no error; a full disk is, and `hint` is the way round it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise RunFailed(f"cannot write to stdout: {error.strerror}", hint) from None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more as it exits
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raises UsageError unless a file can be there; before the work, so that none is done in vain."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a directory", f"name a file in it: {path / 'compare.html'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}", f"mkdir -p {path.parent}")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Written aside and renamed, so that nobody ever reads half of it. Raises RunFailed if it cannot be."""
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunFailed(
+            f"cannot write {path}: {error.strerror}", "name a file in a folder that can be written"
+        ) from None

@@ -1,0 +1,273 @@
+"""Whether two sides did the same work, what else sets them apart, and which of their figures can be compared."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.comparison.result import Comparability, Difference, Kind, SideSummary
+from gpubench.metrics import DEFINITIONS
+
+ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
+
+# What each setting of a run is to a comparison; a setting that is not here is taken to be a treatment.
+SETTINGS: dict[Kind | None, tuple[str, ...]] = {
+    "workload": (
+        "model.name", "data.source", "data.path", "data.image_size", "data.sequence_length", "data.tokenizer",
+        "training.optimizer",
+    ),
+    "scale": ("training.batch_size", "training.grad_accumulation", "distributed.world_size"),
+    "treatment": (
+        "seed", "device", "precision", "model.activation_checkpointing", "data.workers", "data.pin_memory",
+        "data.prefetch", "training.optimizer_impl", "training.learning_rate", "training.momentum",
+        "training.weight_decay", "performance.channels_last", "performance.compile", "performance.compile_mode",
+        "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads",
+        "performance.omp_wait_policy", "distributed.strategy", "distributed.backend", "distributed.bucket_mb",
+    ),
+    "protocol": (
+        "data.samples", "training.steps", "training.epochs", "training.seconds", "training.warmup_steps",
+        "distributed.timeout", "measurement.repeats", "measurement.target_precision", "measurement.max_repeats",
+        "measurement.count_flops", "measurement.measure_peak", "measurement.telemetry_interval",
+        "measurement.stall_timeout",
+    ),
+    None: (
+        "experiment", "results", "logging.level", "logging.graph", "logging.wandb", "logging.wandb_project",
+        "logging.wandb_mode",
+    ),
+}  # fmt: skip
+_KINDS = {key: kind for kind, keys in SETTINGS.items() for key in keys}
+
+# Settings that ask for a shape, and so give way to the shape that the model turned out to have.
+_ASKED_SHAPE = ("data.image_size", "data.sequence_length")
+# Not a condition of the run: a name of it, a reading of the moment, or told by another key already.
+_PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
+_PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How one metric is put on a common footing: each side's value is divided by its number."""
+
+    metric: str
+    """Its name once divided."""
+    unit: str
+    baseline: float
+    candidate: float
+    withheld: str | None
+    """Why it cannot be judged at all."""
+
+
+def judge(baseline: Side, candidate: Side, *, force: bool = False) -> Comparability:
+    """Whether verdicts may be given; `force` gives them whatever the sides did, and the reasons say so."""
+    ours, theirs = baseline.runs[0], candidate.runs[0]
+    found = differences(ours, theirs)
+    against = [*_unknown_work(baseline, candidate), *_unlike_work(found)]
+    against += [reason for side in (baseline, candidate) if (reason := _disunity(side))]
+    verdict = "judged all the same, as --force asks" if force else "verdicts are withheld; --force gives them anyway"
+    return Comparability(
+        comparable=not against,
+        forced=force and bool(against),
+        reasons=[f"{reason}: {verdict}" for reason in dict.fromkeys(against)] + _remarks(baseline, candidate, found),
+        differences=found,
+    )
+
+
+def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Difference]:
+    """All that is known of both and not the same, the work first; what only one side has recorded is no difference."""
+    found = [*_work(baseline, candidate), *_environment(baseline, candidate), *_code(baseline, candidate)]
+    return sorted(found, key=lambda difference: ORDER.index(difference.kind))
+
+
+def same_step(baseline: Side, candidate: Side) -> bool:
+    """Whether a step is as much work on both sides: as many samples on each rank, and as many ranks."""
+    return _step(baseline) == _step(candidate)
+
+
+def samples_per_step(side: Side) -> int | None:
+    """Samples that one rank works through in one optimizer step; None where the settings are not known."""
+    settings = side.runs[0].settings
+    batch, accumulation = settings.get("training.batch_size"), settings.get("training.grad_accumulation")
+    return batch * accumulation if isinstance(batch, int) and isinstance(accumulation, int) else None
+
+
+def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normalisation:
+    """The footing on which a metric can be judged: withheld for a step of another size, per device for other ranks."""
+    as_it_is = Normalisation(metric, unit, 1.0, 1.0, None)
+    per, ranks = _per(metric), (_ranks(baseline), _ranks(candidate))
+    if any(side.runs[0].record is None for side in (baseline, candidate)):
+        return as_it_is
+    if per == "step" and not same_step(baseline, candidate):
+        sizes = f"{_describe_step(baseline)} against {_describe_step(candidate)}"
+        return Normalisation(metric, unit, 1.0, 1.0, f"a step is not the same work: {sizes}")
+    if per == "job" and ranks[0] != ranks[1]:
+        return Normalisation(f"{metric}_per_device", unit, float(ranks[0]), float(ranks[1]), None)
+    return as_it_is
+
+
+def headline(run: RunEvidence) -> str:
+    """The workload in one line: "resnet18, fp32, batch 16 x 2 ranks on cuda"; of another tool's log, what was read."""
+    if run.record is None:
+        return f"{run.path.name}, column {next(iter(run.metrics), '?')}"
+    settings = run.settings
+    if not settings:
+        return f"{run.record.command}, settings unknown"
+    facts = (settings.get(key) for key in ("model.name", "precision", "training.batch_size", "device"))
+    model, precision, batch, device = ("?" if fact is None else fact for fact in facts)
+    ranks = f" x {run.record.world_size} ranks" if run.record.world_size > 1 else ""
+    return f"{model}, {precision}, batch {batch}{ranks} on {device}"
+
+
+def summarise_side(side: Side) -> SideSummary:
+    first = side.runs[0]
+    return SideSummary(
+        label=side.label,
+        paths=[str(run.path) for run in side.runs],
+        command=first.record.command if first.record else None,
+        headline=headline(first),
+        started=first.record.started if first.record else None,
+        runs=len(side.runs),
+        repeats=sum(run.repeats for run in side.runs),
+    )
+
+
+def _per(metric: str) -> str | None:
+    if metric in DEFINITIONS:
+        return DEFINITIONS[metric].per
+    return "step" if metric.startswith("phase_") else None
+
+
+def _ranks(side: Side) -> int:
+    record = side.runs[0].record
+    return record.world_size if record else 1
+
+
+def _step(side: Side) -> tuple[int | None, int]:
+    return samples_per_step(side), _ranks(side)
+
+
+def _describe_step(side: Side) -> str:
+    samples, ranks = samples_per_step(side), _ranks(side)
+    return f"{'an unknown number of' if samples is None else samples} samples on each of {_count(ranks, 'rank')}"
+
+
+def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
+    """Settings and the facts of the model that ran."""
+    if baseline.record and candidate.record and baseline.record.command != candidate.record.command:
+        yield Difference("command", "workload", baseline.record.command, candidate.record.command)
+    shape_known = "sample_shape" in baseline.workload and "sample_shape" in candidate.workload
+    if baseline.settings and candidate.settings:
+        for key, ours, theirs in _changes(baseline.settings, candidate.settings):
+            kind = _KINDS.get(key, "treatment")
+            if kind is None or (shape_known and key in _ASKED_SHAPE):
+                continue
+            if kind in ("workload", "scale") and not (key in baseline.settings and key in candidate.settings):
+                continue
+            yield Difference(key, kind, ours, theirs)
+    for key, ours, theirs in _changes(baseline.workload, candidate.workload):
+        if key in baseline.workload and key in candidate.workload:
+            yield Difference(key, "workload", ours, theirs)
+
+
+def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
+    if not (baseline.environment and candidate.environment):
+        return
+    compared = min(len(_gpus(baseline)), len(_gpus(candidate)))
+    ours, theirs = _conditions(baseline, compared), _conditions(candidate, compared)
+    elsewhere = ours.get("host.name") != theirs.get("host.name")
+    for key, old, new in _changes(ours, theirs):
+        if not (elsewhere and key.endswith(".uuid")):  # another machine has other GPUs
+            yield Difference(key, "code" if key == "packages.gpubench" else "treatment", old, new)
+
+
+def _conditions(run: RunEvidence, gpus: int) -> dict[str, Any]:
+    """The environment without what passes; the first `gpus` GPUs key by key."""
+    facts = {key: fact for key, fact in run.environment.items() if key not in _PASSING and key != "gpus"}
+    facts["gpus.count"] = len(_gpus(run))
+    for index, gpu in enumerate(_gpus(run)[:gpus]):
+        facts |= {f"gpus.{index}.{name}": fact for name, fact in gpu.items() if name not in _PASSING_OF_GPU}
+    return facts
+
+
+def _gpus(run: RunEvidence) -> list[dict[str, Any]]:
+    listed = run.environment.get("gpus")
+    return [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+
+
+def _code(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
+    if baseline.record and candidate.record:
+        for key, ours, theirs in _changes(baseline.record.git or {}, candidate.record.git or {}):
+            yield Difference(f"git.{key}", "code", ours, theirs)
+
+
+def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if ours is theirs or ours == theirs:
+        return
+    for key in dict.fromkeys([*ours, *theirs]):
+        if ours.get(key) != theirs.get(key):
+            yield key, ours.get(key), theirs.get(key)
+
+
+def _unknown_work(baseline: Side, candidate: Side) -> Iterator[str]:
+    """Reasons to doubt that the work is the same because nobody knows it."""
+    foreign = [side.label for side in (baseline, candidate) if side.runs[0].record is None]
+    if len(foreign) == 1:
+        yield f"{foreign[0]} is a log of another tool and the other side a run: nothing tells that they did the same"
+    for side in (baseline, candidate):
+        lost = [run for run in side.runs if run.record and not run.settings]
+        if lost:
+            yield f"the settings of {lost[0].label} could not be read, so its work is not known"
+
+
+def _unlike_work(found: Iterable[Difference]) -> Iterator[str]:
+    work = [difference for difference in found if difference.kind == "workload"]
+    if work:
+        yield f"not the same work, {_sentence(work)}"
+
+
+def _disunity(side: Side) -> str | None:
+    """Why the runs of a group are no repeats of each other; their seed and the protocol may differ."""
+    first = side.runs[0]
+    for run in side.runs[1:]:
+        found = [
+            difference for difference in _work(first, run) if difference.kind != "protocol" and difference.key != "seed"
+        ]
+        if found:
+            return f"the runs of {side.label} do not repeat one configuration, {_sentence(found)} in {run.label}"
+    return None
+
+
+def _remarks(baseline: Side, candidate: Side, found: Iterable[Difference]) -> list[str]:
+    """What is to be known although it withholds no verdict of the whole."""
+    sides = (baseline, candidate)
+    if all(side.runs[0].record is None for side in sides):
+        return ["logs of another tool: nothing but their numbers could be compared"]
+    said = [
+        f"the environment of {side.runs[0].label} could not be read: machine and libraries could not be compared"
+        for side in sides
+        if side.runs[0].record and not side.runs[0].environment
+    ]
+    scale = [difference for difference in found if difference.kind == "scale"]
+    if scale:
+        said.append(f"{_sentence(scale)}: {_consequence(baseline, candidate)}")
+    return said
+
+
+def _consequence(baseline: Side, candidate: Side) -> str:
+    if _ranks(baseline) != _ranks(candidate):
+        return "per-step figures are withheld, those of the whole job judged per device"
+    if same_step(baseline, candidate):
+        samples = samples_per_step(baseline)
+        return f"as a step is {samples} samples a rank on both sides, all figures are judged as they are"
+    return "per-step figures are withheld, per-sample and per-device ones judged"
+
+
+def _sentence(found: Iterable[Difference]) -> str:
+    return ", ".join(f"{each.key} {_value(each.baseline)} against {_value(each.candidate)}" for each in found)
+
+
+def _value(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

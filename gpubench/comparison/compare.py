@@ -1,0 +1,127 @@
+"""Is it faster, by how much, is that real, and what explains it: runs against runs, without torch."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from gpubench import inference, runs
+from gpubench.comparison import comparability, gate, noise, verdicts
+from gpubench.comparison.doubts import doubts, rejection
+from gpubench.comparison.evidence import Side
+from gpubench.comparison.explanation import explain
+from gpubench.comparison.gate import Condition
+from gpubench.comparison.result import Comparison, Comparisons, Noise, Outcome
+from gpubench.comparison.verdicts import DEFAULT_MARGIN, Circumstances, Judged
+from gpubench.errors import UsageError
+from gpubench.metrics import Metric
+
+
+def compare(
+    sides: Sequence[Side],
+    *,
+    margin: float = DEFAULT_MARGIN,
+    metrics: Sequence[str] = (),
+    force: bool = False,
+    conditions: Sequence[Condition] = (),
+    left_out: Sequence[str] = (),
+) -> Comparisons:
+    """Every side after the first against the first, the baseline.
+
+    `metrics` are names or patterns, all that have a better direction if there are none; `margin` is the fraction by
+    which a change begins to matter; `force` asks for verdicts although the workloads differ. Raises UsageError where a
+    metric or condition names nothing that both sides have.
+    """
+    baseline, *candidates = sides
+    comparisons: list[Comparison] = []
+    judged: list[tuple[str, Sequence[Judged]]] = []
+    for candidate in candidates:
+        comparison, own = _compare(baseline, candidate, margin, metrics, force, conditions)
+        comparisons.append(comparison)
+        judged.append((candidate.label, own))
+    return Comparisons(
+        schema_version=runs.SCHEMA_VERSION,
+        confidence=inference.CONFIDENCE,
+        margin=margin,
+        seed=inference.SEED,
+        comparisons=comparisons,
+        gate=gate.judge(conditions, judged) if conditions else [],
+        left_out=list(left_out),
+    )
+
+
+def null(side: Side, *, margin: float = DEFAULT_MARGIN, metrics: Sequence[str] = ()) -> Noise:
+    """What the runs of one side say of its noise. Raises UsageError for fewer than two repeats."""
+    found = comparability.judge(side, side)
+    if not found.comparable:
+        raise UsageError(f"nothing to learn noise from: {found.reasons[0]}", "--null takes runs of one configuration")
+    if sum(run.repeats for run in side.runs) < 2:
+        raise UsageError(
+            f"{side.label} has one repeat: nothing to learn noise from", "measure with --repeats 4 or more"
+        )
+    return noise.learn(side, _wanted(side.runs[0].metrics, metrics), margin, "null")
+
+
+def _compare(
+    baseline: Side,
+    candidate: Side,
+    margin: float,
+    metrics: Sequence[str],
+    force: bool,
+    conditions: Sequence[Condition],
+) -> tuple[Comparison, list[Judged]]:
+    """The comparison to show, and everything that was judged for it or for the gate."""
+    comparable = comparability.judge(baseline, candidate, force=force)
+    withheld = None if comparable.comparable or force else comparable.reasons[0]
+    circumstances = Circumstances(
+        margin, withheld, _rejections(baseline, candidate), noise.on_record(baseline, candidate)
+    )
+    shared = _shared(baseline, candidate)
+    shown = _wanted(shared, metrics)
+    gated = [metric for name, metric in shared.items() if any(condition.names(name) for condition in conditions)]
+    judged = {metric.name: verdicts.judge(metric, baseline, candidate, circumstances) for metric in [*shown, *gated]}
+    comparison = Comparison(
+        baseline=comparability.summarise_side(baseline),
+        candidate=comparability.summarise_side(candidate),
+        comparability=comparable,
+        verdicts=[judged[metric.name].verdict for metric in shown],
+        explanation=explain(baseline, candidate, comparable),
+        warnings=doubts(baseline, candidate),
+    )
+    return comparison, list(judged.values())
+
+
+def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
+    """A side that left work undone is not the faster one."""
+    found: dict[Outcome, str] = {}
+    if reason := rejection(candidate):
+        found["faster"] = reason
+    if reason := rejection(baseline):
+        found["slower"] = reason
+    return found
+
+
+def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
+    """The baseline's metrics that every run of both sides has, in its order. Raises UsageError if there are none."""
+    runs_ = [*baseline.runs, *candidate.runs]
+    shared = {
+        name: metric for name, metric in baseline.runs[0].metrics.items() if all(name in r.metrics for r in runs_)
+    }
+    if not shared:
+        ours, theirs = (", ".join(side.runs[0].metrics) for side in (baseline, candidate))
+        raise UsageError(
+            f"{baseline.label} and {candidate.label} have no metric in common",
+            f"the first has {ours}; the second {theirs}",
+        )
+    return shared
+
+
+def _wanted(known: Mapping[str, Metric], patterns: Sequence[str]) -> list[Metric]:
+    """Those that match; without patterns, all of which more or less is better."""
+    if not patterns:
+        return [metric for metric in known.values() if metric.better]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there is {', '.join(known)}"
+            raise UsageError(f"--metric {pattern!r} names nothing that every run has", hint)
+    return [metric for name, metric in known.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -1,0 +1,229 @@
+"""Why the figures of a side, or the whole comparison, deserve less trust than their intervals suggest."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from gpubench import units
+from gpubench.comparison.comparability import differences
+from gpubench.comparison.evidence import ENDS, RunEvidence, Series, Side
+from gpubench.comparison.explanation import RUNS_WATCHED, steady_telemetry
+from gpubench.runs import COMPLETED
+from gpubench.summary import CLOSURE_LIMIT
+
+IDLE_CORES = 0.25  # what a quiet machine's own housekeeping takes
+STEAL = 0.02  # of all CPU time
+ENOUGH_REPEATS = 3
+RUNS_READ = 3  # of a group whose losses are read
+FEWEST_STEPS = 10  # of a loss that can be said to fall
+BF16_STEP = 2**-7  # relative distance between neighbouring bf16 numbers, at the most
+DIVERGED = "NonFiniteLoss"
+
+Check = Callable[[Side], str | None]
+
+
+def doubts(baseline: Side, candidate: Side) -> list[str]:
+    """Sentences, most serious first; those about one side begin with its label."""
+    sides = (baseline, candidate)
+    said = [*_about(sides, rejection), *_about(sides, _unfinished)]
+    if apart := loss_apart(baseline, candidate):
+        said.append(apart)
+    for check in (_throttled, _strangers, _contended, _unsettled, _unclosed, _scattered, _few, _unread):
+        said += _about(sides, check)
+    return list(dict.fromkeys(said))
+
+
+def rejection(side: Side) -> str | None:
+    """Why this side must not be called faster: it left work undone or computed nonsense. None if it did its work."""
+    for run in side.runs:
+        error = run.record.error if run.record else None
+        if error and error.get("kind") == DIVERGED:
+            return f"{_of_run(side, run)}: {error.get('message')}"
+    skipped = [metric for run in side.runs if (metric := run.metrics.get("skipped_steps"))]
+    if number := sum(sum(metric.repeats) for metric in skipped):
+        return f"the gradient scaler skipped {number:.0f} steady steps: time spent, no work done"
+    losses = _losses(side)
+    if losses is not None and not np.isfinite(losses).all():
+        return f"the loss is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
+    return None
+
+
+def loss_apart(baseline: Side, candidate: Side) -> str | None:
+    """Says so if one side learned and the other did not, or they went opposite ways; None where nobody can tell.
+
+    Compared is how far each side's loss fell by the second half of their common steps: from the first step, when
+    nothing was learned, and from the first tenth, whose mean is steadier; either is enough. Seeds shift the level and
+    rounding the last digits, but neither what is learned. The falls are apart when they differ by more than half of
+    the larger one, by more than the steps' scatter allows (6 standard errors of independent steps, since these may be
+    correlated), and by more than bf16 resolves. A loss that is not finite is apart from any other.
+    """
+    found = differences(baseline.runs[0], candidate.runs[0])
+    ours, theirs = _losses(baseline), _losses(candidate)
+    if ours is None or theirs is None or any(each.kind in ("workload", "scale") for each in found):
+        return None
+    n = min(len(ours), len(theirs))
+    ours, theirs = ours[:n], theirs[:n]
+    for side, losses in ((baseline, ours), (candidate, theirs)):
+        if not np.isfinite(losses).all():
+            return f"the loss of {side.label} is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
+    if n < FEWEST_STEPS:
+        return None
+    if not any(_falls_apart(ours, theirs, start) for start in (1, n // 10)):
+        return None
+    ways = [
+        f"from {losses[0]:.3g} to {_late(losses):.3g} in {side.label}"
+        for side, losses in ((baseline, ours), (candidate, theirs))
+    ]
+    return f"the losses went apart over {n} steps: {' and '.join(ways)}"
+
+
+def _about(sides: Sequence[Side], check: Check) -> list[str]:
+    return [f"{side.label}: {said}" for side in sides if (said := check(side))]
+
+
+def _of_run(side: Side, run: RunEvidence) -> str:
+    return f"{run.label if side.runs[1:] else 'the run'} {ENDS.get(run.status, run.status)}"
+
+
+def _unfinished(side: Side) -> str | None:
+    """Runs that ended early, but for those that `rejection` speaks of."""
+    found = [run for run in side.runs if run.record and run.status != COMPLETED and not _diverged(run)]
+    if not found:
+        return None
+    error = found[0].record.error if found[0].record else None
+    said = f"{_of_run(side, found[0])}: {(error or {}).get('message') or 'it left no reason'}"
+    return said if len(side.runs) == 1 else f"{len(found)} of {len(side.runs)} runs were not completed; {said}"
+
+
+def _diverged(run: RunEvidence) -> bool:
+    return bool(run.record and run.record.error and run.record.error.get("kind") == DIVERGED)
+
+
+def _throttled(side: Side) -> str | None:
+    shares: Counter[str] = Counter()
+    for run in side.runs:
+        shares.update({reason: share / len(side.runs) for reason, share in run.throttled.items()})
+    reasons = [f"{reason} for {units.percent(share)}" for reason, share in shares.most_common() if share]
+    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
+
+
+def _strangers(side: Side) -> str | None:
+    seen = [
+        any(gpu.other_processes for gpu in sample.gpus)
+        for run in side.runs[:RUNS_WATCHED]
+        for sample in steady_telemetry(run)
+        if any(gpu.other_processes is not None for gpu in sample.gpus)
+    ]
+    return (
+        f"other processes were on its GPUs for {units.percent(fmean(seen))} of the steady time" if any(seen) else None
+    )
+
+
+def _contended(side: Side) -> str | None:
+    readings = [reading for run in side.runs[:RUNS_WATCHED] for reading in _cores_of_others(run)]
+    if readings and (cores := fmean(readings)) > IDLE_CORES:
+        return f"other processes kept {cores:.1f} cores busy while it ran"
+    stolen = [
+        sample.cpu.steal
+        for run in side.runs[:RUNS_WATCHED]
+        for sample in steady_telemetry(run)
+        if sample.cpu and sample.cpu.steal is not None
+    ]
+    if stolen and fmean(stolen) > STEAL:
+        return f"the hypervisor gave {units.percent(fmean(stolen))} of the CPU to other guests while it ran"
+    return None
+
+
+def _cores_of_others(run: RunEvidence) -> list[float]:
+    """Cores that neither idled nor worked for the run, by sample. Data loaders are not counted as the run's own, so a
+    run that has any cannot tell."""
+    cores: Any = run.environment.get("cpu.logical_cores")
+    if not isinstance(cores, int) or run.settings.get("data.workers") != 0:
+        return []
+    return [
+        cpu.load * cores - cpu.worker_cpu
+        for sample in steady_telemetry(run)
+        if (cpu := sample.cpu) and cpu.load is not None and cpu.worker_cpu is not None
+    ]
+
+
+def _unsettled(side: Side) -> str | None:
+    windows = [window for run in side.runs for window in run.windows]
+    number = sum(not window.settled for window in windows)
+    if not number:
+        return None
+    said = f"{number} of {len(windows)} repeats may not have reached the end of the warm-up"
+    return f"{said}: raise training.warmup_steps or --steps" if side.runs[0].record else said
+
+
+def _unclosed(side: Side) -> str | None:
+    errors = [max(metric.repeats) for run in side.runs if (metric := run.metrics.get("closure_error"))]
+    if max(errors, default=0.0) <= CLOSURE_LIMIT:
+        return None
+    return f"closure is off by {units.percent(max(errors))}: phases, steps and wall disagree"
+
+
+def _scattered(side: Side) -> str | None:
+    hosts = sorted({run.record.host for run in side.runs if run.record})
+    return f"its runs come from {len(hosts)} machines, {', '.join(hosts)}, and vary as those do" if hosts[1:] else None
+
+
+def _few(side: Side) -> str | None:
+    number = sum(run.repeats for run in side.runs)
+    if number >= ENOUGH_REPEATS:
+        return None
+    more = "raise --repeats" if side.runs[0].record else "give a folder of logs"
+    if number < 2:
+        return f"one repeat only, which tells nothing of how processes differ: {more}"
+    return f"{number} repeats only, whose interval is wide: {more}"
+
+
+def _unread(side: Side) -> str | None:
+    problems = [problem for run in side.runs for problem in run.problems]
+    if not problems:
+        return None
+    return problems[0] if len(problems) == 1 else f"{len(problems)} problems in reading it, the first: {problems[0]}"
+
+
+def _losses(side: Side) -> Series | None:
+    """The loss by step, mean over ranks and median over repeats, NaN where not finite; None where none was recorded.
+
+    A recorded loss that is missing at a step is one that was not finite: JSON has no word for it.
+    """
+    curves = []
+    for run in side.runs[:RUNS_READ]:
+        for window in run.windows:
+            ranks = [rows.loss for rows in run.steps.of_repeat(window.repeat).values()]
+            if ranks and not np.isnan(ranks[0]).all():
+                curves.append(_averaged(ranks, np.mean))
+    return _averaged(curves, np.median) if curves else None
+
+
+def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
+    """Over the steps that all curves have; NaN where one of them is not finite."""
+    n = min(map(len, curves))
+    stacked = np.stack([curve[:n] for curve in curves])
+    finite = np.isfinite(stacked).all(axis=0)
+    result = np.full(n, np.nan)
+    result[finite] = average(stacked[:, finite], axis=0)
+    return result
+
+
+def _late(losses: Series) -> float:
+    return float(losses[len(losses) // 2 :].mean())
+
+
+def _falls_apart(ours: Series, theirs: Series, start: int) -> bool:
+    """Whether the losses fell differently from the mean of the first `start` steps on."""
+    falls = [losses[:start].mean() - _late(losses) for losses in (ours, theirs)]
+    error = np.hypot(_scatter(ours), _scatter(theirs)) * np.sqrt(1 / start + 2 / len(ours))
+    resolution = BF16_STEP * max(abs(ours[0]), abs(theirs[0]))
+    return bool(abs(falls[0] - falls[1]) > max(0.5 * max(map(abs, falls)), 6 * error, resolution))
+
+
+def _scatter(losses: Series) -> float:
+    """Standard deviation of a step, from the differences of successive ones, which a steady descent hardly touches."""
+    return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(losses))))

@@ -1,0 +1,211 @@
+"""What one side of a comparison brings: the runs behind it, read once, and the steps behind their repeats."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from gpubench.comparison.steps import StepTable, read_steps
+from gpubench.dotkeys import flatten
+from gpubench.errors import RunDirectoryError
+from gpubench.metrics import Metric
+from gpubench.runs import (
+    COMPLETED,
+    CONFIG,
+    ENVIRONMENT,
+    FAILED,
+    INTERRUPTED,
+    RUNNING,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+    Run,
+    RunRecord,
+)
+from gpubench.steady import SteadyWindow
+from gpubench.summary import Rank, Summary
+from gpubench.telemetry import TelemetrySample
+
+Series = NDArray[np.float64]
+
+OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
+PHASE = "phase_"
+MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
+ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
+NOTHING = "run it again, with --steps beyond the warm-up"
+DAMAGED = "restore it from a copy, or measure again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvidence:
+    """One run directory, or one log of another tool (whose `record` is None)."""
+
+    label: str
+    """Short and unique among the sides' runs: the run id, or the file's name."""
+    path: Path
+    record: RunRecord | None
+    status: str
+    settings: dict[str, Any]
+    """config.yaml by dot-key; empty for another tool's log."""
+    environment: dict[str, Any]
+    """environment.json by dot-key."""
+    workload: dict[str, Any]
+    """Facts of the model that ran (parameters, sample_shape, tokens_per_sample); empty where not recorded."""
+    metrics: dict[str, Metric]
+    windows: Sequence[SteadyWindow] = ()
+    """One per measured repeat, in the order of every metric's `repeats`."""
+    ranks: Sequence[Rank] = ()
+    throttled: dict[str, float] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    """What the run said of itself."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, by file and line; grows as more is read."""
+
+    @property
+    def repeats(self) -> int:
+        return len(self.windows)
+
+    def series(self, metric: str) -> list[Series] | None:
+        """The steady steps behind each repeat's estimate of `metric`, in seconds; None if it has no steps behind it.
+
+        step_time, throughput and token_throughput give the step times of the rank that speaks for the run (the one
+        whose steady window took longest), so that their mean is the estimate; phase_* give that phase's.
+        """
+        phase = metric.removeprefix(PHASE) if metric.startswith(PHASE) else None
+        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES):
+            return None
+        if phase is not None and phase not in self.steps.phases:
+            return None
+        columns = [rows.total if phase is None else rows.phases[phase] for rows in self._spoken]
+        return columns if columns and all(len(column) for column in columns) else None
+
+    @cached_property
+    def steps(self) -> StepTable:
+        """Every step that was recorded, warm-up included; read when first asked for."""
+        return read_steps(self.path / STEPS, self.problems)
+
+    @cached_property
+    def telemetry(self) -> list[TelemetrySample]:
+        """In order of time; empty where none was taken."""
+        if self.record is None:
+            return []
+        run = Run(self.path, self.record, self.problems)
+        return sorted(run.lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+
+    @cached_property
+    def _spoken(self) -> list[StepTable]:
+        """The steady steps of the rank that speaks in each repeat."""
+        for window in self.windows:
+            ranks = self.steps.steady(window)
+            fewest = min((len(rows) for rows in ranks.values()), default=0)
+            if fewest < window.steps:
+                lost = f"{window.steps - fewest} of the {window.steps} steady steps of repeat {window.repeat}"
+                self.problems.append(f"{self.path / STEPS} lacks {lost}")
+        return [self.steps.speaker(window) for window in self.windows]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run, or a group of runs that repeat each other."""
+
+    label: str
+    """As the user named it."""
+    runs: tuple[RunEvidence, ...]
+
+
+def open_run(path: Path) -> RunEvidence:
+    """The evidence in a run directory, whatever became of the run, as long as it measured something.
+
+    Raises RunDirectoryError if `path` is no run directory or one from a newer gpubench, if the run still runs, and if
+    its summary is missing, damaged, empty or at odds with itself. Settings and environment that cannot be read are
+    problems, not errors.
+    """
+    run = Run.open(path)
+    record, status = run.record, run.status
+    if status == RUNNING:
+        raise RunDirectoryError(
+            f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
+        )
+    summary = _summary(run)
+    problems: list[str] = []
+    return RunEvidence(
+        label=path.resolve().name,
+        path=path,
+        record=record,
+        status=status,
+        settings=_document(path / CONFIG, _settings, problems),
+        environment=_document(path / ENVIRONMENT, _environment, problems),
+        workload=record.workload or {},
+        metrics={metric.name: metric for metric in summary.metrics},
+        windows=summary.steady,
+        ranks=summary.ranks,
+        throttled=summary.throttled,
+        warnings=summary.warnings,
+        problems=problems,
+    )
+
+
+def _summary(run: Run) -> Summary:
+    """Raises RunDirectoryError unless there is something to compare."""
+    path = run.path / SUMMARY
+    error = (run.record.error or {}).get("message")
+    end = f"it {ENDS[run.status]}{f': {error}' if error else ''}"
+    try:
+        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
+    except OSError as problem:
+        raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
+    except (ValueError, RecursionError) as problem:
+        raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
+    if not summary.metrics or not summary.steady:
+        raise RunDirectoryError(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
+    for contradiction in _contradictions(summary):
+        raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
+    return summary
+
+
+def _contradictions(summary: Summary) -> Iterator[str]:
+    """What cannot be, however a run went."""
+    for window in summary.steady:
+        if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
+            yield f"repeat {window.repeat} has {window.steps} steady steps from step {window.first}"
+    for metric in summary.metrics:
+        if len(metric.repeats) != len(summary.steady):
+            yield f"{metric.name} has {len(metric.repeats)} repeats, and there are {len(summary.steady)} steady windows"
+        if metric.name in OF_STEP_TIMES and min(metric.estimate, *metric.repeats) <= 0:
+            yield f"{metric.name} is not positive"
+
+
+def _document(path: Path, parse: Callable[[str], dict[str, Any]], problems: list[str]) -> dict[str, Any]:
+    """A mapping by dot-key; empty, and a problem, if it cannot be read."""
+    try:
+        return dict(parse(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        problems.append(f"{path} is missing")
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {error.strerror}")
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+    return {}
+
+
+# The runs of a group mostly share their settings and their machine, and YAML takes longer than all else.
+
+
+@lru_cache(maxsize=256)
+def _settings(text: str) -> dict[str, Any]:
+    found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    plain = msgspec.json.encode(found)  # YAML also knows dates, sets and NaN, which no report could show
+    return flatten(msgspec.json.decode(plain, type=dict[str, Any]))
+
+
+@lru_cache(maxsize=256)
+def _environment(text: str) -> dict[str, Any]:
+    return flatten(msgspec.json.decode(text, type=dict[str, Any]))

@@ -1,0 +1,207 @@
+"""Logs of other tools: one column of a CSV, TSV or JSON-lines file, a row a step, as the evidence of one repeat."""
+
+import csv
+import difflib
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpubench import stats
+from gpubench.comparison.evidence import RunEvidence, Series
+from gpubench.comparison.steps import StepTable
+from gpubench.errors import DataError, UsageError
+from gpubench.metrics import Better, Metric
+from gpubench.runs import COMPLETED
+from gpubench.steady import SteadyWindow
+
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+DELIMITERS = (",", ";", "\t")
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+MOST_LISTED = 20  # columns that an error names
+PLAIN = "write numbers with a decimal point, without separators of thousands"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What to read from a log. Values are multiplied by `scale` to be in `unit`, which is a base unit where known."""
+
+    name: str
+    unit: str
+    scale: float
+    better: Better
+
+    @classmethod
+    def of(cls, name: str, unit: str, better: Better | None = None) -> "Column":
+        """Raises UsageError where the unit does not tell which way is better and nobody says so."""
+        if unit in SECONDS:
+            return cls(name, "s", SECONDS[unit], better or "lower")
+        if unit in BYTES:
+            return cls(name, "B", BYTES[unit], better or "lower")
+        better = better or ("higher" if unit.endswith("/s") else None)
+        if better is None:
+            raise UsageError(
+                f"unit {unit!r} does not tell which way is better", "add --better lower or --better higher"
+            )
+        return cls(name, unit, 1.0, better)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEvidence(RunEvidence):
+    """A log of another tool: no record, settings or phases, one metric, one repeat."""
+
+    values: Series
+    """The column from first to last, in the metric's unit."""
+
+    def series(self, metric: str) -> list[Series] | None:
+        return [self.values[window.first :] for window in self.windows] if metric in self.metrics else None
+
+    @cached_property
+    def steps(self) -> StepTable:
+        """The rows as steps of rank 0 if the column holds times; none otherwise."""
+        timed = all(metric.unit == "s" for metric in self.metrics.values())
+        return StepTable.of_totals(self.values if timed else self.values[:0])
+
+
+def open_log(path: Path, column: Column) -> LogEvidence:
+    """One repeat of the metric `column`, the warm-up found by `stats.warmup_length` left out.
+
+    A row whose cell is empty is no step: it is passed over, and a problem. Raises DataError, by file and line, for
+    anything else that is no finite number (or negative, for a time or a size), for a column that is not there, and for
+    fewer than two values.
+    """
+    read = _json_lines if path.suffix.lower() == ".jsonl" else _delimited
+    cells = _Cells(path, column)
+    try:
+        values = np.fromiter(read(path, column.name, cells), np.float64) * column.scale
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}", "--column reads .csv, .tsv and .jsonl") from None
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read: {error}", "--column reads .csv, .tsv and .jsonl") from None
+    if len(values) < 2:
+        raise DataError(f"{path}: values of {column.name}: {len(values)}", "two are the least: a row is a step")
+    problems = [f"{path}: {cells.empty} rows without {column.name} were passed over"] if cells.empty else []
+    first = stats.warmup_length(values)
+    steady = values[first:]
+    window = SteadyWindow(
+        repeat=0, first=first, steps=len(steady), settled=first < max(1, len(values) // 2), start=0.0, end=0.0
+    )
+    spread = stats.describe([steady])  # type: ignore[list-item]  # an array does as well
+    metric = Metric(
+        name=column.name,
+        unit=column.unit,
+        better=column.better,
+        estimate=spread.mean,
+        interval=None,
+        n=len(steady),
+        effective_n=spread.effective_n,
+        repeats=[spread.mean],
+        distribution=spread,
+    )
+    return LogEvidence(
+        label=path.name,
+        path=path,
+        record=None,
+        status=COMPLETED,
+        settings={},
+        environment={},
+        workload={},
+        metrics={metric.name: metric},
+        windows=[window],
+        problems=problems,
+        values=values,
+    )
+
+
+class _Cells:
+    """Makes numbers of the cells of one column, and counts the rows that have none."""
+
+    def __init__(self, path: Path, column: Column) -> None:
+        self._path = path
+        self._column = column
+        self._least = 0.0 if column.unit in ("s", "B") else -sys.float_info.max
+        self.empty = 0
+
+    def number(self, cell: Any, line: int) -> float:
+        """Raises DataError naming the line."""
+        try:
+            value = math.nan if isinstance(cell, bool) else float(cell)
+        except (TypeError, ValueError, OverflowError):
+            raise self._refusal(f"{cell!r} is not a number", line, PLAIN) from None
+        if not self._least <= value <= sys.float_info.max:
+            raise self._refusal(f"{cell!r} cannot be a value", line, f"take it out: {self._column.name} was measured")
+        return value
+
+    def _refusal(self, reason: str, line: int, hint: str) -> DataError:
+        return DataError(f"{self._path}:{line}: {self._column.name}: {reason}", hint)
+
+    def column_of(self, names: Sequence[str]) -> int:
+        """The place of the column among those of the file. Raises DataError if that cannot be told."""
+        name = self._column.name
+        if names.count(name) == 1:
+            return names.index(name)
+        if name in names:
+            raise DataError(f"{self._path} has {names.count(name)} columns {name!r}", "rename all but one")
+        close = difflib.get_close_matches(name, names, n=1)
+        known = ", ".join(names[:MOST_LISTED]) + (", ..." if len(names) > MOST_LISTED else "")
+        offer = f"did you mean {close[0]!r}? " if close else ""
+        raise DataError(f"{self._path} has no column {name!r}", f"{offer}columns are {known or 'none'}")
+
+
+def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        above, header = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (1, ""))
+        delimiter = _delimiter(header, column)
+        names = _split(header, delimiter)
+        place, width = cells.column_of(names), len(names)
+        rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+        for row in rows:
+            if len(row) > width and any(row[width:]):
+                reason = f"{len(row)} cells under {width} columns"
+                raise DataError(f"{path}:{above + rows.line_num}: {reason}", PLAIN)
+            cell = row[place] if place < len(row) else ""
+            if cell and not cell.isspace():
+                yield cells.number(cell, above + rows.line_num)
+            elif row:  # else a blank line
+                cells.empty += 1
+
+
+def _delimiter(header: str, column: str) -> str:
+    found = next((one for one in DELIMITERS if column in _split(header, one)), None)
+    return found or max(DELIMITERS, key=lambda one: len(_split(header, one)))
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    return [cell.strip() for row in csv.reader([line], delimiter=delimiter, skipinitialspace=True) for cell in row]
+
+
+def _json_lines(path: Path, column: str, cells: _Cells) -> Iterator[float]:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    names: dict[str, None] = {}
+    found = False
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = decoder.decode(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}:{number}: {error}", "each line is one JSON object") from None
+            cell = row.get(column)
+            if cell is None:
+                cells.empty += 1
+                names |= dict.fromkeys(row) if not found else {}
+            else:
+                found = True
+                yield cells.number(cell, number)
+    if not found:
+        cells.column_of(list(names))

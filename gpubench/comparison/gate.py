@@ -1,0 +1,202 @@
+"""The gate: whether a metric got worse by more than somebody is willing to tolerate.
+
+Every condition is tested for every metric that it names and every candidate. "regressed" claims that the worsening is
+beyond the limit, "passed" that it is not. Both are one-sided tests of Student's t on the logarithm of the ratio at
+half of what the 95 % interval leaves out, so that a lone condition says what its interval says. With several, the
+p-values are corrected after Holm (1979, Scandinavian Journal of Statistics 6, 65) over the whole gate, those of the
+one claim and those of the other each as a family: the chance that a gate regresses without cause, or that any of its
+"passed" is wrong, stays below 2.5 %. What neither claim holds for is inconclusive.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from scipy.special import stdtr
+
+from gpubench.comparison.result import GateResult, Verdict
+from gpubench.comparison.verdicts import Judged
+from gpubench.errors import UsageError
+from gpubench.inference import CONFIDENCE, Ratio
+
+SIGNIFICANT = (1 - CONFIDENCE) / 2
+EXAMPLE = 'such as --fail-on "step_time>2%"'
+
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) *%|0")
+_CONDITION = re.compile(r"([^<>=]+)>([^<>=]+)")
+
+
+@dataclass(frozen=True)
+class Condition:
+    text: str
+    """As the user wrote it."""
+    metric: str
+    """A metric's name, or a pattern with * ? and []."""
+    limit: float
+    """The worsening that is tolerated, as a fraction."""
+
+    def names(self, metric: str) -> bool:
+        return metric == self.metric or fnmatchcase(metric, self.metric)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One condition for one metric of one candidate, before the correction for all the others."""
+
+    condition: Condition
+    candidate: str
+    verdict: Verdict
+    limit: float
+    worsening: float | None
+    beyond: float | None
+    """p-value of "the worsening is larger than the limit"; None where nothing tells."""
+    within: float | None
+    """p-value of "the worsening is smaller than the limit"."""
+
+
+def percent(text: str) -> float | None:
+    """The fraction that "0.5%", "0.5 %" or a bare 0 stands for; None for anything else, a missing % included."""
+    found = _PERCENT.fullmatch(text.strip())
+    return float(found[1] or 0) / 100 if found else None
+
+
+def parse_condition(text: str) -> Condition:
+    """Reads "METRIC>X%". Raises UsageError for anything else."""
+    parts = _CONDITION.fullmatch(text)
+    if parts is None or not (metric := parts[1].strip()):
+        raise UsageError(f"--fail-on {text!r} is not METRIC>X%", EXAMPLE)
+    limit = percent(parts[2])
+    if limit is None:
+        raise UsageError(f"--fail-on {text!r}: {parts[2].strip()!r} is not a percentage", EXAMPLE)
+    return Condition(text, metric, limit)
+
+
+def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Sequence[Judged]]]) -> list[GateResult]:
+    """What came of every condition for every candidate, given by label with what was judged of it; in that order.
+
+    Raises UsageError where a condition names nothing, nothing that can get worse, or something whose verdict is
+    withheld: a gate that tested nothing has not passed. A candidate with a rejected verdict passes nothing either.
+    """
+    trials = [
+        _try(condition, candidate, one)
+        for condition in conditions
+        for candidate, judged in candidates
+        for one in _named(condition, candidate, judged)
+    ]
+    if conditions and not trials:
+        raise UsageError(f"--fail-on {conditions[0].text!r}: there is no candidate to judge", "give a candidate too")
+    beyond, within = _corrected([trial.beyond for trial in trials]), _corrected([trial.within for trial in trials])
+    rejected = {name for name, judged in candidates if any(one.verdict.verdict == "rejected" for one in judged)}
+    return [
+        _result(trial, above, below, trial.candidate in rejected)
+        for trial, above, below in zip(trials, beyond, within, strict=True)
+    ]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values in the given order: rejecting those below a level errs at all with at most that chance."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's, over those that are known."""
+    known = iter(holm([p for p in p_values if p is not None]))
+    return [None if p is None else next(known) for p in p_values]
+
+
+def _named(condition: Condition, candidate: str, judged: Sequence[Judged]) -> list[Judged]:
+    """What the condition is about, one at least. A pattern passes over what has no better and worse."""
+    named = [one for one in judged if condition.names(one.verdict.metric)]
+    if not named:
+        metrics = [one.verdict.metric for one in judged]
+        raise UsageError(
+            f"--fail-on {condition.text!r} names no metric that was compared for {candidate}",
+            nearest(condition.metric, metrics),
+        )
+    directed = [one for one in named if one.verdict.better]
+    if not directed:
+        raise UsageError(
+            f"--fail-on {condition.text!r}: neither more nor less of {named[0].verdict.metric} is worse",
+            f"name a metric with a better and a worse, {EXAMPLE}",
+        )
+    for one in directed:
+        _refuse_the_untestable(condition, candidate, one.verdict)
+    return directed
+
+
+def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdict) -> None:
+    if verdict.verdict == "withheld":
+        raise UsageError(
+            f"--fail-on {condition.text!r}: the verdict on {verdict.metric} of {candidate} is withheld",
+            verdict.reason or "compare runs of the same workload",
+        )
+    if verdict.better == "higher" and condition.limit >= 1:
+        raise UsageError(f"--fail-on {condition.text!r} can never fail: {verdict.metric} loses 100 % at most", EXAMPLE)
+    if verdict.baseline == 0 != verdict.candidate:
+        raise UsageError(
+            f"--fail-on {condition.text!r}: {verdict.metric} is 0 in the baseline, and no percentage of 0 is a limit",
+            f"{candidate} has {verdict.candidate:g}",
+        )
+
+
+def nearest(wanted: str, names: Sequence[str]) -> str:
+    """A hint for a metric that is not there."""
+    close = get_close_matches(wanted.replace(" ", "_"), names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"there is {', '.join(names) or 'none at all'}"
+
+
+def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:
+    verdict, limit = judged.verdict, max(condition.limit, _floor(judged.verdict))
+    worsening, beyond, within = _test(verdict, judged.ratio, limit)
+    # What was asked drowns in noise where the floor raised the limit: it can still fail, and cannot pass.
+    return _Trial(condition, candidate, verdict, limit, worsening, beyond, within if limit == condition.limit else None)
+
+
+def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | None, float | None, float | None]:
+    """The worsening, and the p-values of its being larger and smaller than the limit."""
+    if verdict.ratio is None:  # 0 on both sides, in every repeat
+        return 0.0, 1.0, 0.0
+    sign = 1 if verdict.better == "lower" else -1
+    worsening = sign * (verdict.ratio - 1)
+    if ratio is None:
+        return worsening, None, None
+    if ratio.error.size == 0:
+        return (worsening, 0.0, 1.0) if worsening > limit else (worsening, 1.0, 0.0)
+    edge = math.log1p(sign * limit) if sign * limit > -1 else -math.inf
+    t = sign * (math.log(ratio.estimate) - edge) / ratio.error.size
+    return worsening, float(stdtr(ratio.error.df, -t)), float(stdtr(ratio.error.df, t))
+
+
+def _floor(verdict: Verdict) -> float:
+    """The noise floor where it counts: a single repeat, or the steps of one, cannot show how repeats differ."""
+    alone = verdict.level == "step" or 1 in verdict.units
+    return (verdict.noise_floor or 0.0) if alone else 0.0
+
+
+def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: bool) -> GateResult:
+    regressed = beyond is not None and beyond < SIGNIFICANT
+    passed = within is not None and within < SIGNIFICANT and not rejected
+    return GateResult(
+        condition=trial.condition.text,
+        metric=trial.verdict.metric,
+        candidate=trial.candidate,
+        limit=trial.limit,
+        worsening=trial.worsening,
+        interval=_worsening_interval(trial.verdict),
+        p_value=within if passed else beyond,
+        outcome="regressed" if regressed else "passed" if passed else "inconclusive",
+    )
+
+
+def _worsening_interval(verdict: Verdict) -> tuple[float, float] | None:
+    if verdict.interval is None:
+        return None
+    low, high = verdict.interval
+    return (low - 1, high - 1) if verdict.better == "lower" else (1 - high, 1 - low)

@@ -1,0 +1,211 @@
+"""What a comparison says, in the order in which it says it. Ratios are candidate / baseline; times are seconds."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from gpubench.metrics import Better
+
+Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
+Kind = Literal["workload", "scale", "treatment", "protocol", "code"]
+Level = Literal["run", "repeat", "step"]
+
+
+class SideSummary(Struct, frozen=True):
+    """One side in short."""
+
+    label: str
+    paths: list[str]
+    command: str | None
+    """None for another tool's log."""
+    headline: str
+    """The workload in one line, such as "resnet18, fp32, batch 16 on cpu"."""
+    started: str | None
+    """Of its first run; UTC, ISO 8601."""
+    runs: int
+    repeats: int
+    """Of all runs together."""
+
+
+class Difference(Struct, frozen=True):
+    """A setting, a fact of the environment or of the code that the sides do not share; None where one has none."""
+
+    key: str
+    kind: Kind
+    baseline: Any
+    candidate: Any
+
+
+class Comparability(Struct, frozen=True):
+    """Whether the sides did the same work, and what else sets them apart."""
+
+    comparable: bool
+    forced: bool
+    """The work differs, and the user wants the verdicts all the same."""
+    reasons: list[str]
+    """Why verdicts are withheld or metrics normalised, a sentence each."""
+    differences: list[Difference]
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """One metric of both sides, and what can be said of it."""
+
+    metric: str
+    unit: str
+    better: Better | None
+    verdict: Outcome
+    leaning: Outcome | None = None
+    """Of an inconclusive verdict: where the whole interval lies on one side of no change."""
+    baseline: float
+    candidate: float
+    ratio: float | None
+    """None where the baseline is 0."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the ratio."""
+    margin: float
+    """Half-width of the band around 1 within which a change does not matter, as a fraction."""
+    noise_floor: float | None = None
+    """Smallest relative difference that so many repeats a side can tell from noise."""
+    resolvable: float | None = None
+    """Smallest relative change that this many repeats would find with 80 % power."""
+    level: Level | None = None
+    """Whose variation the interval rests on."""
+    units: tuple[int, int] = (0, 0)
+    """How many runs, repeats or steps that is, on each side."""
+    effective_n: tuple[float | None, float | None] = (None, None)
+    """Independent steps' worth on each side."""
+    paired: bool = False
+    more_repeats: int | None = None
+    """Of an inconclusive verdict: how many more on each side should settle it; None if that cannot be told."""
+    method: str
+    reason: str | None = None
+    """Why a verdict is withheld, rejected or not possible."""
+
+
+class PhaseChange(Struct, frozen=True):
+    phase: str
+    baseline: float
+    candidate: float
+    change: float
+    """Seconds; all changes sum to the change of the whole."""
+    interval: tuple[float, float] | None
+    """95 % interval of the change."""
+
+
+class Waterfall(Struct, frozen=True):
+    """Where the change of the step time comes from."""
+
+    per: Literal["step", "sample"]
+    baseline: float
+    candidate: float
+    phases: list[PhaseChange]
+
+
+class RankChange(Struct, frozen=True):
+    """Seconds a step that a rank was busy, communication it waited for left out."""
+
+    rank: int
+    baseline: float
+    candidate: float
+    change: float
+
+
+class ClockEffect(Struct, frozen=True):
+    """The change of the step time, split as if all of it scaled with the GPU's SM clock: the most clocks can explain.
+
+    ln(time ratio) = ln(clock ratio)'s negative + the rest; both parts as fractions of the baseline's time.
+    """
+
+    baseline_mhz: float
+    candidate_mhz: float
+    by_clock: float
+    by_work: float
+
+
+class Explanation(Struct, frozen=True):
+    waterfall: Waterfall | None
+    ranks: list[RankChange]
+    """Those that moved most; empty unless both sides have several."""
+    clock: ClockEffect | None
+    notes: list[str]
+    """A sentence each, largest cause first."""
+
+
+class Comparison(Struct, frozen=True):
+    """One candidate against the baseline."""
+
+    baseline: SideSummary
+    candidate: SideSummary
+    comparability: Comparability
+    verdicts: list[Verdict]
+    explanation: Explanation
+    warnings: list[str]
+
+
+class GateResult(Struct, frozen=True):
+    """One `--fail-on` condition for one metric of one candidate."""
+
+    condition: str
+    """As the user wrote it."""
+    metric: str
+    candidate: str
+    limit: float
+    """The worsening that is tolerated, as a fraction: the condition's, or the noise floor where that is larger."""
+    worsening: float | None
+    """As measured; negative for an improvement."""
+    interval: tuple[float, float] | None
+    p_value: float | None
+    """Chance of such data if the worsening were `limit` exactly, after Holm's correction over the whole gate."""
+    outcome: Literal["regressed", "passed", "inconclusive"]
+
+
+class Comparisons(Struct, frozen=True):
+    """Everything that one `gpubench compare` found."""
+
+    schema_version: int
+    confidence: float
+    margin: float
+    seed: int
+    comparisons: list[Comparison]
+    gate: list[GateResult]
+    left_out: list[str]
+    """Damaged runs that --skip-invalid passed over, with the reason."""
+
+
+class NullMetric(Struct, frozen=True, kw_only=True):
+    """How much one metric varies where nothing was changed. Fractions of its mean."""
+
+    metric: str
+    unit: str
+    units: int
+    """Repeats (or runs) it was learned from."""
+    spread: float
+    """Standard deviation between them."""
+    within: float | None
+    """Standard error that the steps inside one of them leave, autocorrelation counted; None where it has no steps."""
+    noise_floor: float
+    """Smallest difference that one repeat against one can tell from noise: t x spread x sqrt(2)."""
+    per_side: int
+    """Repeats on each side of a split."""
+    splits: int
+    false_verdicts: float | None
+    """Fraction of the random A/A splits that were called a change; None where there are too few repeats to split."""
+    resolvable: float | None
+    """Smallest change found with 80 % power by `per_side` repeats on each side."""
+    single_splits: int
+    single_false_verdicts: float | None
+    """The same for one repeat against one other, judged by the interval of their steps and the bare margin."""
+
+
+class Noise(Struct, frozen=True):
+    """The content of noise.json: what this workload's figures are worth on this machine."""
+
+    schema_version: int
+    source: Literal["repeats", "null"]
+    """One run's own repeats, or `compare --null` over several runs."""
+    workload: dict[str, Any]
+    machine: dict[str, Any]
+    runs: list[str]
+    margin: float
+    confidence: float
+    metrics: list[NullMetric]

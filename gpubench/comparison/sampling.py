@@ -1,0 +1,63 @@
+"""From the evidence of a side to the sample that is reasoned about: which units it has, and the steps inside them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.inference import Sample, Steps
+
+WELL_KNOWN = 10  # units whose own spread tells enough: the steps inside them are not read
+RATES = ("throughput", "token_throughput")
+
+
+def sample_of(side: Side, metric: str) -> Sample | None:
+    """The side's sample of a metric; None unless every run of it has that.
+
+    Runs of a group are its units, each with the mean of its repeats, because what differs from run to run, weather and
+    placement, is the same for all repeats of one. The repeats are the units of a single run.
+    """
+    if not all(metric in run.metrics for run in side.runs):
+        return None
+    metrics = [run.metrics[metric] for run in side.runs]
+    grouped = len(metrics) > 1
+    units = [one.estimate for one in metrics] if grouped else metrics[0].repeats
+    steps = _steps(side.runs, metric, grouped) if len(units) < WELL_KNOWN else None
+    return Sample(np.asarray(units, dtype=np.float64), steps, inverse=metric in RATES)
+
+
+def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[Sample, Sample]:
+    """Both sides' samples of a metric that both have; of an interleaved pair the repeats that both have, in order.
+
+    KeyError for a metric that some run lacks.
+    """
+    ours, theirs = sample_of(baseline, metric), sample_of(candidate, metric)
+    if ours is None or theirs is None:
+        raise KeyError(metric)
+    if not interleaved(baseline, candidate):
+        return ours, theirs
+    numbers = [[window.repeat for window in side.runs[0].windows] for side in (baseline, candidate)]
+    common = sorted(set(numbers[0]) & set(numbers[1]))
+    first, second = ([own.index(number) for number in common] for own in numbers)
+    return _pick(ours, first), _pick(theirs, second)
+
+
+def interleaved(baseline: Side, candidate: Side) -> bool:
+    """Whether the sides are the two runs of one `--vs`, measured in turn."""
+    if len(baseline.runs) != 1 or len(candidate.runs) != 1:
+        return False
+    ours, theirs = baseline.runs[0].record, candidate.runs[0].record
+    return bool(ours and theirs and theirs.run_id in ours.interleaved_with)
+
+
+def _pick(sample: Sample, indices: Sequence[int]) -> Sample:
+    steps = [sample.steps[index] for index in indices] if sample.steps else None
+    return Sample(sample.units[list(indices)], steps, sample.inverse)
+
+
+def _steps(runs: Sequence[RunEvidence], metric: str, grouped: bool) -> list[list[Steps]] | None:
+    series = [run.series(metric) for run in runs]
+    known = [[Steps(repeat) for repeat in one] for one in series if one]
+    if len(known) < len(series):
+        return None
+    return known if grouped else [[steps] for steps in known[0]]

@@ -1,0 +1,201 @@
+"""From the names on the command line to the sides of a comparison: runs, groups of runs, the latest, and other logs."""
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpubench.comparison.evidence import RunEvidence, Side, open_run
+from gpubench.comparison.foreign import SUFFIXES, Column, open_log
+from gpubench.errors import GpubenchError, RunDirectoryError
+from gpubench.runs import RUN, STEPS, SUMMARY
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
+LATEST = re.compile(r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?")
+MOST_LISTED = 8
+SKIP = "--skip-invalid leaves it out"
+WHAT = "give a run directory, a folder of runs, or latest"
+
+
+def find(
+    names: Sequence[str], results: Path, *, column: Column | None = None, skip_invalid: bool = False
+) -> tuple[list[Side], list[str]]:
+    """The sides that `names` stand for, in order, and what was left out of them and why.
+
+    A name is the path of a run directory or of a folder that holds some (a group, in the order of their names);
+    `latest`, or `latest~N` for the N-th newest before it, under `results` or as `FOLDER/latest` within a folder or
+    experiment; or a run id or an experiment under `results`. With `column` it is a log of another tool, or a folder of
+    them. `skip_invalid` leaves out the runs of a group that cannot be read.
+
+    Raises RunDirectoryError for what is not there, is ambiguous or cannot be read, and for a run that is there twice.
+    """
+    left_out: list[str] = []
+    sides = [_side(name, results, column, left_out if skip_invalid else None) for name in names]
+    _refuse_twice(sides)
+    return _labelled(sides), left_out
+
+
+def _side(name: str, results: Path, column: Column | None, left_out: list[str] | None) -> Side:
+    paths, is_group = _logs(name) if column else _runs(name, results)
+
+    def read(path: Path) -> RunEvidence:
+        return open_log(path, column) if column else open_run(path)
+
+    if not is_group:
+        return Side(name, (read(paths[0]),))
+    runs = []
+    for path in paths:
+        try:
+            runs.append(read(path))
+        except GpubenchError as error:
+            if left_out is None:
+                raise RunDirectoryError(error.message, SKIP) from None
+            left_out.append(error.message)
+    if not runs:
+        raise RunDirectoryError(
+            f"{name}: none of its {len(paths)} runs can be read", left_out[-1] if left_out else None
+        )
+    return Side(name, tuple(runs))
+
+
+def _logs(name: str) -> tuple[list[Path], bool]:
+    """The logs behind a name, and whether it is a folder."""
+    path = Path(name)
+    if not _is_folder(path):
+        if not _exists(path):
+            raise RunDirectoryError(f"{name}: no such file or folder", _nearest(path, path.parent))
+        return [path], False
+    if _exists(path / RUN):
+        raise RunDirectoryError(f"{name} is a run directory, not a log of another tool", "leave --column out")
+    found = sorted(child for child in _children(path) if child.suffix.lower() in SUFFIXES and not _is_folder(child))
+    if not found:
+        raise RunDirectoryError(f"{name} holds no logs", f"--column reads {', '.join(SUFFIXES)}")
+    return found, True
+
+
+def _runs(name: str, results: Path) -> tuple[list[Path], bool]:
+    """The run directories behind a name, and whether it is a group."""
+    path = Path(name)
+    if not _exists(path):
+        if latest := LATEST.fullmatch(name):
+            return [_latest(latest["within"], int(latest["back"] or 0), results)], False
+        path = _under(name, results)
+    if not _is_folder(path):
+        raise RunDirectoryError(
+            f"{path} is a file, not a run directory", "for a log of another tool, add --column NAME --unit UNIT"
+        )
+    if _is_run(path):
+        return [path], False
+    if found := sorted(child for child in _folders(path) if _is_run(child)):
+        return found, True
+    if experiments := [child.name for child in _folders(path) if any(map(_is_run, _folders(child)))]:
+        raise RunDirectoryError(
+            f"{path} holds experiments, not runs",
+            f"give one of them: {_listed([f'{path}/{one}' for one in experiments])}",
+        )
+    raise RunDirectoryError(f"{path} holds no runs", WHAT)
+
+
+def _under(name: str, results: Path) -> Path:
+    """What `name` is among the experiments and the runs of `results`."""
+    if _is_folder(results / name):
+        return results / name
+    experiments = list(_folders(results))
+    found = [experiment / name for experiment in experiments if _is_folder(experiment / name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise RunDirectoryError(f"{name} is in several experiments", f"give one of them: {_listed(map(str, found))}")
+    raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), results))
+
+
+def _latest(within: str | None, back: int, results: Path) -> Path:
+    """The newest run but `back`, by its id; a run that was renamed has no time in its name and does not count."""
+    folder = results
+    if within is not None:
+        folder = Path(within) if _is_folder(Path(within)) else _under(within, results)
+    inside = list(_folders(folder))
+    deeper = [run for child in inside if not RUN_ID.fullmatch(child.name) for run in _folders(child)]
+    runs = [run for run in inside + deeper if RUN_ID.fullmatch(run.name)]
+    runs.sort(key=lambda run: run.name, reverse=True)
+    if back >= len(runs):
+        asked = f"latest~{back}" if back else "latest"
+        raise RunDirectoryError(
+            f"{asked}: there {'is' if len(runs) == 1 else 'are'} {len(runs)} run{'s' * (len(runs) != 1)} in {folder}",
+            "latest is the newest, latest~1 the one before it" if runs else WHAT,
+        )
+    return runs[back]
+
+
+def _refuse_twice(sides: Sequence[Side]) -> None:
+    seen: dict[str, int] = {}
+    for number, side in enumerate(sides):
+        for run in side.runs:
+            identity = os.path.realpath(run.path)
+            if identity in seen:
+                other = seen[identity]
+                twice = (
+                    f"on two sides, {sides[other].label} and {side.label}" if other != number else "twice on one side"
+                )
+                raise RunDirectoryError(f"{run.path} is {twice}", "a run compared with itself tells nothing")
+            seen[identity] = number
+
+
+def _labelled(sides: Sequence[Side]) -> list[Side]:
+    """Runs of one name in different folders are told apart by as much of their path as that takes."""
+    styles: list[Callable[[RunEvidence], str]] = [
+        lambda run: run.label,
+        lambda run: "/".join(run.path.resolve().parts[-2:]),
+        lambda run: str(run.path.resolve()),
+    ]
+    runs = [run for side in sides for run in side.runs]
+    style = next(style for style in styles if len({style(run) for run in runs}) == len(runs))
+    return [Side(side.label, tuple(replace(run, label=style(run)) for run in side.runs)) for side in sides]
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is, or was, a run directory."""
+    return any(_exists(path / name) for name in (RUN, SUMMARY, STEPS)) or RUN_ID.fullmatch(path.name) is not None
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    return (child for child in _children(path) if _is_folder(child))
+
+
+def _children(path: Path) -> list[Path]:
+    """By name, hidden ones left out; none where there is no such folder."""
+    try:
+        return sorted(child for child in path.iterdir() if not child.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _nearest(path: Path, results: Path) -> str:
+    """A hint that offers what resembles `path`: an experiment, a run, or something that lies beside it."""
+    experiments = {child.name: child.name for child in _folders(results)}
+    runs = {run.name: run.name for experiment in experiments for run in _folders(results / experiment)}
+    beside = {child.name: str(child) for child in _children(path.parent)}
+    for known in (experiments, runs, beside):
+        if close := difflib.get_close_matches(path.name, known, n=1):
+            return f"did you mean {known[close[0]]}?"
+    return f"experiments under {results} are {_listed(experiments)}" if experiments else WHAT
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:MOST_LISTED]) + (", ..." if len(every) > MOST_LISTED else "")
+
+
+# Path's own raise for a name that is too long or a folder out of bounds.
+
+
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112

@@ -1,0 +1,262 @@
+"""Every step of a run as columns: a million lines of steps.jsonl in about a second and 100 MB."""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from gpubench.runs import BadLines
+from gpubench.steady import SteadyWindow
+
+BLOCK = 1 << 18  # bytes decoded at once: few enough that the rows are still in the CPU's cache when columns are made
+SHORTEST = len('{"repeat":0,"rank":0,"step":0,"time":0,"total":1,"phases":{},"samples":0}')  # a row, in bytes
+NEWLINE = ord("\n")
+FLOAT64, TRUE, ARRAY_HEADERS = b"\xcb", 0xC3, (1, 3, 5)  # of MessagePack; headers by their size in bytes
+MOST_PHASES = 64  # a run has about ten; each is a column of its own
+LONGEST = 1e9  # seconds; beyond it sums lose their meaning
+
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+# A row's place fits into one 64-bit key: 16 bits of repeat, 16 of rank, 31 of step.
+_SMALL = Meta(ge=0, lt=1 << 16)
+_COUNT = Meta(ge=0, lt=1 << 31)
+_IDS: Final = {"repeat": _SMALL, "rank": _SMALL, "step": _COUNT, "samples": _COUNT}
+_TIMES: Final = {"time": Meta(ge=0, le=1e12), "total": Meta(gt=0, le=LONGEST)}
+_Part = Annotated[float, Meta(ge=-LONGEST, le=LONGEST)]
+_Name = Annotated[str, Meta(pattern=r'\A[^"\\\x00-\x1f]+\Z', max_length=100)]
+
+
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """Steps in the order of (repeat, rank, step), one entry of each column a step. Times are seconds.
+
+    The fields mean what those of `events.Step` do; `loss` is NaN where a step has none.
+    """
+
+    repeat: Ids
+    rank: Ids
+    step: Ids
+    time: Floats
+    total: Floats
+    samples: Ids
+    loss: Floats
+    skipped: NDArray[np.bool_]
+    phases: dict[str, Floats]
+
+    @classmethod
+    def of_totals(cls, total: Floats) -> "StepTable":
+        """Nothing but the times of successive steps."""
+        n = len(total)
+        zeros = np.zeros(n, np.int32)
+        steps, times = np.arange(n, dtype=np.int32), np.cumsum(total) - total
+        return cls(zeros, zeros, steps, times, total, zeros, np.full(n, np.nan), np.zeros(n, np.bool_), {})
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def __getitem__(self, rows: Any) -> "StepTable":
+        """Some of the rows: a slice (whose columns are views), a mask or indices."""
+        columns = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "phases"}
+        return StepTable(**columns, phases={name: column[rows] for name, column in self.phases.items()})
+
+    def of_repeat(self, repeat: int) -> dict[int, "StepTable"]:
+        """The rows of one repeat by rank, as views."""
+        own = self[_where(self.repeat, repeat)]
+        ranks: dict[int, StepTable] = {}
+        start = 0
+        while start < len(own):
+            rank = int(own.rank[start])
+            rows = _where(own.rank, rank)
+            ranks[rank] = own[rows]
+            start = rows.stop
+        return ranks
+
+    def steady(self, window: SteadyWindow) -> dict[int, "StepTable"]:
+        """The rows of a repeat's steady window by rank, as views; a rank without any is left out."""
+        found: dict[int, StepTable] = {}
+        for rank, rows in self.of_repeat(window.repeat).items():
+            first, last = np.searchsorted(rows.step, np.array([window.first, window.first + window.steps], np.int32))
+            if first < last:
+                found[rank] = rows[first:last]
+        return found
+
+    def speaker(self, window: SteadyWindow) -> "StepTable":
+        """The steady rows of the rank that speaks for the run, whose window took longest (as `steady.measure` has it).
+
+        Empty if there are none.
+        """
+        return max(self.steady(window).values(), key=lambda rows: float(rows.total.sum()), default=self[:0])
+
+
+def read_steps(path: Path, problems: list[str]) -> StepTable:
+    """The steps in a steps.jsonl. What does not read goes to `problems` by line and is passed over.
+
+    Of several lines for one step the first counts. A phase that a line lacks took 0 s there.
+    """
+    bad = BadLines(path, problems)
+    columns = _Columns(0)
+    try:
+        columns = _Columns(path.stat().st_size // SHORTEST + 1)
+        for number, block in _blocks(path):
+            try:
+                columns.add(block)
+            except (ValueError, RecursionError):  # a line that does not read, or a phase not met before
+                lines, phases = _sift(block, number, columns.phases, bad)
+                columns.widen(phases)
+                columns.add(b"\n".join(lines))
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {error.strerror}")
+    bad.close()
+    return _ordered(columns.table(), path, problems)
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number of its first line, block of whole lines)"""
+    number = 1
+    with path.open("rb") as file:
+        while block := file.read(BLOCK) + file.readline():
+            yield number, block
+            newlines = np.frombuffer(block, np.uint8) == NEWLINE  # bytes.count takes five times as long
+            number += int(np.count_nonzero(newlines))
+
+
+class _AnyRow(msgspec.Struct, gc=False):
+    phases: dict[_Name, _Part]
+
+
+def _places(phases: tuple[str, ...]) -> dict[str, str]:
+    """Phases by the name of their field, which need not be a word."""
+    return {f"p{number}": name for number, name in enumerate(phases)}
+
+
+@lru_cache(maxsize=64)
+def _row_type(phases: tuple[str, ...], id_type: type) -> Any:
+    """A struct with a fixed place for each phase: read twice as fast as a dictionary."""
+    names = _places(phases)
+    places = [(place, _Part, 0.0) for place in names]
+    parts = msgspec.defstruct("_Parts", places, gc=False, forbid_unknown_fields=True, rename=names)
+    ids = [(name, Annotated[id_type, limits]) for name, limits in _IDS.items()]
+    times = [(name, Annotated[float, limits]) for name, limits in _TIMES.items()]
+    rest: list[Any] = [("phases", parts), ("loss", float | None, None), ("skipped", bool, False)]
+    return msgspec.defstruct("_Row", [*ids, *times, *rest], gc=False, kw_only=True)
+
+
+class _Packer:
+    """Reads rows with just these phases, and makes columns of them.
+
+    To take values out of the rows one by one would take as long as to decode the lines. Rows are packed again instead,
+    as MessagePack, where a row of floats has the same bytes at the same places whatever they are: a column is a stride.
+    That is why ids are read as floats here.
+    """
+
+    def __init__(self, phases: tuple[str, ...]) -> None:
+        row_type = _row_type(phases, float)
+        self._decoder = msgspec.json.Decoder(row_type)
+        self._encoder = msgspec.msgpack.Encoder()
+        marks = {name: float(number) for number, name in enumerate([*_IDS, *_TIMES, "loss", *_places(phases)], 1)}
+        parts = {name: marks[place] for place, name in _places(phases).items()}
+        row, other = (
+            self._encoder.encode(msgspec.convert(marks | {"phases": parts, "skipped": skipped}, row_type))
+            for skipped in (False, True)
+        )
+        self._width = len(row)
+        self._floats = {name: row.index(FLOAT64 + struct.pack(">d", mark)) + 1 for name, mark in marks.items()}
+        self._skipped = next(place for place in range(self._width) if row[place] != other[place])
+
+    def columns(self, lines: bytes) -> dict[str, NDArray[Any]]:
+        """By field, and "p0", "p1", ... for the phases. Raises ValueError or RecursionError for what does not read."""
+        rows = self._decoder.decode_lines(lines)
+        packed = self._encoder.encode(rows)
+        if len(packed) - len(rows) * self._width not in ARRAY_HEADERS:  # a loss that is None takes less room
+            for row in rows:
+                row.loss = math.nan if row.loss is None else row.loss
+            packed = self._encoder.encode(rows)
+        start = len(packed) - len(rows) * self._width
+        rectangle = np.frombuffer(packed, np.uint8, offset=start).reshape(len(rows), self._width)
+        columns = {name: rectangle[:, place : place + 8].view(">f8")[:, 0] for name, place in self._floats.items()}
+        return columns | {"skipped": rectangle[:, self._skipped] == TRUE}
+
+
+_packer = lru_cache(maxsize=64)(_Packer)
+
+
+def _sift(block: bytes, number: int, phases: tuple[str, ...], bad: BadLines) -> tuple[list[bytes], tuple[str, ...]]:
+    """The lines of a block that read, and every phase known after them."""
+    names = dict.fromkeys(phases)
+    general = msgspec.json.Decoder(_AnyRow)
+    good: list[bytes] = []
+    for line_number, line in enumerate(block.split(b"\n"), number):
+        if not line.strip():
+            continue
+        try:
+            own = general.decode(line).phases
+            if len(names | own) > MOST_PHASES:
+                raise ValueError(f"more than {MOST_PHASES} phases in one run")
+            msgspec.json.decode(line, type=_row_type(tuple(own), int))
+        except (ValueError, RecursionError) as error:
+            bad.add(line_number, error)
+        else:
+            names |= dict.fromkeys(own)
+            good.append(line)
+    return good, tuple(names)
+
+
+class _Columns:
+    """Columns in the making, for at most `capacity` rows. Memory that is never written to is never taken."""
+
+    def __init__(self, capacity: int) -> None:
+        self.phases: tuple[str, ...] = ()
+        self._capacity = capacity
+        self._length = 0
+        types = dict.fromkeys(_IDS, np.int32) | dict.fromkeys([*_TIMES, "loss"], np.float64) | {"skipped": np.bool_}
+        self._columns = {name: np.empty(capacity, type_) for name, type_ in types.items()}
+
+    def widen(self, phases: tuple[str, ...]) -> None:
+        """Takes in phases behind those that are known; no row so far had them."""
+        self._columns |= {place: np.zeros(self._capacity) for place in _places(phases) if place not in self._columns}
+        self.phases = phases
+
+    def add(self, lines: bytes) -> None:
+        """Raises ValueError or RecursionError unless every line reads."""
+        found = _packer(self.phases).columns(lines)
+        own = slice(self._length, self._length + len(found["step"]))
+        for name, column in self._columns.items():
+            column[own] = found[name]
+        if any((self._columns[name][own] != found[name]).any() for name in _IDS):
+            raise ValueError("an id is not a whole number")
+        self._length = own.stop
+
+    def table(self) -> StepTable:
+        columns: dict[str, Any] = {name: column[: self._length] for name, column in self._columns.items()}
+        return StepTable(phases={name: columns.pop(place) for place, name in _places(self.phases).items()}, **columns)
+
+
+def _ordered(table: StepTable, path: Path, problems: list[str]) -> StepTable:
+    key = (table.repeat.astype(np.int64) << 47) | (table.rank.astype(np.int64) << 31) | table.step
+    if (key[1:] > key[:-1]).all():
+        return table
+    order = np.argsort(key, kind="stable")  # which keeps the first of several lines for one step first
+    key = key[order]
+    again = np.concatenate([[False], key[1:] == key[:-1]])
+    if again.any():
+        first = table[order[again][:1]]
+        problems.append(
+            f"{path}: {again.sum()} steps are there more than once, such as step {first.step[0]} of repeat "
+            f"{first.repeat[0]} on rank {first.rank[0]}; the first line of each counts"
+        )
+    return table[order[~again]]
+
+
+def _where(column: Ids, value: int) -> slice:
+    """The rows with `value` in a sorted column."""
+    wanted = np.int32(value)  # a wider integer would have the whole column converted
+    return slice(int(np.searchsorted(column, wanted, "left")), int(np.searchsorted(column, wanted, "right")))

@@ -1,0 +1,191 @@
+"""The verdict on a metric, from where the 95 % interval of its ratio lies against the margin that matters."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpubench import inference
+from gpubench.comparison.comparability import Normalisation, normalise
+from gpubench.comparison.evidence import Side
+from gpubench.comparison.result import Level, NullMetric, Outcome, Verdict
+from gpubench.comparison.sampling import interleaved, samples_of
+from gpubench.inference import Error, Ratio, Sample
+from gpubench.metrics import Better, Metric
+
+DEFAULT_MARGIN = 0.005
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict and the ratio it was read from; None where there is no interval."""
+
+    verdict: Verdict
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a verdict depends on beside the numbers."""
+
+    margin: float = DEFAULT_MARGIN
+    withheld: str | None = None
+    """Why no verdict may be given on anything."""
+    rejected: Mapping[Outcome, str] = field(default_factory=dict)
+    """Verdicts that are not to be believed, and why: faster, where the candidate left work undone."""
+    noise: Sequence[NullMetric] = ()
+    """What is on record of this workload's noise on this machine."""
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The samples of one metric on both sides, and how its units vary."""
+
+    metric: Metric
+    ours: Sample
+    theirs: Sample
+    paired: bool
+    unit_spread: tuple[float, int] | None
+    """Relative, with its degrees of freedom: from the units themselves, or else from the record."""
+
+    @property
+    def alone(self) -> bool:
+        return min(self.ours.n, self.theirs.n) == 1
+
+    @property
+    def floor(self) -> float | None:
+        return inference.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n) if self.unit_spread else None
+
+    def ratio(self) -> Ratio | None:
+        if found := inference.ratio(self.ours, self.theirs, paired=self.paired):
+            return found
+        if self.unit_spread and min(self.ours.mean, self.theirs.mean) > 0:
+            size, df = self.unit_spread
+            error = Error(size * math.sqrt(1 / self.ours.n + 1 / self.theirs.n), df)
+            return inference.student(self.theirs.mean / self.ours.mean, error)
+        return None
+
+
+def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circumstances) -> Judged:
+    """The verdict on one metric that every run of both sides has."""
+    evidence = _gather(metric, baseline, candidate, circumstances.noise)
+    ours, theirs, floor = evidence.ours, evidence.theirs, evidence.floor
+    margin = max(circumstances.margin, floor or 0.0) if evidence.alone else circumstances.margin
+    scale = normalise(metric.name, metric.unit, baseline, candidate)
+    found = _scaled(evidence.ratio(), scale)
+    outcome, leaning, reason = _outcome(evidence, found, margin)
+    if doubt := circumstances.rejected.get(leaning or outcome):
+        outcome, leaning, reason = "rejected", None, doubt
+    if withheld := circumstances.withheld or scale.withheld:
+        outcome, leaning, reason = "withheld", None, withheld
+    level = _level(found, baseline, candidate)
+    verdict = Verdict(
+        metric=scale.metric,
+        unit=scale.unit,
+        better=metric.better,
+        verdict=outcome,
+        leaning=leaning,
+        baseline=ours.mean / scale.baseline,
+        candidate=theirs.mean / scale.candidate,
+        ratio=found.estimate if found else _bare_ratio(ours.mean / scale.baseline, theirs.mean / scale.candidate),
+        interval=found.interval if found else None,
+        margin=margin,
+        noise_floor=floor,
+        resolvable=inference.resolvable(found.error, margin) if found else None,
+        level=level,
+        units=(ours.n, theirs.n),
+        effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
+        paired=evidence.paired,
+        more_repeats=_more_repeats(evidence, found, margin) if outcome == "inconclusive" else None,
+        method=_method(evidence, level),
+        reason=reason,
+    )
+    return Judged(verdict, found)
+
+
+def words(better: Better | None, unit: str, ratio: float) -> Outcome:
+    """What a ratio away from 1 is called: faster and slower for times and rates, more and less for the rest."""
+    if unit == "s" or unit.endswith("/s"):
+        return "faster" if (ratio < 1) == (better != "higher") else "slower"
+    return "more" if ratio > 1 else "less"
+
+
+def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[NullMetric]) -> _Evidence:
+    paired = interleaved(baseline, candidate)
+    ours, theirs = samples_of(baseline, candidate, metric.name)
+    unit_spread = inference.pooled_spread(ours, theirs, paired=paired)
+    if unit_spread is None:
+        recorded = next((entry for entry in noise if entry.metric == metric.name), None)
+        unit_spread = (recorded.spread, recorded.units - 1) if recorded else None
+    return _Evidence(metric, ours, theirs, paired, unit_spread)
+
+
+def _scaled(found: Ratio | None, scale: Normalisation) -> Ratio | None:
+    """The ratio of the figures as they are shown, divided by ranks where there are more on one side."""
+    factor = scale.baseline / scale.candidate
+    if found is None or factor == 1:
+        return found
+    low, high = found.interval
+    return Ratio(found.estimate * factor, (low * factor, high * factor), found.error, found.over_units)
+
+
+def _bare_ratio(ours: float, theirs: float) -> float | None:
+    return theirs / ours if ours > 0 else None
+
+
+def _outcome(evidence: _Evidence, found: Ratio | None, margin: float) -> tuple[Outcome, Outcome | None, str | None]:
+    """The verdict, where it leans, and why there is none."""
+    metric = evidence.metric
+    if found is None:
+        return _without_ratio(evidence)
+    low, high = found.interval
+    if low > 1 + margin or high < 1 / (1 + margin):  # the band is symmetric in the logarithm: rate or time, one verdict
+        return words(metric.better, metric.unit, found.estimate), None, None
+    if low >= 1 / (1 + margin) and high <= 1 + margin:
+        return "equivalent", None, None
+    leaning = words(metric.better, metric.unit, found.estimate) if low > 1 or high < 1 else None
+    return "inconclusive", leaning, None
+
+
+def _without_ratio(evidence: _Evidence) -> tuple[Outcome, Outcome | None, str | None]:
+    metric, ours, theirs = evidence.metric, evidence.ours, evidence.theirs
+    if not ours.units.any() and not theirs.units.any():
+        return "equivalent", None, "0 on both sides"
+    if min(ours.mean, theirs.mean) > 0:
+        return "inconclusive", None, "one repeat on each side and no steps behind it: nothing tells its noise"
+    interval = inference.difference(ours, theirs)
+    if interval and (interval[0] > 0 or interval[1] < 0):
+        return words(metric.better, metric.unit, 2.0 if interval[0] > 0 else 0.5), None, "one side is 0"
+    return "inconclusive", None, "one side is 0: there is no ratio"
+
+
+def _more_repeats(evidence: _Evidence, found: Ratio | None, margin: float) -> int | None:
+    if found is None or evidence.unit_spread is None:
+        return None
+    needed = inference.repeats_for(abs(math.expm1(abs(math.log(found.estimate)))), evidence.unit_spread[0], margin)
+    return None if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
+
+
+def _level(found: Ratio | None, baseline: Side, candidate: Side) -> Level | None:
+    if found is None:
+        return None
+    if not found.over_units:
+        return "step"
+    return "run" if max(len(baseline.runs), len(candidate.runs)) > 1 else "repeat"
+
+
+def _method(evidence: _Evidence, level: Level | None) -> str:
+    if level is None:
+        return "none"
+    if level == "step":
+        return "moving-block bootstrap of steps"
+    if evidence.paired:
+        return "Student's t over interleaved pairs of repeats"
+    if evidence.alone:
+        return f"Student's t; a single {level} taken to vary as the others do"
+    return f"Welch's t over {level}s"
+
+
+def _effective_n(side: Side, metric: str) -> float | None:
+    counts = [run.metrics[metric].effective_n for run in side.runs]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

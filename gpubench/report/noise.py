@@ -1,0 +1,105 @@
+"""What `compare --null` has to say: how much this workload varies here, and what a change would cost to see."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpubench import inference, units
+from gpubench.comparison.result import Noise, NullMetric
+from gpubench.report import comparing, documents, phrases
+
+CHANGES = (0.005, 0.01, 0.02)  # whose price in repeats is given
+COLUMNS = ("metric", "spread", "within", "noise floor", "false verdicts", "of single repeats", "resolvable")
+LAYOUTS = (COLUMNS, tuple(name for name in COLUMNS if name not in ("within", "of single repeats")))
+NARROW = ("metric", "spread", "noise floor", "resolvable")
+NARROWEST = ("metric", "resolvable")
+
+
+def show(noise: Noise, console: Console) -> None:
+    console.print(Text(headline(noise), style="bold"), soft_wrap=True)
+    if not noise.metrics:
+        return
+    console.print()
+    console.print(comparing.fitting(console, (_table(noise, columns) for columns in (*LAYOUTS, NARROW, NARROWEST))))
+    for line in (caption(noise), *budget(noise)):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def to_markdown(noise: Noise) -> str:
+    rows = [[cells(metric)[column] for column in COLUMNS] for metric in noise.metrics]
+    lines = [f"### {documents.escape(headline(noise))}", *documents.table(COLUMNS, rows)]
+    lines += [f"- {documents.escape(line)}" for line in (caption(noise), *budget(noise)) if line]
+    return "\n".join(lines) + "\n"
+
+
+def headline(noise: Noise) -> str:
+    leading = _leading(noise.metrics)
+    if leading is None:
+        return "nothing to learn from: no metric was measured often enough"
+    runs = phrases.counted(len(noise.runs), "run")
+    sentence = f"{leading.units} repeats of {runs}: {phrases.metric(leading.metric)} varies by"
+    sentence += f" {units.percent(leading.spread)} where nothing was changed"
+    if leading.resolvable is None:
+        return sentence
+    return f"{sentence}; {leading.per_side} a side resolve a change of {units.percent(leading.resolvable)}"
+
+
+def cells(metric: NullMetric) -> dict[str, str]:
+    """By column. False verdicts are out of so many splits."""
+    return {
+        "metric": phrases.metric(metric.metric),
+        "spread": units.percent(metric.spread),
+        "within": _percent(metric.within),
+        "noise floor": units.percent(metric.noise_floor),
+        "false verdicts": _of(metric.false_verdicts, metric.splits),
+        "of single repeats": _of(metric.single_false_verdicts, metric.single_splits),
+        "resolvable": _percent(metric.resolvable),
+    }
+
+
+def caption(noise: Noise) -> str:
+    leading = _leading(noise.metrics)
+    splits = f"{leading.per_side} against {leading.per_side} repeats" if leading and leading.splits else "no splits"
+    return (
+        f"spread: standard deviation between repeats; within: standard error that a repeat's steps leave; noise floor:"
+        f" one repeat against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
+        f" {units.percent(noise.margin)}; resolvable: found with 80 % power"
+    )
+
+
+def budget(noise: Noise) -> list[str]:
+    """How many repeats a side a change of the leading metric takes."""
+    leading = _leading(noise.metrics)
+    if leading is None:
+        return []
+    prices = []
+    for change in CHANGES:
+        needed = inference.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
+        price = f"{needed} repeats a side" if needed else "out of reach"
+        prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
+    return [f"to resolve a change of {phrases.metric(leading.metric)} by {', '.join(prices)}"]
+
+
+def _table(noise: Noise, columns: Sequence[str]) -> Table:
+    table = comparing.plain_table()
+    for column in columns:
+        first = column == "metric"
+        table.add_column(column, justify="left" if first else "right", no_wrap=not first, overflow="fold")
+    for metric in noise.metrics:
+        said = cells(metric)
+        table.add_row(*(Text(said[column]) for column in columns))
+    return table
+
+
+def _leading(metrics: Sequence[NullMetric]) -> NullMetric | None:
+    return next((one for name in phrases.LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else units.percent(value)
+
+
+def _of(share: float | None, splits: int) -> str:
+    return "-" if share is None else f"{units.percent(share)} of {splits}"

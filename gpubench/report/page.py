@@ -1,0 +1,195 @@
+"""One self-contained page: a comparison, or a run beside the one before it. Opens offline; nothing in it is loaded."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gpubench import __version__, units
+from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.comparison.result import Comparison, Comparisons, Verdict
+from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.report import figures, hardware, phrases, recorded, rows, wording
+from gpubench.report.ceilings import ceilings
+from gpubench.report.figures import Figure
+
+PHASES = (
+    "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer", "other",
+)  # fmt: skip
+WITHOUT_NEWS = {"skipped_steps": 0.0}  # shown only when it is something else
+
+
+def compare_page(comparisons: Comparisons, sides: Sequence[Side]) -> str:
+    """The page of one `gpubench compare`. sides: the baseline, then each comparison's candidate."""
+    baseline, candidates = sides[0], sides[1:]
+    sections = [
+        _section(number, comparison, baseline, candidate)
+        for number, (comparison, candidate) in enumerate(zip(comparisons.comparisons, candidates, strict=True), 1)
+    ]
+    return _environment().get_template("compare.html").render(
+        found=comparisons, sections=sections, several=len(sections) > 1, baseline=baseline.label
+    )  # fmt: skip
+
+
+def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvidence | None) -> str:
+    """report.html of a run directory. `previous` compares the previous run of the experiment with this one."""
+    side = figures.recording(Side(run.label, (run,)))
+    distribution = figures.distribution([side])
+    return _environment().get_template("run.html").render(
+        run=run,
+        previous=previous,
+        previous_link=f"../{quote(previous_run.path.name)}/report.html" if previous_run else None,
+        previous_label=previous_run.label if previous_run else None,
+        learned=wording.sentence(previous, "the previous run", "this run") if previous else None,
+        lead=_lead(previous) if previous else None,
+        figures_in_short=_in_short(run),
+        metrics=[metric for metric in run.metrics.values() if _is_news(metric)],
+        definitions=DEFINITIONS,
+        ceilings=ceilings(run),
+        steps=figures.steps([side]),
+        phases=_phases(run),
+        distribution=distribution,
+        telemetry=hardware.whole_run(run, recorded.GPU) or hardware.whole_run(run, recorded.CPU),
+        peaks=hardware.peaks([side], [_estimates([run])]),
+        memory=hardware.whole_run(run, [recorded.GPU_MEMORY]) or hardware.whole_run(run, [recorded.CPU_MEMORY]),
+        settings=_by_head(run.settings),
+        environment=_by_head(run.environment | {f"workload.{key}": value for key, value in run.workload.items()}),
+    )  # fmt: skip
+
+
+def _section(number: int, comparison: Comparison, baseline: Side, candidate: Side) -> dict[str, Any]:
+    sides = [figures.recording(side) for side in (baseline, candidate)]
+    phases = [verdict for verdict in comparison.verdicts if verdict.metric.startswith("phase_")]
+    main = [verdict for verdict in comparison.verdicts if verdict not in phases] or phases
+    waterfall = comparison.explanation.waterfall
+    ratio_plot = rows.ratios(main)
+    return {
+        "anchor": f"candidate-{number}",
+        "comparison": comparison,
+        "headline": wording.sentence(comparison, "A", "B"),
+        "lead": _lead(comparison),
+        "verdicts": main,
+        "phases": phases if main is not phases else [],
+        "ratios": Figure("Ratio of each metric, B against A", ratio_plot) if ratio_plot else None,
+        "waterfall": Figure(f"Where the change of a {waterfall.per} comes from", rows.waterfall(waterfall))
+        if waterfall
+        else None,
+        "steps": figures.steps(sides),
+        "distribution": figures.distribution(sides),
+        "telemetry": hardware.telemetry(sides),
+        "peaks": hardware.peaks(sides, [_estimates(side.runs) for side in (baseline, candidate)]),
+        "memory": hardware.memory(sides),
+        "methods": list(dict.fromkeys(verdict.method for verdict in comparison.verdicts if verdict.interval)),
+        "versions": [_versions(side) for side in (baseline, candidate)],
+    }
+
+
+def _lead(comparison: Comparison) -> Verdict | None:
+    return phrases.leading(comparison.verdicts)
+
+
+def _estimates(runs: Sequence[RunEvidence]) -> dict[str, float]:
+    """Mean over the runs of each metric that all of them have."""
+    return {
+        name: sum(run.metrics[name].estimate for run in runs) / len(runs)
+        for name in runs[0].metrics
+        if all(name in run.metrics for run in runs)
+    }
+
+
+def _is_news(metric: Metric) -> bool:
+    return not metric.name.startswith("phase_") and WITHOUT_NEWS.get(metric.name) != metric.estimate
+
+
+def _in_short(run: RunEvidence) -> str:
+    """The run's leading figures in a line."""
+    known = [run.metrics[name] for name in ("throughput", "step_time") if name in run.metrics]
+    said = [units.quantity(metric.estimate, metric.unit) for metric in known or list(run.metrics.values())[:1]]
+    if len(known) == 2:
+        said[1] += " a step"
+    return wording.typeset(", ".join([*said, phrases.counted(run.repeats, "repeat")]))
+
+
+def _phases(run: RunEvidence) -> dict[str, Any] | None:
+    """The stacked bar of a step, and its parts: (name, seconds, share, class)."""
+    found = {
+        metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
+        for metric in run.metrics.values()
+        if metric.name.startswith("phase_")
+    }
+    ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+    styles = {name: f"phase-{name}" if name in PHASES else "phase-other" for name in ordered}
+    drawing = rows.stack("phases of a step", [(wording.name(name), found[name], styles[name]) for name in ordered])
+    if drawing is None:
+        return None
+    whole = sum(found.values())
+    parts = [(wording.name(name), found[name], found[name] / whole, styles[name]) for name in ordered]
+    return {"drawing": drawing, "parts": parts}
+
+
+def _by_head(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Dot-keys grouped by what stands before the first dot; those without a dot come first, under no heading."""
+    groups: dict[str, dict[str, Any]] = {"": {}}
+    for key, value in values.items():
+        head, dot, rest = key.partition(".")
+        groups.setdefault(head if dot else "", {})[rest if dot else key] = value
+    return {head: entries for head, entries in groups.items() if entries}
+
+
+def _versions(side: Side) -> list[tuple[str, Any]]:
+    """What measured this side, as its first run recorded it."""
+    environment = side.runs[0].environment
+    known = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
+    return [(word, environment[key]) for word, key in known.items() if environment.get(key)]
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    return wording.typeset(units.quantity(value, unit)) if value is not None and math.isfinite(value) else "not known"
+
+
+def _percent(value: float | None) -> str:
+    return wording.typeset(units.percent(value)) if value is not None and math.isfinite(value) else "not known"
+
+
+def _code_state(git: Mapping[str, Any]) -> str:
+    """The working tree that was measured, in a clause."""
+    said = f"at commit {str(git.get('commit') or 'none')[:12]}"
+    if git.get("branch"):
+        said += f" of {git['branch']}"
+    return f"{said}, with changes that were not committed" if git.get("dirty") else said
+
+
+def _moment(started: str | None) -> str:
+    """An ISO time to the minute."""
+    return f"{started[:16].replace('T', ' ')} UTC" if started else "not recorded"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("gpubench.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        plain=phrases.cell,
+        quantity=_quantity,
+        share=_percent,
+        moment=_moment,
+        duration=wording.duration,
+        change=wording.change,
+        changes=wording.interval,
+        words=wording.name,
+        sign=wording.sign,
+        standing=wording.standing,
+        open_ends=wording.open_ends,
+        code_state=_code_state,
+        rests_on=wording.rests_on,
+    )
+    environment.globals["version"] = __version__
+    return environment

@@ -1,0 +1,240 @@
+"""A comparison in plain text: the sentences and cells that the terminal and Markdown share.
+
+Nothing here knows colours, columns or escapes. Whatever came from a run (labels, reasons, values) has its control
+characters made visible, so that no file can move a reader's cursor.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpubench import units
+from gpubench.comparison.result import (
+    Difference,
+    GateResult,
+    PhaseChange,
+    SideSummary,
+    Verdict,
+    Waterfall,
+)
+
+LEADERS = ("throughput", "throughput_per_device", "step_time")
+ASIDE = ("treatment", "protocol", "code")
+ASIDE_ROWS = 15  # differences that do not stand in the way: more than these are counted, not listed
+
+
+def leading(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The verdict that speaks for all: on throughput, else on the step time, else the first that is one."""
+    judged = [verdict for verdict in verdicts if verdict.verdict != "withheld"] or list(verdicts)
+    return next((one for name in LEADERS for one in judged if one.metric == name), judged[0] if judged else None)
+
+
+def change(verdict: Verdict, interval: bool = True) -> str:
+    """The ratio as a cell: "+3.1 % [+2.6, +3.7]", or "3.40 x [3.10, 3.70]" from twice or half on."""
+    estimate, edges, unit = figures(verdict)
+    text = f"{estimate} {unit}".rstrip()
+    return f"{text} [{', '.join(edges)}]" if interval and edges else text
+
+
+def notes(verdicts: Sequence[Verdict]) -> list[str]:
+    """What a verdict's word leaves open, a line for each reason with the metrics that share it."""
+    said: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if note := _note(verdict):
+            said.setdefault(note, []).append(metric(verdict.metric))
+    return [f"{', '.join(names)}: {note}" for note, names in said.items()]
+
+
+def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
+    """Those of the table; unless all are asked for, without the phases, which the waterfall has, and without zeros."""
+    news = [one for one in verdicts if not one.metric.startswith("phase_") and (one.baseline or one.candidate)]
+    return list(verdicts) if everything or not news else news
+
+
+def values(verdict: Verdict) -> tuple[str, str]:
+    unit = clean(verdict.unit)
+    return units.quantity(verdict.baseline, unit), units.quantity(verdict.candidate, unit)
+
+
+def method(verdict: Verdict) -> str:
+    """How a verdict came about, and what it could have found."""
+    parts = [clean(verdict.method), _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
+    if verdict.noise_floor is not None:
+        parts.append(f"noise floor {units.percent(verdict.noise_floor)}")
+    if verdict.resolvable is not None:
+        parts.append(f"resolvable change {units.percent(verdict.resolvable)}")
+    return f"{metric(verdict.metric)}: {'; '.join(part for part in parts if part)}"
+
+
+def side(summary: SideSummary) -> str:
+    """One side in a line: its name, what ran, how often, and when."""
+    parts = [clean(summary.headline), counted(summary.runs, "run"), counted(summary.repeats, "repeat")]
+    if summary.started:
+        parts.append(f"{clean(summary.started[:16]).replace('T', ' ')} UTC")
+    label, paths = clean(summary.label), [clean(path) for path in summary.paths]
+    name = label if len(paths) != 1 or paths[0] == label else f"{label} ({paths[0]})"
+    return f"{name}: {'; '.join(part for part in parts if part)}"
+
+
+def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
+    """The differences to list, those that stand in the way first, and a line that counts the rest."""
+    in_the_way = [difference for difference in differences if difference.kind not in ASIDE]
+    aside = [difference for difference in differences if difference.kind in ASIDE]
+    rest = aside[ASIDE_ROWS:]
+    counts = ", ".join(f"{n} {kind}" for kind in ASIDE if (n := sum(one.kind == kind for one in rest)))
+    return in_the_way + aside[:ASIDE_ROWS], f"and {len(rest)} more ({counts}): --json lists them" if rest else ""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One line of the waterfall, in words."""
+
+    phase: str
+    change: str
+    share: str
+    """Of the baseline's whole."""
+    interval: str
+
+
+def moves(waterfall: Waterfall) -> list[Move]:
+    return [_move(phase, waterfall.baseline) for phase in waterfall.phases]
+
+
+def total(waterfall: Waterfall) -> Move:
+    """The line below: all changes are its change."""
+    moved = waterfall.candidate - waterfall.baseline
+    share = signed_percent(moved / waterfall.baseline) if waterfall.baseline else ""
+    return Move(f"{waterfall.per} time", signed_seconds(moved), share, interval="")
+
+
+def span(waterfall: Waterfall) -> str:
+    return f"{units.seconds(waterfall.baseline)} -> {units.seconds(waterfall.candidate)}"
+
+
+def gate(result: GateResult) -> str:
+    """What a condition came upon, without its outcome: the condition, the candidate, the measured and the tolerated."""
+    line = f"{clean(result.condition)}: {clean(result.candidate)}: {worsening(result)}"
+    return f"{line}, adjusted p {result.p_value:.2g}" if result.p_value is not None else line
+
+
+def worsening(result: GateResult, interval: bool = True) -> str:
+    """What was measured beside what is tolerated: "step_time +3.1 % [+2.6, +3.7] > 2 %"."""
+    limit = units.percent(result.limit)
+    if result.worsening is None:
+        return f"{clean(result.metric)} unknown, limit {limit}"
+    places = decimals(result.worsening, result.interval)
+    edges = ", ".join(_signed(edge, places) for edge in result.interval or ())
+    measured = f"{_signed(result.worsening, places)} %" + (f" [{edges}]" if edges and interval else "")
+    return f"{clean(result.metric)} {measured} {'>' if result.worsening > result.limit else '<='} {limit}"
+
+
+def metric(name: str) -> str:
+    return clean(name).replace("_", " ")
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def cell(value: Any) -> str:
+    """A setting's value; a dash where a side has none."""
+    if value is None:
+        return "-"
+    return clean(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def clean(text: str) -> str:
+    """One line in which control characters, line ends and lone surrogates are spelled out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most `limit` characters, by leaving out the middle: names and versions differ at their ends."""
+    if len(text) <= limit:
+        return text
+    kept = limit - 1
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+def signed_percent(fraction: float) -> str:
+    return f"{_signed(fraction, decimals(fraction, None))} %" if fraction else "+0 %"
+
+
+def signed_seconds(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{units.seconds(abs(value))}"
+
+
+def figures(verdict: Verdict) -> tuple[str, list[str], str]:
+    """The estimate, the edges of its interval where it has a width, and their unit."""
+    ratio, ends = verdict.ratio, width(verdict)
+    if verdict.verdict == "withheld":
+        return "-", [], ""
+    if not ratio:
+        return (
+            ("+0", [], "%")
+            if verdict.baseline == verdict.candidate
+            else ("to 0" if verdict.baseline else "from 0", [], "")
+        )
+    if large(ratio):
+        return units.digits(ratio), [units.digits(end) for end in ends or ()], "x"
+    if ratio == 1 and ends is None:
+        return "+0", [], "%"
+    places = decimals(ratio - 1, ends)
+    return _signed(ratio - 1, places), [_signed(end - 1, places) for end in ends or ()], "%"
+
+
+def width(verdict: Verdict) -> tuple[float, float] | None:
+    """The interval of the ratio, unless all repeats agreed and it is a point."""
+    return verdict.interval if verdict.interval and verdict.interval[0] != verdict.interval[1] else None
+
+
+def large(ratio: float) -> bool:
+    """Whether a multiple says more than percents."""
+    return not 0.5 < ratio < 2
+
+
+def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
+    """Decimals of a percentage: down to the first digit of half the interval, and below 10 % one at least."""
+    half = abs(interval[1] - interval[0]) * 50 if interval else 0.0
+    doubtful = half or abs(estimate) * 10
+    if not doubtful:
+        return 1
+    return min(4, max(0 if half >= 10 else 1, math.ceil(-math.log10(doubtful))))
+
+
+def _signed(fraction: float, places: int) -> str:
+    return f"{round(fraction * 100, places) + 0.0:+.{places}f}"  # + 0.0: no negative zero
+
+
+def _note(verdict: Verdict) -> str:
+    reason = clean(verdict.reason or "")
+    if verdict.verdict != "inconclusive":
+        return reason
+    leans = f"leans {verdict.leaning}" if verdict.leaning else ""
+    settles = to_settle(verdict) if verdict.more_repeats else ""
+    return "; ".join(part for part in (reason, leans, settles) if part)
+
+
+def to_settle(verdict: Verdict) -> str:
+    more = counted(verdict.more_repeats or 0, "more run" if verdict.level == "run" else "more repeat")
+    return f"about {more} a side would settle it"
+
+
+def _evidence(verdict: Verdict) -> str:
+    ours, theirs = verdict.units
+    if verdict.level is None:
+        return ""
+    if verdict.level == "step":
+        worth, worth_theirs = verdict.effective_n
+        effective = f", worth {worth:.0f} and {worth_theirs:.0f} independent ones" if worth and worth_theirs else ""
+        return f"steps alone{effective}"
+    return (
+        f"{ours} interleaved pairs of {verdict.level}s" if verdict.paired else f"{ours} and {theirs} {verdict.level}s"
+    )
+
+
+def _move(phase: PhaseChange, whole: float) -> Move:
+    edges = ", ".join(signed_seconds(edge) for edge in phase.interval or ())
+    share = signed_percent(phase.change / whole) if whole else ""
+    return Move(metric(phase.phase), signed_seconds(phase.change), share, f"[{edges}]" if edges else "")

@@ -1,0 +1,223 @@
+"""Plots whose vertical axis is a list: ratios with their intervals, the waterfall of a step, bars of memory.
+
+Every row has its name left and its figure right of the drawing; the style sheet moves both above it on a phone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from gpubench import units
+from gpubench.comparison.result import Verdict, Waterfall
+from gpubench.report import phrases, svg, wording
+from gpubench.report.scales import Measure, Scale, Tick, measure, ticks, widen
+
+PITCH = 40.0
+THICKNESS = 16.0
+TOP = 8.0
+FOOT = 44.0
+
+_MARKS = {
+    "established": "M-7 0L0-7L7 0L0 7Z",
+    "equivalent": "M-5-5H5V5H-5Z",
+    "inconclusive": "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0-5 0Z",
+    "rejected": "M-5-5L5 5M5-5L-5 5",
+}
+_ARROWS = {"left": "M0-6L-8 0L0 6Z", "right": "M0-6L8 0L0 6Z"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """`value` is shown right of the row."""
+
+    name: str
+    value: str
+    parts: list[Markup]
+
+
+def _rows(title: str, description: str, under: Sequence[Markup], rows: Sequence[Row], axis: Markup) -> Markup:
+    parts = [*under, axis]
+    for place, row in enumerate(rows):
+        y = _middle(place)
+        parts += [
+            *row.parts,
+            svg.text(0, y + 4, row.name, "row-name"),
+            svg.text(100, y + 4, row.value, "row-value"),
+        ]
+    return svg.drawing(title, description, _foot(len(rows)) + FOOT, parts)
+
+
+def _middle(row: int) -> float:
+    return TOP + PITCH * (row + 0.5) + 4  # a little low, as the names stand above the rows on a phone
+
+
+def _foot(rows: int) -> float:
+    return TOP + PITCH * rows + 4
+
+
+def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
+    """Each metric's ratio with its interval against the margin; None where no metric has a ratio.
+
+    The axis is that of the ratio's logarithm. It holds what most metrics need; an interval that leaves it ends in an
+    arrow.
+    """
+    shown = [verdict for verdict in verdicts if verdict.ratio and verdict.ratio > 0]
+    if all(verdict.verdict == "withheld" for verdict in shown):
+        return None
+    limit = _limit(shown)
+    x = Scale(-limit, limit, 0, 100)
+    bottom = _foot(len(shown))
+    places = [(x(math.log(tick.value)), tick) for tick in _ratio_ticks(limit)]
+    unit = "change, %" if limit < math.log(2) else "ratio"
+    axis = svg.bottom_axis(places, bottom, TOP, f"B against A, {unit}")
+    under = []
+    rows = []
+    for place, verdict in enumerate(shown):
+        y = _middle(place)
+        low, high = (x(math.log1p(sign * min(verdict.margin, 0.99))) for sign in (-1, 1))
+        under.append(svg.bar(low, high, y - PITCH / 2, PITCH, "margin"))
+        if verdict.verdict == "withheld":
+            rows.append(Row(wording.name(verdict.metric), "withheld", []))
+        else:
+            value = f"{wording.change(verdict)} {wording.interval(verdict)}"
+            rows.append(Row(wording.name(verdict.metric), value, _interval(verdict, x, limit, y)))
+    under.append(svg.line(50, TOP, 50, bottom, "unchanged"))
+    said = "; ".join(f"{row.name} {row.value}, {verdict.verdict}" for row, verdict in zip(rows, shown, strict=True))
+    return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
+
+
+def _limit(verdicts: Sequence[Verdict]) -> float:
+    """Half the axis, as a log ratio: what the leading metric and three quarters of all need."""
+    moved = [abs(math.log(verdict.ratio)) for verdict in verdicts if verdict.ratio]
+    lead = phrases.leading(verdicts)
+    ends = [math.log(lead.ratio), *_log_interval(lead)] if lead and lead.ratio else [0.0]
+    leading = min(max(map(abs, ends)), math.log(10))
+    margin = max(verdict.margin for verdict in verdicts)
+    needed = max(2.5 * margin, 1.25 * leading, 1.25 * float(np.quantile(moved, 0.75)), 1e-4)
+    widest = max((abs(end) for verdict in verdicts for end in _log_interval(verdict)), default=0.0)
+    return min(max(1.1 * widest, needed), 2.5 * needed)
+
+
+def _log_interval(verdict: Verdict) -> tuple[float, ...]:
+    """An end at or below 0 is as far left as can be."""
+    return tuple(math.log(end) if end > 0 else -math.inf for end in verdict.interval or ())
+
+
+def _interval(verdict: Verdict, x: Scale, limit: float, y: float) -> list[Markup]:
+    standing = wording.standing(verdict)
+    estimate = math.log(verdict.ratio or 1)
+    parts = []
+    if ends := _log_interval(verdict):
+        low, high = ends
+        parts.append(svg.line(x(low), y, x(high), y, f"whisker {standing}"))
+        for end, side in ((low, "left"), (high, "right")):
+            if abs(end) <= limit:
+                parts.append(svg.line(x(end), y - 5, x(end), y + 5, f"whisker {standing}"))
+            elif abs(estimate) <= limit:
+                parts.append(svg.symbol(x(end), y, _ARROWS[side], f"arrow {standing}"))
+    if abs(estimate) <= limit:
+        parts.append(svg.symbol(x(estimate), y, _MARKS[standing], f"mark {standing}"))
+    else:
+        parts.append(svg.symbol(x(estimate), y, _ARROWS["right" if estimate > 0 else "left"], f"arrow {standing}"))
+    return parts
+
+
+def _ratio_ticks(limit: float) -> list[Tick]:
+    """Round changes in percent on both sides; ratios where the axis is wider than a doubling."""
+    if limit >= math.log(2):
+        power = max(1, round(limit / math.log(2) / 3))
+        steps = range(-math.floor(limit / math.log(2) / power), math.floor(limit / math.log(2) / power) + 1)
+        return [Tick(2.0 ** (step * power), f"{units.digits(2.0 ** (step * power))} x") for step in steps]
+    changes = ticks(math.expm1(-limit), math.expm1(limit), 6, Measure(0.01, "%"))
+    return [Tick(1 + tick.value, _signed(tick)) for tick in changes if abs(math.log1p(tick.value)) <= limit]
+
+
+def _signed(tick: Tick) -> str:
+    return f"+{tick.label}" if tick.value > 1e-12 else tick.label.replace("-", wording.MINUS)
+
+
+def waterfall(found: Waterfall) -> Markup:
+    """From the baseline's step over the changes of its phases to the candidate's, with each change's 95 % interval.
+
+    The axis begins at 0 only where the changes can be seen on it; else the two whole bars are broken.
+    """
+    after = np.cumsum([found.baseline, *(phase.change for phase in found.phases)]).tolist()
+    whisker_room = max(after) - min(after) or found.baseline * 0.02
+    low, high = min(*after, found.candidate), max(*after, found.candidate)
+    for end, phase in zip(after[1:], found.phases, strict=True):
+        if phase.interval:
+            low = min(low, max(end - phase.change + phase.interval[0], low - whisker_room))
+            high = max(high, min(end - phase.change + phase.interval[1], high + whisker_room))
+    low, high = widen(low, high, 0.08)
+    broken = low > 0.6 * high
+    x = Scale(low - (high - low) * 0.15 if broken else 0.0, high, 0, 100)
+    measured = measure("s", high)
+    rows = [_whole("A, all of it", found.baseline, x, 0, "fill solid a", broken)]
+    for place, (before, end, phase) in enumerate(zip(after, after[1:], found.phases, strict=False), 1):
+        y = _middle(place)
+        hint = f"{units.seconds(phase.baseline)} to {units.seconds(phase.candidate)}"
+        parts = [
+            svg.line(x(before), y - PITCH + THICKNESS / 2, x(before), y + THICKNESS / 2, "step"),
+            svg.bar(x(before), x(end), y - THICKNESS / 2, THICKNESS, "gain" if phase.change < 0 else "loss", hint),
+        ]
+        if phase.interval:
+            parts += _whisker(x, before + phase.interval[0], before + phase.interval[1], y)
+        rows.append(Row(wording.name(phase.phase), wording.duration(phase.change), parts))
+    rows.append(_whole("B, all of it", found.candidate, x, len(rows), "fill solid b", broken))
+    axis = svg.bottom_axis(
+        [(x(tick.value), tick) for tick in ticks(x.low, x.high, 5, measured) if x(tick.value) >= (8 if broken else 0)],
+        _foot(len(rows)), TOP, f"time of a {found.per}, {measured.name}",
+    )  # fmt: skip
+    said = "; ".join(f"{row.name} {row.value}" for row in rows)
+    return _rows(f"Where the change of the time of a {found.per} comes from", said, (), rows, axis)
+
+
+def _whole(name: str, value: float, x: Scale, place: int, style: str, broken: bool) -> Row:
+    y = _middle(place)
+    parts = [svg.bar(0, x(value), y - THICKNESS / 2, THICKNESS, style)]
+    if broken:
+        parts.append(svg.symbol(4, y, "M-4 11L2-11M2 11L8-11", "break"))
+    return Row(name, units.seconds(value), parts)
+
+
+def _whisker(x: Scale, low: float, high: float, y: float) -> list[Markup]:
+    parts = [svg.line(x(low), y, x(high), y, "error")]
+    for end, side in ((low, "left"), (high, "right")):
+        if x.low <= end <= x.high:
+            parts.append(svg.line(x(end), y - 4, x(end), y + 4, "error"))
+        else:
+            parts.append(svg.symbol(x(end), y, _ARROWS[side], "error-arrow"))
+    return parts
+
+
+def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
+    """Bars from zero, one for each (name, value, style); None if all are zero or there are none."""
+    largest = max((value for _, value, _ in items), default=0.0)
+    if largest <= 0:
+        return None
+    x, measured = Scale(0, largest * 1.04, 0, 100), measure(unit, largest)
+    rows = [
+        Row(name, units.quantity(value, unit), [svg.bar(0, x(value), _middle(place) - THICKNESS / 2, THICKNESS, style)])
+        for place, (name, value, style) in enumerate(items)
+    ]
+    axis = svg.bottom_axis(
+        [(x(tick.value), tick) for tick in ticks(0, x.high, 4, measured)], _foot(len(rows)), TOP, measured.name
+    )
+    return _rows(title, "; ".join(f"{row.name} {row.value}" for row in rows), (), rows, axis)
+
+
+def stack(title: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
+    """One bar of all (name, value, style) parts, each in seconds; None where they come to nothing."""
+    whole = sum(value for _, value, _ in items)
+    if whole <= 0:
+        return None
+    parts, start = [], 0.0
+    for name, value, style in items:
+        end = start + 100 * value / whole
+        parts.append(svg.bar(start, end, 0, 44, style, f"{name} {units.seconds(value)}"))
+        start = end
+    said = "; ".join(f"{name} {units.seconds(value)}, {units.percent(value / whole)}" for name, value, _ in items)
+    return svg.drawing(title, said, 44, parts)

@@ -1,0 +1,67 @@
+"""Run directories as the real writer makes them, of runs that never ran."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpubench.events import Step
+from gpubench.runs import COMPLETED, ENVIRONMENT, RUNNING, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunWriter
+from gpubench.steady import Repeat
+from gpubench.summary import summarise
+from gpubench.telemetry import CpuSample, TelemetrySample
+
+CONFIG = "experiment: made\nseed: 0\ntraining:\n  batch_size: 8\n  steps: 30 # default\n"
+FASTER = 0.999  # of rank 1 beside rank 0
+WARMUP = 10
+
+
+def step(number: int, repeat: int = 0, rank: int = 0, **changes: Any) -> Step:
+    """About 10 ms, with an uneven share for the forward pass."""
+    total = (0.010 + 0.0001 * ((number * 7 + repeat * 3) % 5)) * FASTER**rank
+    step = Step(
+        repeat=repeat,
+        rank=rank,
+        epoch=0,
+        step=number,
+        time=1e9 + 100 * repeat + number * 0.0104,
+        total=total,
+        phases={"forward": total * 0.4, "backward": total * 0.5, "other": total * 0.1},
+        host=total,
+        samples=8,
+        loss=2 / (1 + number),
+    )
+    return msgspec.structs.replace(step, **changes)
+
+
+def write_run(
+    results: Path,
+    experiment: str = "made",
+    *,
+    repeats: int = 2,
+    ranks: int = 1,
+    steps: int = 30,
+    status: str = COMPLETED,
+) -> Path:
+    """A run directory with `steps` steps in each repeat, the first WARMUP of which are warm-up."""
+    writer = RunWriter(results, experiment, CONFIG, command="train-bench", argv=[], world_size=ranks, git=None)
+    writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": [], "torch": {"version": "2.13.0"}})
+    measured = [Repeat(number, {rank: [] for rank in range(ranks)}) for number in range(repeats)]
+    for repeat, number, rank in itertools.product(measured, range(steps), range(ranks)):
+        repeat.steps[rank].append(step(number, repeat.number, rank))
+        writer.append(STEPS, repeat.steps[rank][-1])
+    for second in range(3):
+        writer.append(TELEMETRY, TelemetrySample(time=1e9 + second, cost=1e-4, cpu=CpuSample(load=0.5)))
+    summary = summarise(measured, WARMUP, None, "fp32")
+    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
+    writer.update(repeats=repeats)
+    ended_well = status in (COMPLETED, RUNNING)
+    writer.finish(status, None if ended_well else {"kind": "OutOfMemory", "message": "not enough memory", "hint": None})
+    return writer.path
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Changes fields of a JSON document."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

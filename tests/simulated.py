@@ -1,0 +1,85 @@
+"""Runs that never ran: step times drawn from a model of how real ones vary, with everything about it known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from gpubench import stats
+from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.metrics import Metric
+from gpubench.steady import SteadyWindow
+
+Series = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Step times around 1 s: noise with autocorrelation inside a repeat, an offset for each repeat, a drift."""
+
+    steps: int = 60
+    noise: float = 0.005
+    autocorrelation: float = 0.8
+    offset: float = 0.01
+    drift: float = 0.0
+    """From the first step of a repeat to its last, the same in all of them."""
+    heavy: bool = False
+    """Student's t with 3 degrees of freedom for the noise and 4 for the offsets, at the same standard deviations."""
+
+    def repeat(self, rng: np.random.Generator, slowdown: float = 1.0) -> Series:
+        draws = (
+            rng.standard_t(3, self.steps + 100) / np.sqrt(3) if self.heavy else rng.standard_normal(self.steps + 100)
+        )
+        r = self.autocorrelation
+        noise = self.noise * np.sqrt(1 - r * r) * lfilter([1.0], [1.0, -r], draws)[100:]
+        offset = self.offset * (rng.standard_t(4) / np.sqrt(2) if self.heavy else rng.standard_normal())
+        drift = self.drift * np.linspace(-0.5, 0.5, self.steps)
+        return np.asarray(slowdown * (1 + noise + offset + drift))
+
+    def side(self, rng: np.random.Generator, repeats: int, slowdown: float = 1.0) -> Side:
+        """One run with that many repeats."""
+        return side_of([self.repeat(rng, slowdown) for _ in range(repeats)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun(RunEvidence):
+    totals: Sequence[Series] = field(default_factory=list)
+
+    def series(self, metric: str) -> list[Series] | None:
+        return list(self.totals) if metric in ("step_time", "throughput") else None
+
+
+def run_of(totals: Sequence[Series], label: str = "simulated", better: str = "lower") -> SimulatedRun:
+    """A run of one metric, step_time, with these steady steps in its repeats."""
+    means = [float(one.mean()) for one in totals]
+    metric = Metric(
+        name="step_time",
+        unit="s",
+        better="lower" if better == "lower" else "higher",
+        estimate=float(np.mean(means)),
+        interval=stats.student_interval(means),
+        n=sum(len(one) for one in totals),
+        effective_n=None,
+        repeats=means,
+        distribution=None,
+    )
+    windows = [SteadyWindow(i, 0, len(one), True, 0.0, float(one.sum())) for i, one in enumerate(totals)]
+    return SimulatedRun(
+        label=label,
+        path=Path(label),
+        record=None,
+        status="completed",
+        settings={},
+        environment={},
+        workload={},
+        metrics={"step_time": metric},
+        windows=windows,
+        totals=totals,
+    )
+
+
+def side_of(totals: Sequence[Series], label: str = "simulated") -> Side:
+    return Side(label, (run_of(totals, label),))

@@ -1,0 +1,288 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.comparison.comparability import (
+    ORDER,
+    SETTINGS,
+    Normalisation,
+    differences,
+    headline,
+    judge,
+    normalise,
+    summarise_side,
+)
+from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.dotkeys import flatten
+from gpubench.metrics import DEFINITIONS
+from gpubench.runs import RunRecord
+from gpubench.settings import TrainSettings
+from gpubench.steady import SteadyWindow
+
+DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
+GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "power_cap_w": 700.0, "sm_clock_mhz": 345, "index": 0}
+
+
+def run(
+    label: str = "r",
+    *,
+    settings: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
+    workload: dict[str, Any] | None = None,
+    git: dict[str, Any] | None = None,
+    command: str = "train-bench",
+    host: str = "one",
+) -> RunEvidence:
+    given = DEFAULTS | {"model.name": "resnet18", "precision": "fp32", "device": "cpu", "training.batch_size": 16}
+    given |= settings or {}
+    record = RunRecord(
+        schema_version=1,
+        experiment="e",
+        run_id=label,
+        command=command,
+        argv=[],
+        status="completed",
+        started="2026-01-01T00:00:00.000Z",
+        host=host,
+        pid=1,
+        pid_created=0.0,
+        git=git,
+        world_size=given["distributed.world_size"],
+    )
+    return RunEvidence(
+        label=label,
+        path=Path(label),
+        record=record,
+        status="completed",
+        settings=given,
+        environment={"host.name": host, "gpus": []} | (environment or {}),
+        workload=workload or {},
+        metrics={},
+        windows=[SteadyWindow(0, 10, 50, True, 0.0, 1.0)],
+    )
+
+
+def log(label: str) -> RunEvidence:
+    return RunEvidence(
+        label=label,
+        path=Path("logs") / label,
+        record=None,
+        status="completed",
+        settings={},
+        environment={},
+        workload={},
+        metrics={"step_ms": None},  # type: ignore[dict-item]
+    )
+
+
+def side(*runs: RunEvidence, label: str | None = None) -> Side:
+    return Side(label or runs[0].label, runs)
+
+
+def keys(baseline: RunEvidence, candidate: RunEvidence) -> list[str]:
+    return [difference.key for difference in differences(baseline, candidate)]
+
+
+def test_every_setting_is_given_one_kind() -> None:
+    classified = [key for group in SETTINGS.values() for key in group]
+    assert len(classified) == len(set(classified))
+    assert set(classified) == set(DEFAULTS)
+    assert set(SETTINGS) == {"workload", "scale", "treatment", "protocol", None}
+
+
+def test_the_same_run_differs_in_nothing() -> None:
+    found = judge(side(run("a")), side(run("b")))
+    assert found.comparable
+    assert not found.forced
+    assert found.reasons == []
+    assert found.differences == []
+
+
+def test_another_model_withholds_the_verdicts_and_is_named() -> None:
+    found = judge(side(run()), side(run(settings={"model.name": "gpt2"})))
+    assert not found.comparable
+    assert found.reasons == [
+        "not the same work, model.name resnet18 against gpt2: verdicts are withheld; --force gives them anyway"
+    ]
+
+
+def test_force_gives_verdicts_and_keeps_saying_why_not() -> None:
+    found = judge(side(run()), side(run(settings={"model.name": "gpt2"})), force=True)
+    assert found.forced
+    assert not found.comparable
+    assert "--force" in found.reasons[0]
+    assert not judge(side(run()), side(run()), force=True).forced
+
+
+def test_treatments_are_listed_and_withhold_nothing() -> None:
+    found = judge(
+        side(run(environment={"torch.version": "2.5", "threads.intra_op": 2})),
+        side(run(settings={"precision": "bf16"}, environment={"torch.version": "2.6", "threads.intra_op": 2})),
+    )
+    assert found.comparable
+    assert [(each.key, each.kind, each.baseline, each.candidate) for each in found.differences] == [
+        ("precision", "treatment", "fp32", "bf16"),
+        ("torch.version", "treatment", "2.5", "2.6"),
+    ]
+
+
+def test_differences_come_with_the_work_first() -> None:
+    changed = {"training.steps": 9, "precision": "bf16", "training.batch_size": 32, "model.name": "gpt2"}
+    found = differences(run(git={"dirty": False}), run(settings=changed, git={"dirty": True}))
+    assert [difference.kind for difference in found] == list(ORDER)
+
+
+def test_facts_of_the_model_that_ran_count_as_the_work() -> None:
+    ours, theirs = run(workload={"parameters": 10, "task": "t"}), run(workload={"parameters": 11, "task": "t"})
+    assert [(each.key, each.kind) for each in differences(ours, theirs)] == [("parameters", "workload")]
+
+
+def test_a_fact_that_only_one_side_recorded_is_no_difference() -> None:
+    assert judge(side(run()), side(run(workload={"parameters": 11}))).comparable
+
+
+def test_the_shape_that_ran_counts_more_than_the_one_asked_for() -> None:
+    shape = {"sample_shape": "3 x 64 x 64"}
+    assert keys(run(workload=shape), run(workload=shape, settings={"data.image_size": 64})) == []
+    assert keys(run(), run(settings={"data.image_size": 64})) == ["data.image_size"]
+
+
+def test_another_command_is_other_work() -> None:
+    assert not judge(side(run()), side(run(command="pipe-infer"))).comparable
+
+
+def test_a_setting_nobody_classified_is_a_treatment() -> None:
+    found = differences(run(), run(settings={"performance.graphs": True}))
+    assert [(each.key, each.kind) for each in found] == [("performance.graphs", "treatment")]
+
+
+def test_names_and_places_are_not_compared() -> None:
+    assert keys(run(), run(settings={"experiment": "x", "results": "y", "logging.level": "INFO"})) == []
+
+
+def test_gpus_are_compared_one_by_one_without_their_clocks_of_the_moment() -> None:
+    ours = run(environment={"gpus": [GPU, GPU]})
+    theirs = run(environment={"gpus": [GPU | {"sm_clock_mhz": 1980}, GPU | {"power_cap_w": 350.0}]})
+    assert keys(ours, theirs) == ["gpus.1.power_cap_w"]
+
+
+def test_a_different_number_of_gpus_is_one_difference() -> None:
+    assert keys(run(environment={"gpus": [GPU]}), run(environment={"gpus": [GPU, GPU]})) == ["gpus.count"]
+
+
+def test_another_machine_is_listed_and_its_gpus_serial_numbers_are_not() -> None:
+    ours, theirs = run(environment={"gpus": [GPU]}), run(host="two", environment={"gpus": [GPU | {"uuid": "GPU-2"}]})
+    assert keys(ours, theirs) == ["host.name"]
+    assert keys(ours, run(environment={"gpus": [GPU | {"uuid": "GPU-2"}]})) == ["gpus.0.uuid"]
+
+
+@pytest.mark.parametrize("gpus", ["none", 3, [3], None, {"0": GPU}])
+def test_gpus_of_a_wrong_type_are_no_gpus(gpus: object) -> None:
+    assert keys(run(environment={"gpus": gpus}), run()) == []
+
+
+def test_the_code_is_git_and_the_package_itself() -> None:
+    ours = run(git={"commit": "a", "dirty": False}, environment={"packages.gpubench": "1"})
+    theirs = run(git={"commit": "b", "dirty": False}, environment={"packages.gpubench": "2"})
+    found = differences(ours, theirs)
+    assert [(each.key, each.kind) for each in found] == [("packages.gpubench", "code"), ("git.commit", "code")]
+    assert keys(ours, run(environment={"packages.gpubench": "1"})) == ["git.commit", "git.dirty"]
+
+
+def test_another_batch_size_withholds_what_is_per_step() -> None:
+    ours, theirs = side(run()), side(run(settings={"training.batch_size": 32}))
+    found = judge(ours, theirs)
+    assert found.comparable
+    assert found.reasons == [
+        "training.batch_size 16 against 32: per-step figures are withheld, per-sample and per-device ones judged"
+    ]
+    withheld = normalise("step_time", "s", ours, theirs).withheld
+    assert withheld == "a step is not the same work: 16 samples on each of 1 rank against 32 samples on each of 1 rank"
+    assert normalise("phase_backward", "s", ours, theirs).withheld
+    assert normalise("phase_of_a_later_version", "s", ours, theirs).withheld
+    assert normalise("throughput", "samples/s", ours, theirs) == Normalisation("throughput", "samples/s", 1, 1, None)
+    assert normalise("mfu", "fraction", ours, theirs).withheld is None
+
+
+def test_accumulation_that_makes_up_for_the_batch_size_withholds_nothing() -> None:
+    theirs = side(run(settings={"training.batch_size": 8, "training.grad_accumulation": 2}))
+    assert "judged as they are" in judge(side(run()), theirs).reasons[0]
+    assert normalise("step_time", "s", side(run()), theirs).withheld is None
+
+
+def test_figures_of_more_ranks_are_judged_per_device() -> None:
+    ours, theirs = side(run()), side(run(settings={"distributed.world_size": 4}))
+    assert "per device" in judge(ours, theirs).reasons[0]
+    divided = Normalisation("throughput_per_device", "samples/s", 1, 4, None)
+    assert normalise("throughput", "samples/s", ours, theirs) == divided
+    assert normalise("step_time", "s", ours, theirs).withheld
+    assert normalise("energy_per_sample", "J", ours, theirs).metric == "energy_per_sample"
+
+
+def test_times_of_a_step_and_rates_of_a_job_are_known_as_such() -> None:
+    per = {name: definition.per for name, definition in DEFINITIONS.items()}
+    assert {name for name, what in per.items() if what == "job"} == {"throughput", "token_throughput", "mean_of_rates"}
+    timed = {name for name in per if name.startswith("phase_")} | {"step_time", "first_step_time", "warmup_time"}
+    assert {name for name, what in per.items() if what == "step"} == timed
+
+
+def test_two_logs_of_other_tools_are_compared_by_nothing_but_their_numbers() -> None:
+    found = judge(side(log("a.csv")), side(log("b.csv")))
+    assert found.comparable
+    assert found.reasons == ["logs of another tool: nothing but their numbers could be compared"]
+    assert normalise("step_time", "s", side(log("a.csv")), side(log("b.csv"))).withheld is None
+
+
+def test_a_log_of_another_tool_is_not_comparable_with_a_run() -> None:
+    found = judge(side(run("r")), side(log("b.csv")))
+    assert not found.comparable
+    assert found.reasons[0].startswith("b.csv is a log of another tool")
+
+
+def test_settings_that_could_not_be_read_are_told_and_withhold() -> None:
+    lost = run("lost")
+    lost.settings.clear()
+    found = judge(side(run()), side(lost))
+    assert not found.comparable
+    assert "the settings of lost could not be read" in found.reasons[0]
+    assert found.differences == []
+    assert normalise("step_time", "s", side(run()), side(lost)).withheld
+
+
+def test_an_environment_that_could_not_be_read_is_told_and_withholds_nothing() -> None:
+    lost = run("lost")
+    lost.environment.clear()
+    found = judge(side(run(environment={"torch.version": "2.5"})), side(lost))
+    assert found.comparable
+    assert "the environment of lost could not be read" in found.reasons[0]
+    assert found.differences == []
+
+
+def test_a_group_has_to_repeat_one_configuration() -> None:
+    group = side(run("a"), run("b"), run("c", settings={"precision": "bf16"}), label="exp")
+    found = judge(side(run()), group)
+    assert not found.comparable
+    assert "the runs of exp do not repeat one configuration, precision fp32 against bf16 in c" in found.reasons[0]
+    assert judge(side(run()), group, force=True).forced
+
+
+def test_runs_of_a_group_may_have_their_own_seed_and_length() -> None:
+    group = side(run("a"), run("b", settings={"seed": 7, "training.steps": 99}))
+    assert judge(group, group).comparable
+
+
+def test_the_headline_names_the_work() -> None:
+    assert headline(run()) == "resnet18, fp32, batch 16 on cpu"
+    assert headline(run(settings={"distributed.world_size": 2})) == "resnet18, fp32, batch 16 x 2 ranks on cpu"
+    assert headline(log("old.csv")) == "old.csv, column step_ms"
+    lost = run()
+    lost.settings.clear()
+    assert headline(lost) == "train-bench, settings unknown"
+
+
+def test_a_side_in_short() -> None:
+    found = summarise_side(side(run("a"), run("b"), label="exp"))
+    assert (found.label, found.paths, found.runs, found.repeats) == ("exp", ["a", "b"], 2, 2)
+    assert (found.command, found.started) == ("train-bench", "2026-01-01T00:00:00.000Z")
+    assert summarise_side(side(log("old.csv"))).command is None

@@ -1,0 +1,375 @@
+"""What a comparison looks like: in the terminal at several widths, as Markdown, CSV and JSON, and in one sentence."""
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from compared import comparison, comparisons, difference, side, verdict, waterfall, withheld
+from msgspec import structs
+from rich.console import Console
+
+from gpubench.comparison.result import Comparability, Comparisons, Explanation, GateResult, Noise, NullMetric, Verdict
+from gpubench.report import comparing, documents, noise, phrases
+from gpubench.report.headline import headline
+
+HOSTILE = "a|b`c\n# <img src=x> \x1b[31m $x$ *y* [z](w) &amp; \u202e \udc80"
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, highlight=False)
+
+
+def rendered(document: Comparisons, width: int = 120, *, everything: bool = False) -> str:
+    console = terminal(width)
+    comparing.show(document, console, everything=everything)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def rich_comparison(**changes: Any) -> Comparisons:
+    """One candidate with something in every section."""
+    verdicts = [
+        verdict("throughput", unit="samples/s", better="higher", baseline=1024.3, candidate=993.1, ratio=0.9695,
+                interval=(0.964, 0.975)),
+        verdict(),
+        verdict("phase_backward"),
+        verdict("peak_memory_allocated", unit="B", verdict="equivalent", ratio=1.0, interval=(1.0, 1.0)),
+        verdict("peak_memory_rss", unit="B", verdict="inconclusive", leaning="more", ratio=1.0238,
+                interval=(1.001, 1.047), more_repeats=4),
+        verdict("energy_per_sample", unit="J", verdict="more", baseline=1.0, candidate=3.4, ratio=3.4,
+                interval=(3.1, 3.7)),
+        verdict("first_step_time", verdict="withheld", ratio=1.7, reason="batch size 16 against 32"),
+    ]  # fmt: skip
+    known: dict[str, Any] = {
+        "comparability": Comparability(True, False, ["another torch"], [difference("torch.version", "2.13", "2.14")]),
+        "explanation": Explanation(
+            waterfall(("forward", -0.0012), ("backward", 0.0041)), [], None, ["backward takes +4.1 ms"]
+        ),
+        "warnings": ["new: clocks were held down"],
+    }
+    gate = [GateResult("step_time>2%", "step_time", "new", 0.02, 0.031, (0.026, 0.037), 1e-5, "regressed")]
+    return comparisons(comparison(*verdicts, **(known | changes)), gate=gate)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "new is 3.1 % slower than base in step time (95 % interval 2.6 to 3.7 %), beyond the 0.5 % margin"),
+        (
+            {"verdict": "faster", "ratio": 0.969, "interval": (0.963, 0.974)},
+            "new is 3.1 % faster than base in step time (95 % interval 2.6 to 3.7 %), beyond the 0.5 % margin",
+        ),
+        ({"level": "step"}, "(95 % interval 2.6 to 3.7 %, from steps alone)"),
+        (
+            {"ratio": 3.4, "interval": (3.1, 3.7)},
+            "new is 3.40 x as slow as base in step time (95 % interval 3.10 to 3.70 x), beyond the 0.5 % margin",
+        ),
+        (
+            {"verdict": "faster", "ratio": 0.25, "interval": (0.2, 0.4)},
+            "new is 4 x as fast as base in step time (95 % interval 2.50 to 5 x)",
+        ),
+        (
+            {"metric": "peak_memory_rss", "verdict": "more"},
+            "new has 3.1 % more peak memory rss than base (95 % interval 2.6 to 3.7 %)",
+        ),
+        (
+            {"metric": "peak_memory_rss", "verdict": "less", "ratio": 0.25, "interval": (0.2, 0.4)},
+            "new has 0.25 x the peak memory rss of base (95 % interval 0.2 to 0.4 x)",
+        ),
+        (
+            {"verdict": "equivalent", "ratio": 1.001, "interval": (0.999, 1.003)},
+            "new and base are equivalent in step time: +0.1 % (95 % interval -0.1 to +0.3 %), within the 0.5 % margin",
+        ),
+        (
+            {"verdict": "inconclusive", "ratio": 1.012, "interval": (0.997, 1.027), "more_repeats": 4},
+            "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %); "
+            "about 4 more repeats a side would settle it",
+        ),
+        (
+            {"verdict": "inconclusive", "leaning": "slower", "ratio": 1.02, "interval": (1.001, 1.04),
+             "more_repeats": 1},
+            ", leaning slower; about 1 more repeat a side would settle it",
+        ),
+        ({"verdict": "rejected", "reason": "12 steps were skipped"}, "rejected: 12 steps were skipped"),
+        ({"verdict": "withheld", "reason": "batch size"}, "withheld: batch size"),
+        ({"baseline": 0.0, "ratio": None, "interval": None}, "new is slower than base in step time, from 0"),
+        ({"verdict": "faster", "candidate": 0.0, "ratio": 0.0, "interval": None}, "faster than base in step time, to"),
+        ({"interval": (1.031, 1.031)}, "new is 3.1 % slower than base in step time, beyond the 0.5 % margin"),
+    ],
+)  # fmt: skip
+def test_the_headline_is_a_sentence_for_a_pull_request(changes: dict[str, Any], expected: str) -> None:
+    assert expected in headline(comparison(verdict(**changes)))
+
+
+def test_the_headline_is_about_throughput_then_step_time_then_whatever_was_judged() -> None:
+    rate = verdict("throughput_per_device", unit="samples/s", better="higher", ratio=0.97, interval=(0.96, 0.98))
+    memory = verdict("peak_memory_rss", verdict="more")
+    refused = verdict("step_time", verdict="withheld", reason="batch size")
+    assert "in throughput per device" in headline(comparison(memory, verdict(), rate))
+    assert "in step time" in headline(comparison(memory, verdict()))
+    assert "more peak memory rss" in headline(comparison(refused, memory))
+
+
+def test_another_workload_withholds_the_headline_unless_forced() -> None:
+    other = difference("model.name", "resnet18", "resnet50", "workload")
+    said = headline(comparison(verdict(), comparability=withheld(other)))
+    assert said == "withheld: model.name differs (resnet18 against resnet50)"
+    forced = headline(comparison(verdict(), comparability=withheld(other, other, forced=True)))
+    assert forced.startswith("new is 3.1 % slower")
+    assert forced.endswith("although model.name differs (resnet18 against resnet50, and 1 more)")
+    assert headline(comparison(comparability=withheld(reason="a log against a run"))) == "withheld: a log against a run"
+
+
+def test_nothing_in_common_is_said_so() -> None:
+    assert headline(comparison()) == "nothing to compare: no metric is known of both sides"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "+3.1 % [+2.6, +3.7]"),
+        ({"ratio": 1.0, "interval": (1.0, 1.0)}, "+0 %"),
+        ({"ratio": 1.0, "interval": None}, "+0 %"),
+        ({"ratio": 1.0, "interval": (0.99, 1.01)}, "+0.0 % [-1.0, +1.0]"),
+        ({"ratio": 0.99996, "interval": (0.99988, 1.00012)}, "+0.00 % [-0.01, +0.01]"),
+        ({"ratio": 1.123, "interval": (0.95, 1.31)}, "+12 % [-5, +31]"),
+        ({"ratio": 1.031, "interval": None}, "+3.1 %"),
+        ({"ratio": 3.4, "interval": (3.1, 3.7)}, "3.40 x [3.10, 3.70]"),
+        ({"ratio": 0.25, "interval": None}, "0.25 x"),
+        ({"baseline": 0.0, "candidate": 0.0, "ratio": None, "interval": None}, "+0 %"),
+        ({"baseline": 0.0, "ratio": None, "interval": None}, "from 0"),
+        ({"candidate": 0.0, "ratio": 0.0, "interval": None}, "to 0"),
+        ({"verdict": "withheld"}, "-"),
+    ],
+)
+def test_a_change_is_in_percent_until_a_multiple_says_more(changes: dict[str, Any], expected: str) -> None:
+    assert phrases.change(verdict(**changes)) == expected
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_every_width_shows_every_verdict_and_ratio_whole(width: int) -> None:
+    text = rendered(rich_comparison(), width)
+    table = text[text.index("metric ") : text.index("peak memory rss: ")]
+    for whole in ("-3.0 %", "+3.1 %", "+0 %", "+2.4 %", "3.40 x", "withheld", "inconclusive", "equivalent", "slower"):
+        assert whole in table, text
+    assert "…" not in table
+    assert "-1.20 ms" in text
+    assert "+4.10 ms" in text
+
+
+def test_tables_stay_within_the_terminal() -> None:
+    sentences = re.compile(
+        r"interval|baseline  |candidate  |repeats|margin|regressed|warning|backward takes|another|against"
+    )
+    for line in rendered(rich_comparison(), 40).splitlines():
+        assert len(line) <= 40 or sentences.search(line), line
+
+
+def test_a_wide_terminal_shows_values_and_intervals_too() -> None:
+    wide, middling = rendered(rich_comparison(), 120), rendered(rich_comparison(), 80)
+    assert re.search(r"throughput +1,024 samples/s +993 samples/s +-3.0 % \[-3.6, -2.5\] +slower", wide)
+    assert re.search(r"throughput +-3.0 % \[-3.6, -2.5\] +slower", middling)
+    assert "+4.10 ms       +4.1 %  [+4 ms, +4.20 ms]" in wide
+
+
+def test_the_sections_come_in_the_order_of_the_questions() -> None:
+    text = rendered(rich_comparison())
+    sections = [
+        "new is 3.0 % slower than base in throughput",
+        "baseline   base (results/base/1): resnet18, fp32, batch 16 on cpu; 1 run; 5 repeats; 2026-11-21 11:29 UTC",
+        "candidate  new (results/new/1)",
+        "another torch",
+        "torch.version  2.13      2.14",
+        "peak memory allocated",
+        "peak memory rss: leans more; about 4 more repeats a side would settle it",
+        "first step time: batch size 16 against 32",
+        "throughput: Welch's t over repeats; 5 and 5 repeats; margin 0.5 %; noise floor 1.2 %; resolvable change 0.9 %",
+        "████│",
+        "│████████████",
+        "100 ms -> 103 ms",
+        "backward takes +4.1 ms",
+        "warning: new: clocks were held down",
+        "regressed: step_time>2%: new: step_time +3.1 % [+2.6, +3.7] > 2 %, adjusted p 1e-05",
+    ]
+    places = [text.index(section) for section in sections]
+    assert places == sorted(places), text
+
+
+def test_phases_are_left_to_the_waterfall_unless_asked_for() -> None:
+    assert "phase backward" not in rendered(rich_comparison())
+    assert "phase backward" in rendered(rich_comparison(), everything=True)
+    assert "phase backward" in rendered(comparisons(comparison(verdict("phase_backward"))))
+
+
+def test_many_differences_are_counted_but_never_those_that_stand_in_the_way() -> None:
+    many = [difference(f"model.part_{i}", 1, 2, "workload") for i in range(20)]
+    many += [difference(f"packages.p{i}", 1, 2) for i in range(18)] + [difference("git.commit", "a", "b", "code")] * 2
+    text = rendered(comparisons(comparison(comparability=withheld(*many))))
+    assert text.count("model.part_") == 21  # once more in the headline
+    assert text.count("packages.p") == 15
+    assert "and 5 more (3 treatment, 2 code): --json lists them" in text
+
+
+def test_a_long_value_keeps_both_ends() -> None:
+    assert phrases.shorten("abcdefghij", 7) == "abc…hij"
+    assert phrases.shorten("abcdefg", 7) == "abcdefg"
+    long = Comparability(True, False, [], [difference("k", "begin" + "x" * 500 + "end", None)])
+    text = rendered(comparisons(comparison(comparability=long)), 80)
+    assert re.search(r"k +begin\S+end +-\s", text), text
+
+
+def test_a_regression_is_told_apart_without_colour() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True, highlight=False)
+    comparing.show(rich_comparison(), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "regressed: " in console.file.getvalue()
+    assert "\x1b[31m" not in console.file.getvalue()
+
+
+def test_markup_in_a_run_is_text() -> None:
+    text = rendered(comparisons(comparison(verdict(reason="[bold]x[/] [link=http://e]"), candidate="[red]new[/]")))
+    assert "[red]new[/] is 3.1 % slower" in text
+    assert "[bold]x[/] [link=http://e]" in text
+
+
+def hostile() -> Comparisons:
+    bad = verdict(HOSTILE, unit=HOSTILE, method=HOSTILE, reason=HOSTILE)
+    said = Comparability(True, False, [HOSTILE], [difference(HOSTILE, HOSTILE, float("nan"))])
+    found = comparison(
+        bad,
+        candidate=HOSTILE,
+        comparability=said,
+        explanation=Explanation(waterfall((HOSTILE, 0.001)), [], None, [HOSTILE]),
+        warnings=[HOSTILE],
+    )
+    return Comparisons(
+        schema_version=2,
+        confidence=0.95,
+        margin=0.005,
+        seed=1,
+        comparisons=[structs.replace(found, baseline=side(HOSTILE, headline=HOSTILE, started=HOSTILE))],
+        gate=[GateResult(HOSTILE, HOSTILE, HOSTILE, 0.0, None, None, None, "inconclusive")],
+        left_out=[HOSTILE],
+    )
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_no_file_moves_the_cursor(width: int) -> None:
+    text = rendered(hostile(), width)
+    assert not {"\x1b", "\u202e", "\udc80"} & set(text)
+    assert "\\x1b[31m" in text
+
+
+def test_no_file_breaks_a_markdown_table() -> None:
+    text = documents.to_markdown(hostile())
+    assert not {"\x1b", "\u202e", "\udc80"} & set(text)
+    assert "<img" not in text
+    assert "&lt;img src=x&gt;" in text
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            assert len(cells) in (3, 4, 5), line
+        assert not re.search(r"(?<!\\)[`*$]", line), line
+
+
+def test_markdown_has_the_same_figures() -> None:
+    text = documents.to_markdown(rich_comparison())
+    for expected in (
+        "### new is 3.0 % slower than base in throughput (95 % interval 2.5 to 3.6 %), beyond the 0.5 % margin\n",
+        "| torch.version | 2.13 | 2.14 |",
+        "| throughput | 1,024 samples/s | 993 samples/s | -3.0 % \\[-3.6, -2.5\\] | slower |",
+        "| backward | +4.10 ms | +4.1 % | \\[+4 ms, +4.20 ms\\] |",
+        "- warning: new: clocks were held down",
+        "| regressed | step_time&gt;2% | new | step_time +3.1 % \\[+2.6, +3.7\\] &gt; 2 % | 1e-05 |",
+    ):
+        assert expected in text, text
+    assert "phase backward" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("step_time", "step_time"), ("__init__", r"\_\_init\_\_"), ("a_ _b", r"a\_ \_b")]
+)
+def test_an_underscore_inside_a_word_needs_no_escape(text: str, expected: str) -> None:
+    assert documents.escape(text) == expected
+
+
+def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
+    document = comparisons(comparison(verdict(), verdict("mfu")), comparison(verdict(), candidate="third, one"))
+    rows = list(csv.DictReader(io.StringIO(documents.to_csv(document))))
+    assert [(row["candidate_label"], row["metric"]) for row in rows] == [
+        ("new", "step_time"),
+        ("new", "mfu"),
+        ("third, one", "step_time"),
+    ]
+    assert (rows[0]["interval_low"], rows[0]["interval_high"], rows[0]["units_candidate"]) == ("1.026", "1.037", "5")
+    assert {name.split("_")[0] for name in Verdict.__struct_fields__} <= {name.split("_")[0] for name in rows[0]}
+
+
+def test_a_csv_cell_without_a_value_is_empty() -> None:
+    (row,) = csv.DictReader(
+        io.StringIO(documents.to_csv(comparisons(comparison(verdict(interval=None, leaning=None)))))
+    )
+    assert (row["interval_low"], row["leaning"]) == ("", "")
+
+
+def test_json_holds_every_number_and_reason_and_no_nan() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    document = json.loads(documents.to_json(hostile()), parse_constant=refuse)
+    (only,) = document["comparisons"]
+    assert only["verdicts"][0]["interval"] == [1.026, 1.037]
+    assert only["comparability"]["differences"][0]["candidate"] == "nan"
+    assert document["gate"][0]["outcome"] == "inconclusive"
+
+
+def learned(*metrics: NullMetric, margin: float = 0.005) -> Noise:
+    return Noise(2, "null", {}, {}, ["a", "b"], margin, 0.95, list(metrics))
+
+
+def null_metric(metric: str, **changes: Any) -> NullMetric:
+    known: dict[str, Any] = {
+        "unit": "s", "units": 8, "spread": 0.021, "within": 0.004, "noise_floor": 0.07, "per_side": 4, "splits": 35,
+        "false_verdicts": 0.0, "resolvable": 0.05, "single_splits": 28, "single_false_verdicts": 0.61,
+    }  # fmt: skip
+    return NullMetric(metric=metric, **(known | changes))
+
+
+def shown(found: Noise, width: int) -> str:
+    console = terminal(width)
+    noise.show(found, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_noise_is_told_with_what_it_costs() -> None:
+    text = shown(learned(null_metric("step_time"), null_metric("throughput", spread=0.01, resolvable=None)), 140)
+    assert "8 repeats of 2 runs: throughput varies by 1 % where nothing was changed" in text
+    assert re.search(r"step time +2.1 % +0.4 % +7 % +0 % of 35 +61.0 % of 28 +5 %", text)
+    assert re.search(r"by 0.5 %: within the margin, 1 %: \d+ repeats a side, 2 %: \d+ repeats a side", text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_noise_fits_a_narrow_terminal(width: int) -> None:
+    text = shown(learned(null_metric("peak_memory_allocated")), width)
+    table = text[text.index("metric ") : text.index("spread:")] if "spread:" in text else text
+    assert "5 %" in table
+    assert "…" not in text
+
+
+def test_a_change_that_no_affordable_number_of_repeats_shows_is_out_of_reach() -> None:
+    (line,) = noise.budget(learned(null_metric("step_time", spread=5.0)))
+    assert line.endswith("1 %: out of reach, 2 %: out of reach")
+
+
+def test_noise_in_markdown_is_a_table() -> None:
+    text = noise.to_markdown(learned(null_metric("step_time")))
+    assert "| step time | 2.1 % | 0.4 % | 7 % | 0 % of 35 | 61.0 % of 28 | 5 % |" in text
+
+
+def test_noise_of_nothing_is_said_so() -> None:
+    assert shown(learned(), 80).startswith("nothing to learn from")
+    assert noise.to_markdown(learned())

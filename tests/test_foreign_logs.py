@@ -1,0 +1,180 @@
+"""What is made of the logs of other tools, and what is said of those that cannot be read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpubench.comparison.foreign import Column, LogEvidence, open_log
+from gpubench.errors import DataError, UsageError
+
+MS = Column.of("ms", "ms")
+
+
+def log(tmp_path: Path, content: str | bytes, name: str = "log.csv", column: Column = MS) -> LogEvidence:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return open_log(path, column)
+
+
+def refusal(tmp_path: Path, content: str | bytes, name: str = "log.csv", column: Column = MS) -> tuple[str, str]:
+    """The error without the path of the folder, and its hint."""
+    with pytest.raises(DataError) as refused:
+        log(tmp_path, content, name, column)
+    assert "\n" not in refused.value.message
+    assert name in refused.value.message
+    return refused.value.message.replace(f"{tmp_path}/", ""), refused.value.hint or ""
+
+
+def test_a_column_is_one_repeat_of_a_metric_in_base_units(tmp_path: Path) -> None:
+    run = log(tmp_path, "step,ms\n0,10\n1,12\n2,11\n")
+    assert run.record is None
+    assert (run.label, run.repeats, run.status) == ("log.csv", 1, "completed")
+    metric = run.metrics["ms"]
+    assert (metric.unit, metric.better, metric.n, metric.interval) == ("s", "lower", 3, None)
+    assert metric.estimate == pytest.approx(0.011)
+    assert metric.repeats == [metric.estimate]
+    assert metric.distribution is not None
+    (series,) = run.series("ms") or []
+    assert series.mean() == pytest.approx(metric.estimate)
+    assert list(run.steps.total) == pytest.approx([0.010, 0.012, 0.011])
+    assert run.series("step_time") is None
+    assert run.telemetry == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "base", "scale", "better"),
+    [
+        ("s", "s", 1.0, "lower"),
+        ("us", "s", 1e-6, "lower"),
+        ("ns", "s", 1e-9, "lower"),
+        ("MiB", "B", 2.0**20, "lower"),
+        ("kB", "B", 1e3, "lower"),
+        ("samples/s", "samples/s", 1.0, "higher"),
+    ],
+)
+def test_units_tell_the_base_unit_and_which_way_is_better(unit: str, base: str, scale: float, better: str) -> None:
+    column = Column.of("x", unit)
+    assert (column.unit, column.scale, column.better) == (base, scale, better)
+
+
+def test_a_unit_that_does_not_tell_which_way_is_better_asks(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="which way") as refused:
+        Column.of("accuracy", "points")
+    assert "--better" in str(refused.value.hint)
+    assert Column.of("accuracy", "points", "higher").better == "higher"
+    assert Column.of("wait", "s", "higher").better == "higher"
+
+
+def test_a_column_of_other_things_than_times_has_no_steps(tmp_path: Path) -> None:
+    run = log(tmp_path, "rate\n10\n12\n", column=Column.of("rate", "samples/s"))
+    assert len(run.steps) == 0
+    assert run.series("rate") is not None
+
+
+def test_the_warm_up_is_found_and_cut(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(10, 0.05, 100)
+    noise[:12] += 5
+    run = log(tmp_path, "ms\n" + "\n".join(map(str, noise)))
+    (window,) = run.windows
+    assert (window.first, window.steps, window.settled) == (12, 88, True)
+    assert run.metrics["ms"].estimate == pytest.approx(noise[12:].mean() / 1e3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "step,ms\n0,10\n1,12\n",
+        "step;ms\n0;10\n1;12\n",
+        "step\tms\n0\t10\n1\t12\n",
+        "step, ms \n0, 10 \n1, 12\n",
+        'step,"ms"\n0,"10"\n1,"12"\n',
+        '"a, b",ms\n"1, 2",10\n"3, 4",12\n',
+        "a;b,c;ms\n1;2,5;10\n1;2,5;12\n",
+        "\ufeffms\n10\n12\n",
+        "\n\nms\n\n10\n\n12\n\n",
+        "ms\r\n10\r\n12\r\n",
+        "ms,\n10,\n12,\n",
+        "ms\n1e1\n12.0",
+    ],
+)
+def test_dialects_of_csv_read_alike(tmp_path: Path, content: str) -> None:
+    run = log(tmp_path, content)
+    assert list(run.values) == pytest.approx([0.010, 0.012])
+    assert not run.problems
+
+
+def test_json_lines_read_alike(tmp_path: Path) -> None:
+    run = log(tmp_path, '{"ms": 10, "a": [1]}\n\n{"ms": 12.0}\n', "log.jsonl")
+    assert list(run.values) == pytest.approx([0.010, 0.012])
+
+
+def test_rows_without_a_value_are_passed_over_and_counted(tmp_path: Path) -> None:
+    run = log(tmp_path, "step,ms\n0,10\n1,\n2, \n3\n4,12\n")
+    assert list(run.values) == pytest.approx([0.010, 0.012])
+    assert run.problems == [f"{run.path}: 3 rows without ms were passed over"]
+    run = log(tmp_path, '{"ms": 10}\n{"ms": null}\n{"loss": 1}\n{"ms": 12}\n', "log.jsonl")
+    assert list(run.values) == pytest.approx([0.010, 0.012])
+    assert run.problems == [f"{run.path}: 2 rows without ms were passed over"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("step,ms\n0,10\n\n1,fast\n", "log.csv:4: ms: 'fast' is not a number"),
+        ("step;ms\n0;10,5\n1;11\n", "log.csv:2: ms: '10,5' is not a number"),
+        ("step,ms\n0,10,5\n1,11\n", "log.csv:2: 3 cells under 2 columns"),
+        ('ms\n"1,234"\n2\n', "log.csv:2: ms: '1,234' is not a number"),
+        ("ms\n10\nnan\n", "log.csv:3: ms: 'nan' cannot be a value"),
+        ("ms\n10\n-inf\n", "log.csv:3: ms: '-inf' cannot be a value"),
+        ("ms\n10\n1e400\n", "log.csv:3: ms: '1e400' cannot be a value"),
+        ("ms\n10\n-1\n", "log.csv:3: ms: '-1' cannot be a value"),
+        ("ms\n10\n", "log.csv: values of ms: 1"),
+        ("ms\n", "log.csv: values of ms: 0"),
+        ("", "log.csv has no column 'ms'"),
+        ("ms,ms\n1,2\n", "log.csv has 2 columns 'ms'"),
+        (b"ms\n1\n\xff\n", "log.csv is not UTF-8 text: invalid start byte"),
+        ("ms\n1\n".encode("utf-16"), "log.csv is not UTF-8 text: invalid start byte"),
+        ('ms\n"' + "1" * 200_000, "log.csv cannot be read: field larger than field limit (131072)"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_says_where_and_why(tmp_path: Path, content: str | bytes, reason: str) -> None:
+    message, hint = refusal(tmp_path, content)
+    assert message == reason
+    assert hint
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"ms": 1}\n\n{"ms": tru', "log.jsonl:3: "),
+        ('{"ms": 1}\n[1]\n', "log.jsonl:2: "),
+        ('{"ms": 1}\n{"ms": ' + "[" * 100_000, "log.jsonl:2: "),
+        ('{"ms": 1}\n{"ms": NaN}\n', "log.jsonl:2: "),
+        ('{"ms": 1}\n{"ms": "x"}\n', "log.jsonl:2: ms: 'x' is not a number"),
+        ('{"ms": 1}\n{"ms": {}}\n', "log.jsonl:2: ms: {} is not a number"),
+        ('{"ms": 1}\n{"ms": true}\n', "log.jsonl:2: ms: True cannot be a value"),
+        ('{"ms": 1}\n{"ms": 1' + "0" * 400 + "}\n", "log.jsonl:2: ms: "),
+        ('{"mss": 1}\n{"loss": 2}\n', "log.jsonl has no column 'ms'"),
+        ('{"ms": null}\n', "log.jsonl: values of ms: 0"),
+        (b'{"a": "\xff"}\n', "log.jsonl:1: "),
+    ],
+)
+def test_json_lines_that_cannot_be_read_say_where_and_why(tmp_path: Path, content: str | bytes, reason: str) -> None:
+    message, hint = refusal(tmp_path, content, "log.jsonl")
+    assert message.startswith(reason)
+    assert hint
+
+
+def test_a_missing_column_offers_the_nearest_and_lists_all(tmp_path: Path) -> None:
+    _, hint = refusal(tmp_path, "step,step_ms,loss\n0,1,2\n", column=Column.of("step ms", "ms"))
+    assert hint == "did you mean 'step_ms'? columns are step, step_ms, loss"
+    _, hint = refusal(tmp_path, ",".join(f"column{n}" for n in range(100)) + "\n")
+    assert hint.endswith("column19, ...")
+
+
+def test_a_folder_or_nothing_at_all_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    for name, reason in (("folder.csv", "Is a directory"), ("none.csv", "No such file or directory")):
+        with pytest.raises(DataError, match=f"{name} cannot be read: {reason}"):
+            open_log(tmp_path / name, MS)

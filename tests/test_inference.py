@@ -1,0 +1,130 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as reference
+from simulated import Weather
+
+from gpubench import inference
+from gpubench.inference import Error, Sample, Steps, difference, ratio
+
+
+def units(*values: float) -> Sample:
+    return Sample(np.array(values))
+
+
+def test_a_ratio_and_its_inverse_say_the_same() -> None:
+    ours, theirs = units(1.0, 1.02, 0.99), units(1.1, 1.13, 1.12)
+    there, back = ratio(ours, theirs), ratio(theirs, ours)
+    assert there
+    assert back
+    assert there.estimate == pytest.approx(1 / back.estimate)
+    assert there.interval == pytest.approx((1 / back.interval[1], 1 / back.interval[0]))
+
+
+def test_between_repeats_the_interval_is_welchs_of_relative_values() -> None:
+    ours, theirs = np.array([10.0, 10.2, 9.9]), np.array([11.0, 11.3, 11.2, 11.1])
+    found = ratio(Sample(ours), Sample(theirs))
+    expected = reference.ttest_ind(theirs / theirs.mean(), ours / ours.mean(), equal_var=False)
+    assert found
+    assert found.error.df == pytest.approx(expected.df)
+    half = reference.t.ppf(0.975, expected.df) * found.error.size
+    assert found.interval == pytest.approx((found.estimate * math.exp(-half), found.estimate * math.exp(half)))
+
+
+def test_pairs_take_out_what_both_of_a_pair_share() -> None:
+    weather = np.array([0.0, 0.2, -0.1, 0.15])
+    ours, theirs = Sample(1 + weather), Sample(1.05 * (1 + weather) + np.array([0.0, 1e-3, -1e-3, 0.0]))
+    alone, together = ratio(ours, theirs), ratio(ours, theirs, paired=True)
+    assert alone
+    assert together
+    assert together.error.size < alone.error.size / 50
+    assert together.interval[0] < 1.05 < together.interval[1]
+
+
+def test_repeats_that_agree_by_chance_are_not_believed_beyond_their_steps() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = ([Weather(offset=0).repeat(rng) for _ in range(2)] for _ in range(2))
+    series = [[[Steps(one / one.mean())] for one in side] for side in (ours, theirs)]
+    found = ratio(Sample(np.ones(2), series[0]), Sample(np.ones(2), series[1]))
+    assert found
+    assert found.interval[0] < 0.999
+    assert found.interval[1] > 1.001
+
+
+def test_identical_repeats_without_steps_leave_no_doubt() -> None:
+    found = ratio(units(512.0, 512.0), units(640.0, 640.0, 640.0))
+    assert found
+    assert found.estimate == 1.25
+    assert found.interval == (1.25, 1.25)
+
+
+def test_a_single_repeat_without_steps_has_no_interval() -> None:
+    assert ratio(units(512.0), units(512.0)) is None
+    assert ratio(units(1.0, 1.1), units(1.0)) is None
+
+
+def test_a_mean_of_zero_has_no_ratio_but_a_difference() -> None:
+    assert ratio(units(0.0, 0.0), units(1.0, 1.1)) is None
+    change = difference(units(0.0, 0.0), units(1.0, 1.1))
+    assert change
+    assert change[0] < 1.05 < change[1]
+
+
+def test_pairs_of_nothing_but_zeros_have_no_spread() -> None:
+    assert inference.pooled_spread(units(0.0, 0.0), units(0.0, 0.0), paired=True) is None
+
+
+def test_the_difference_of_pairs_is_students() -> None:
+    ours, theirs = np.array([1.0, 1.2, 0.9]), np.array([1.1, 1.35, 0.95])
+    expected = reference.ttest_rel(theirs, ours).confidence_interval()
+    assert difference(Sample(ours), Sample(theirs), paired=True) == pytest.approx((expected.low, expected.high))
+
+
+def test_rates_and_times_of_the_same_steps_have_inverse_intervals() -> None:
+    rng = np.random.default_rng(1)
+    ours, theirs = Weather(steps=200).repeat(rng), Weather(steps=200).repeat(rng)
+    times = [Sample(np.array([one.mean()]), [[Steps(one)]]) for one in (ours, theirs)]
+    rates = [Sample(np.array([8 / one.mean()]), [[Steps(one)]], inverse=True) for one in (ours, theirs)]
+    time, rate = ratio(*times), ratio(*rates)
+    assert time
+    assert rate
+    assert not time.over_units
+    assert rate.estimate == pytest.approx(1 / time.estimate)
+    assert rate.interval == pytest.approx((1 / time.interval[1], 1 / time.interval[0]), rel=1e-4)
+
+
+def test_the_same_data_give_the_same_interval() -> None:
+    one = Sample(np.array([1.0]), [[Steps(Weather().repeat(np.random.default_rng(2)))]])
+    two = Sample(np.array([1.0]), [[Steps(Weather().repeat(np.random.default_rng(3)))]])
+    assert ratio(one, two) == ratio(one, two)
+
+
+def test_more_repeats_than_anybody_would_run_are_not_proposed() -> None:
+    assert inference.repeats_for(0.0051, 0.05, 0.005) is None
+
+
+@pytest.mark.parametrize(("change", "margin"), [(0.03, 0.005), (0.0, 0.005), (0.01, 0.02)])
+def test_the_proposed_repeats_settle_the_question_and_one_less_does_not(change: float, margin: float) -> None:
+    spread = 0.01
+    n = inference.repeats_for(change, spread, margin)
+    assert n
+
+    def settled(n: int) -> bool:
+        half = Error(spread * math.sqrt(2 / n), 2 * n - 2).half_width()
+        low, high = math.log1p(change) - half, math.log1p(change) + half
+        band = math.log1p(margin)
+        return low > band or (-band < low and high < band)
+
+    assert settled(n)
+    assert not settled(n - 1)
+
+
+def test_the_resolvable_change_is_found_with_eighty_percent_power() -> None:
+    error, margin = Error(0.004, 4), 0.005
+    change = math.log1p(inference.resolvable(error, margin))
+    rng = np.random.default_rng(4)
+    estimates = rng.normal(change, error.size, 20_000)
+    sizes = error.size * np.sqrt(rng.chisquare(4, 20_000) / 4)
+    found = estimates - reference.t.ppf(0.975, 4) * sizes > math.log1p(margin)
+    assert 0.76 < found.mean() < 0.84

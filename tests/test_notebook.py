@@ -1,0 +1,69 @@
+"""What train-bench leaves beside its measurements when it is over."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from running import TINY, Finished, gpubench
+
+from gpubench import notebook, runs
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    options = ("--steps", "6", "--training.warmup_steps=2", "--repeats", "2", "--vs", "precision=bf16")
+    done = gpubench("train-bench", *TINY, *options, "--experiment", "notes", results=tmp_path_factory.mktemp("pair"))
+    assert done.code == 0, done.stderr
+    return done
+
+
+def test_two_runs_in_turn_are_judged_by_their_pairs(pair: Finished) -> None:
+    assert "interleaved pairs" in pair.stdout
+    assert "precision=bf16" in pair.stdout
+    first, second = (runs.Run.open(path).record for path in pair.runs)
+    assert first.interleaved_with == [second.run_id]
+    assert second.interleaved_with == [first.run_id]
+
+
+def test_every_run_records_what_the_model_turned_out_to_be(pair: Finished) -> None:
+    workload = runs.Run.open(pair.runs[0]).record.workload
+    assert workload
+    assert workload["parameters"] > 10_000
+    assert workload["tokens_per_sample"] == 32
+
+
+def test_the_noise_of_the_repeats_is_on_record(pair: Finished) -> None:
+    noise = json.loads((pair.runs[0] / runs.NOISE).read_text())
+    assert noise["source"] == "repeats"
+    assert noise["machine"]["host.name"]
+    step_time = next(entry for entry in noise["metrics"] if entry["metric"] == "step_time")
+    assert step_time["units"] == 2
+    assert step_time["noise_floor"] > step_time["spread"] > 0
+
+
+def test_the_second_report_begins_with_what_changed_since_the_first(pair: Finished) -> None:
+    first, second = ((path / runs.REPORT).read_text() for path in pair.runs)
+    assert "precision" in second
+    assert pair.runs[0].name in second
+    assert pair.runs[1].name not in first
+
+
+def test_a_run_that_measured_nothing_gets_no_report(pair: Finished, tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    shutil.copytree(pair.runs[0], path)
+    for name in (runs.SUMMARY, runs.NOISE, runs.REPORT):
+        (path / name).unlink()
+    notebook.write_up(path)
+    assert not (path / runs.REPORT).exists()
+
+
+def test_a_report_that_cannot_be_written_does_not_end_the_run(
+    pair: Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / pair.runs[0].name
+    shutil.copytree(pair.runs[0], path)
+    (path / runs.REPORT).unlink()
+    (path / runs.REPORT).mkdir()
+    notebook.write_up(path)
+    assert "no report" in caplog.text

@@ -1,0 +1,441 @@
+"""The pages: what they say and in which order, that nothing escapes its place, and that a real browser shows them."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpubench import stats
+from gpubench.comparison.evidence import RunEvidence, Series, Side, open_run
+from gpubench.comparison.result import (
+    ClockEffect,
+    Comparability,
+    Comparison,
+    Comparisons,
+    Difference,
+    Explanation,
+    GateResult,
+    Outcome,
+    PhaseChange,
+    RankChange,
+    SideSummary,
+    Verdict,
+    Waterfall,
+)
+from gpubench.comparison.steps import StepTable
+from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.report.page import compare_page, run_page
+from gpubench.runs import RunRecord
+from gpubench.steady import SteadyWindow
+from gpubench.summary import Rank
+from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--enable-logging=stderr", "--v=0",
+)  # fmt: skip
+HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
+SHARES = {"data_wait": 0.05, "forward": 0.3, "backward": 0.5, "optimizer": 0.15}
+START = 1_795_260_000.0
+WARMUP = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(RunEvidence):
+    """A run whose steps and telemetry are at hand."""
+
+    table: StepTable
+    samples: Sequence[TelemetrySample] = ()
+
+    def series(self, metric: str) -> list[Series] | None:
+        return [self.table.total[self.table.repeat == window.repeat][WARMUP:] for window in self.windows]
+
+    @property
+    def steps(self) -> StepTable:
+        return self.table
+
+    @property
+    def telemetry(self) -> list[TelemetrySample]:
+        return list(self.samples)
+
+
+def table_of(repeats: int, n: int, ranks: int, mean: float) -> StepTable:
+    """Steps of `mean` seconds give or take a percent, the first nine times as long; rank 1 is a percent slower."""
+    repeat, rank, step = (part.ravel() for part in np.indices((repeats, ranks, n), np.int32))
+    rng = np.random.default_rng(20240229)
+    total = mean * (1 + 0.01 * rng.standard_normal(len(step)) + 0.01 * rank) * np.where(step == 0, 9, 1)
+    time = START + 1000.0 * repeat + step * mean
+    phases = {name: total * share for name, share in SHARES.items()}
+    nothing = np.full(len(step), np.nan)
+    return StepTable(repeat, rank, step, time, total, step * 0 + 8, nothing, np.zeros(len(step), np.bool_), phases)
+
+
+def telemetry_of(repeats: int, gpus: int, seconds: float, reason: str) -> list[TelemetrySample]:
+    moments = [START + 1000.0 * repeat + seconds * part / 20 for repeat in range(repeats) for part in range(-3, 22)]
+    return [
+        TelemetrySample(
+            time=moment,
+            cost=1e-4,
+            gpus=[
+                GpuSample(index=gpu, sm_clock_mhz=1900 - gpu, power_w=600.5, utilization=0.98, temperature_c=61,
+                          memory_used_bytes=31 * 2**30, throttle_reasons=[reason])
+                for gpu in range(gpus)
+            ],
+            cpu=CpuSample(load=0.5, steal=0.0, worker_cpu=1.9, memory_rss_bytes=2**31),
+        )
+        for moment in moments
+    ]  # fmt: skip
+
+
+def record_of(text: str) -> RunRecord:
+    return RunRecord(
+        schema_version=1, experiment=text, run_id=text, command="train-bench", argv=["gpubench", text],
+        status="completed", started="2026-11-21T11:29:45.391Z", host=text, pid=1, pid_created=1.0,
+        git={"commit": text, "branch": text, "dirty": True}, world_size=1, repeats=3,
+        error={"kind": text, "message": text, "hint": text},
+    )  # fmt: skip
+
+
+def run_of(
+    text: str = "exp-a",
+    *,
+    mean: float = 0.1,
+    repeats: int = 3,
+    n: int = 60,
+    ranks: int = 1,
+    gpus: int = 1,
+    **changes: Any,
+) -> Recorded:
+    """`text` stands wherever a run can have words."""
+    table = table_of(repeats, n, ranks, mean)
+    estimates = [
+        float(table.total[(table.repeat == number) & (table.step >= WARMUP)].mean()) for number in range(repeats)
+    ]
+
+    def metric(name: str, values: list[float]) -> Metric:
+        known = DEFINITIONS.get(name)
+        unit, better = (known.unit, known.better) if known else ("s", "lower")
+        interval = stats.student_interval(values)
+        distribution = stats.describe([table.total.tolist()]) if name == "step_time" else None
+        return Metric(name, unit, better, float(np.mean(values)), interval, repeats * n, 30.0, values, distribution)
+
+    metrics = [metric("throughput", [8 / value for value in estimates]), metric("step_time", estimates)]
+    metrics += [metric(f"phase_{name}", [value * share for value in estimates]) for name, share in SHARES.items()]
+    metrics += [metric(f"phase_{text}", [1e-4] * repeats), metric(text, [0.5] * repeats)]
+    metrics += [metric("peak_memory_allocated", [28 * 2.0**30] * repeats)]
+    fields: dict[str, Any] = {
+        "label": text,
+        "path": Path("results", text),
+        "record": record_of(text),
+        "status": "completed",
+        "settings": {"precision": "bf16", f"model.{text}": text},
+        "environment": {"torch.version": text, "packages.gpubench": "0.1.0", "gpus": [{"name": text}]},
+        "workload": {"task": text},
+        "metrics": {one.name: one for one in metrics},
+        "windows": [
+            SteadyWindow(
+                number, WARMUP, n - WARMUP, True, START + 1000 * number + 9 * mean, START + 1000 * number + n * mean
+            )
+            for number in range(repeats)
+        ],
+        "ranks": [Rank(rank, mean, mean, 0.5) for rank in range(ranks)] if ranks > 1 else [],
+        "throttled": {text: 0.3},
+        "warnings": [text],
+        "problems": [text],
+        "table": table,
+        "samples": telemetry_of(repeats, gpus, n * mean, text),
+    }
+    return Recorded(**(fields | changes))
+
+
+def verdict_of(metric: str, outcome: Outcome, ratio: float | None, text: str) -> Verdict:
+    return Verdict(
+        metric=metric, unit="s", better="lower", verdict=outcome, leaning="slower", baseline=0.1, candidate=0.103,
+        ratio=ratio, interval=(ratio * 0.995, ratio * 1.005) if ratio else None, margin=0.005, noise_floor=0.002,
+        resolvable=0.01, level="repeat", units=(3, 3), effective_n=(31.0, None), more_repeats=4, method=text,
+        reason=text,
+    )  # fmt: skip
+
+
+def comparison_of(text: str = "exp-b", **changes: Any) -> Comparison:
+    side = SideSummary(text, [text] * 5, "train-bench", text, "2026-11-21T11:29:45.391Z", 1, 3)
+    phases = [
+        PhaseChange("backward", 0.05, 0.054, 0.004, (0.003, 0.005)),
+        PhaseChange(text, 0.05, 0.049, -0.001, None),
+    ]
+    fields: dict[str, Any] = {
+        "baseline": side,
+        "candidate": side,
+        "comparability": Comparability(True, False, [text], [Difference(f"model.{text}", "treatment", text, None)]),
+        "verdicts": [
+            verdict_of("step_time", "slower", 1.031, text),
+            verdict_of("peak_memory_allocated", "equivalent", 1.001, text),
+            verdict_of("energy_per_sample", "inconclusive", 1.01, text),
+            verdict_of("warmup_time", "withheld", 1.4, text),
+            verdict_of("first_step_time", "rejected", 0.5, text),
+            verdict_of(text, "more", None, text),
+            verdict_of("phase_forward", "slower", 1.2, text),
+        ],
+        "explanation": Explanation(
+            Waterfall("step", 0.1, 0.103, phases), [RankChange(3, 0.1, 0.102, 0.002)],
+            ClockEffect(1980, 1755, 0.12, 0.0), [text],
+        ),
+        "warnings": [text],
+    }  # fmt: skip
+    return Comparison(**(fields | changes))
+
+
+def comparisons_of(*found: Comparison, text: str = "exp-b") -> Comparisons:
+    gate = [
+        GateResult(f"step_time>{text}", "step_time", text, 0.02, 0.031, (0.026, 0.036), 0.001, "regressed"),
+        GateResult("mfu>2%", "mfu", text, 0.02, None, None, None, "inconclusive"),
+    ]
+    return Comparisons(2, 0.95, 0.005, 20240229, list(found), gate, [text])
+
+
+class Page(HTMLParser):
+    """Reads a page and insists on what a browser forgives: every tag closed, in order."""
+
+    VOID = {"meta", "link", "br", "hr", "img", "input"}
+    BLOCKS = {"div", "table", "ul", "ol", "p", "figure", "section", "h1", "h2", "h3", "dl", "details"}
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not (tag in self.BLOCKS and "p" in self.open), f"<{tag}> within a paragraph"
+        self.handle_startendtag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.text).replace("\u00a0", " ").split())
+
+
+def hostile_pages() -> dict[str, str]:
+    run, found = run_of(HOSTILE), comparison_of(HOSTILE)
+    side = Side(HOSTILE, (run,))
+    return {
+        "compare": compare_page(comparisons_of(found, found, text=HOSTILE), [side, side, side]),
+        "compare one": compare_page(comparisons_of(found, text=HOSTILE), [side, side]),
+        "run": run_page(run, found, run),
+        "log": run_page(foreign(HOSTILE), None, None),
+    }
+
+
+def foreign(text: str) -> Recorded:
+    """Another tool's log with one column."""
+    run = run_of(text, record=None, settings={}, environment={}, workload={}, samples=(), warnings=(), problems=[])
+    return replace(run, metrics={text: msgspec.structs.replace(run.metrics["step_time"], name=text)})
+
+
+@pytest.mark.parametrize("kind", ["compare", "compare one", "run", "log"])
+def test_hostile_text_is_shown_and_not_obeyed(kind: str) -> None:
+    page = Page(hostile_pages()[kind])
+    assert {"script", "img", "iframe", "object"}.isdisjoint(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert page.tags.count("style") == 1
+    assert HOSTILE in page.words
+
+
+@pytest.mark.parametrize("kind", ["compare", "run"])
+def test_a_page_asks_nothing_of_the_network(kind: str) -> None:
+    source = hostile_pages()[kind]
+    page = Page(source)
+    links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href", "action", "data")]
+    assert all(link.startswith(("#", "data:,", "../")) for link in links)
+    assert not re.search(r"url\(|@import", source)
+    assert ("http-equiv", "Content-Security-Policy") in page.attributes
+
+
+def test_every_number_of_every_drawing_is_finite() -> None:
+    for source in hostile_pages().values():
+        drawings = re.findall(r"<svg.*?</svg>", source, re.DOTALL)
+        assert drawings
+        values = [
+            value for drawing in drawings for value in re.findall(r' (?:x\d?|y\d?|d|width|height|r)="([^"]*)"', drawing)
+        ]
+        assert not [value for value in values if re.search(r"nan|inf|None", value)]
+
+
+def test_every_drawing_says_in_words_what_it_shows() -> None:
+    source = compare_page(comparisons_of(comparison_of()), [Side("a", (run_of(),)), Side("b", (run_of("exp-b"),))])
+    for drawing in re.findall(r'<svg class="drawing".*?<desc>.*?</desc>', source, re.DOTALL):
+        assert re.search(r"<title>\w.*</title><desc>\w.*</desc>", drawing)
+
+
+def test_a_comparison_speaks_in_order_from_the_verdict_to_how_it_was_made() -> None:
+    sides = [Side("exp-a", (run_of(ranks=2, gpus=2),)), Side("exp-b", (run_of("exp-b", mean=0.103),))]
+    words = Page(compare_page(comparisons_of(comparison_of()), sides)).words
+    order = [
+        "B is 3.1 % slower than A in step time",
+        "Gate",
+        "Can these be compared?",
+        "model.exp-b",
+        "Verdicts",
+        "about 4 more repeats a side would settle it",
+        "Ratio of each metric",
+        "What explains it",
+        "Where the change of a step comes from",
+        "Warnings",
+        "Step time over steps",
+        "Distribution of the steady step times",
+        "SM clock",
+        "Clocks held down",
+        "Peak memory",
+        "How the verdicts were made",
+        "Written by gpubench",
+    ]
+    places = [words.find(part, 100 if part != order[0] else 0) for part in order]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_several_candidates_have_an_index_that_leads_to_each() -> None:
+    sides = [Side("exp-a", (run_of(),)), Side("exp-b", (run_of("exp-b"),)), Side("exp-c", (run_of("exp-c"),))]
+    page = Page(compare_page(comparisons_of(comparison_of("exp-b"), comparison_of("exp-c")), sides))
+    links = {value for name, value in page.attributes if name == "href" and value.startswith("#")}
+    assert links == {"#candidate-1", "#candidate-2"} == {f"#{value}" for name, value in page.attributes if name == "id"}
+    assert "2 candidates against exp-a" in page.words
+
+
+def test_established_and_doubtful_verdicts_differ_in_shape_and_word() -> None:
+    source = compare_page(comparisons_of(comparison_of()), [Side("a", (run_of(),)), Side("b", (run_of(),))])
+    for kind, word in [("established", "slower"), ("equivalent", "equivalent"), ("inconclusive", "inconclusive"),
+                       ("withheld", "withheld"), ("rejected", "rejected")]:  # fmt: skip
+        assert re.search(rf'class="verdict {kind}"><span aria-hidden="true">.</span>{word}</span>', source)
+
+
+def test_a_run_page_begins_with_what_changed_and_what_was_learned() -> None:
+    page = Page(run_page(run_of("run 2"), comparison_of(), run_of("run #1?")))
+    assert ("href", "../run%20%231%3F/report.html") in page.attributes
+    words = page.words
+    order = ["What changed since", "What was learned", "This run is 3.1 % slower than the previous run in step time",
+             "Metrics", "Phases of a step", "Settings", "Environment"]  # fmt: skip
+    places = [words.find(part) for part in order]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_the_first_run_of_an_experiment_says_so() -> None:
+    assert "the first run of the experiment exp-a" in Page(run_page(run_of(), None, None)).words
+
+
+def bare(**changes: Any) -> Recorded:
+    empty: dict[str, Any] = {
+        "settings": {},
+        "environment": {},
+        "workload": {},
+        "samples": (),
+        "warnings": (),
+        "problems": [],
+    }
+    return run_of(**(empty | {"table": table_of(0, 0, 1, 1.0)} | changes))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(bare(), id="nothing but a summary"),
+        pytest.param(bare(metrics={}, windows=()), id="nothing at all"),
+        pytest.param(run_of(windows=()), id="no steady window"),
+        pytest.param(run_of(repeats=1, n=6), id="one steady step"),
+        pytest.param(run_of(samples=telemetry_of(1, 0, 1.0, "")), id="no GPU"),
+        pytest.param(run_of(samples=[TelemetrySample(time=START, cost=0.0)]), id="an empty sample"),
+        pytest.param(run_of(ranks=2, gpus=2), id="two ranks"),
+        pytest.param(run_of(record=None), id="a log of another tool"),
+        pytest.param(foreign("step_ms"), id="one column"),
+    ],
+)
+def test_what_was_not_recorded_is_left_out_or_said_to_be_missing(run: Recorded) -> None:
+    Page(run_page(run, None, None))
+    nothing = comparison_of(verdicts=[], explanation=Explanation(None, [], None, []), warnings=[])
+    words = Page(compare_page(comparisons_of(nothing), [Side("a", (run,)), Side("b", (run_of(),))])).words
+    assert "The sides have no metric in common" in words
+    assert "Phases of a step are not recorded on both sides" in words
+    if not len(run.table):
+        assert "Steps are not recorded" in Page(run_page(run, None, None)).words
+
+
+def test_only_the_first_repeats_of_a_large_group_are_read_and_drawn() -> None:
+    class Unread(Recorded):
+        @property
+        def steps(self) -> StepTable:
+            raise AssertionError("read for nothing")
+
+    runs = [run_of(f"run-{number}") for number in range(2)]
+    more = Unread(**{**vars(run_of("run-9")), "metrics": runs[0].metrics})
+    words = Page(
+        compare_page(comparisons_of(comparison_of()), [Side("a", (*runs, more)), Side("b", (run_of("b"),))])
+    ).words
+    assert "Only the first 6 repeats of a side are drawn" in words
+
+
+def test_a_million_steps_make_a_page_of_ordinary_size() -> None:
+    long, short = run_of(repeats=1, n=1_000_000), run_of("exp-b")
+    assert len(compare_page(comparisons_of(comparison_of()), [Side("a", (long,)), Side("b", (short,))])) < 400_000
+
+
+def test_a_real_run_directory_has_its_page(finished_run: Path) -> None:
+    words = Page(run_page(open_run(finished_run), None, None)).words
+    assert "Step time over steps" in words
+    assert "completed" in words
+    assert "gpt2-tiny" in words
+    assert "counted by torch.utils.flop_counter.FlopCounterMode" in words
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+@pytest.mark.parametrize("kind", ["compare", "run"])
+def test_a_browser_shows_the_page_without_complaint(tmp_path: Path, kind: str) -> None:
+    page, picture = tmp_path / "page.html", tmp_path / "page.png"
+    # The page has no scripts of its own; one is added here to measure what the browser made of it.
+    probe = (
+        "<script>for (const s of document.querySelectorAll('svg.drawing')) { const b = s.getBoundingClientRect();"
+        " s.setAttribute('data-size', `${Math.round(b.width)}x${Math.round(b.height)}`); }"
+        " document.body.dataset.wide = document.documentElement.scrollWidth;</script>"
+    )
+    source = hostile_pages()[kind]
+    page.write_text(source.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe)
+    command = [str(BROWSER), *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=600,2000"]
+    done = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "CONSOLE" not in done.stderr
+    sizes = re.findall(r'data-size="(\d+)x(\d+)"', done.stdout)
+    assert len(sizes) == source.count('class="drawing"') > 5
+    assert all(int(width) > 200 and int(height) > 40 for width, height in sizes)
+    wide = re.search(r'data-wide="(\d+)"', done.stdout)
+    assert wide
+    assert int(wide[1]) <= 600, "the page has to be scrolled sideways"
+
+    subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=60, check=True)
+    assert picture.stat().st_size > 20_000

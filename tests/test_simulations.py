@@ -1,0 +1,131 @@
+"""What a verdict is worth, measured on runs whose truth is known. The figures are in docs/statistics.md."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from simulated import Weather, side_of
+
+from gpubench.comparison import noise
+from gpubench.comparison.result import Verdict
+from gpubench.comparison.verdicts import Circumstances, judge
+
+TRIALS = 1000
+CHANGES = {"faster", "slower"}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Shares of the trials."""
+
+    covered: float
+    changed: float
+    slower: float
+    equivalent: float
+
+
+def simulate(
+    weather: Weather, repeats: tuple[int, int], slowdown: float = 1.0, trials: int = TRIALS, seed: int = 7
+) -> Outcomes:
+    rng = np.random.default_rng(seed)
+    found: Counter[str] = Counter()
+    for _ in range(trials):
+        verdict = compare(weather, repeats, slowdown, rng)
+        assert verdict.interval
+        found["covered"] += verdict.interval[0] <= slowdown <= verdict.interval[1]
+        found["changed"] += verdict.verdict in CHANGES
+        found[verdict.verdict] += 1
+    return Outcomes(*(found[name] / trials for name in ("covered", "changed", "slower", "equivalent")))
+
+
+def compare(weather: Weather, repeats: tuple[int, int], slowdown: float, rng: np.random.Generator) -> Verdict:
+    baseline, candidate = weather.side(rng, repeats[0]), weather.side(rng, repeats[1], slowdown)
+    metric = baseline.runs[0].metrics["step_time"]
+    return judge(metric, baseline, candidate, Circumstances()).verdict
+
+
+@pytest.mark.parametrize("repeats", [(3, 3), (5, 5), (3, 8), (8, 3), (12, 12)], ids=str)
+@pytest.mark.parametrize(
+    "weather",
+    [
+        Weather(offset=0.01),
+        Weather(offset=0.003),
+        Weather(offset=0.01, heavy=True),
+        Weather(offset=0.01, drift=0.01),
+        Weather(offset=0.05, steps=20),
+    ],
+    ids=["offsets", "small offsets", "heavy tails", "drift", "a noisy machine"],
+)
+def test_verdicts_on_equal_runs_are_rarely_false_and_intervals_cover(
+    weather: Weather, repeats: tuple[int, int]
+) -> None:
+    found = simulate(weather, repeats)
+    assert found.changed <= 0.05
+    assert (
+        0.93 <= found.covered <= (0.97 if repeats[0] == repeats[1] else 0.985)
+    )  # unequal numbers err on the safe side
+
+
+@pytest.mark.parametrize("repeats", [(3, 3), (8, 3)], ids=str)
+def test_repeats_that_differ_by_their_steps_alone_are_covered_too(repeats: tuple[int, int]) -> None:
+    """Two estimates of one error and the larger taken: wider than need be, never narrower."""
+    found = simulate(Weather(offset=0), repeats)
+    assert found.changed <= 0.01
+    assert 0.93 <= found.covered <= 0.985
+
+
+def test_single_runs_without_offsets_are_not_told_apart_by_chance() -> None:
+    found = simulate(Weather(steps=198, offset=0), (1, 1))
+    assert found.changed <= 0.01
+    assert 0.93 <= found.covered <= 0.97
+
+
+def test_a_slowdown_beyond_the_margin_is_named_from_single_runs_without_offsets() -> None:
+    assert simulate(Weather(steps=198, offset=0), (1, 1), slowdown=1.012).slower >= 0.95
+
+
+def test_the_steps_of_single_runs_are_not_enough_where_processes_differ() -> None:
+    """Why a single repeat on a side comes with a warning: no statistic of one process knows how processes differ."""
+    assert simulate(Weather(steps=198, offset=0.01), (1, 1), trials=300).changed > 0.3
+
+
+@pytest.mark.parametrize("units", [6, 12, 24])
+def test_twice_the_resolvable_change_is_found(units: int) -> None:
+    weather = Weather(offset=0.01)
+    rng = np.random.default_rng(11)
+    found = []
+    for _ in range(40):  # the resolvable change is itself learned from few repeats
+        side = weather.side(rng, units)
+        entry = noise.learn(side, list(side.runs[0].metrics.values()), 0.005, "null").metrics[0]
+        assert entry.resolvable
+        found += [
+            compare(weather, (entry.per_side, entry.per_side), 1 + 2 * entry.resolvable, rng).verdict == "slower"
+            for _ in range(25)
+        ]
+    assert np.mean(found) >= 0.9
+
+
+def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:
+    rng = np.random.default_rng(3)
+    quiet, rough = (Weather(steps=198, offset=offset).side(rng, 8) for offset in (0.0, 0.01))
+    entries = [
+        noise.learn(side, list(side.runs[0].metrics.values()), 0.005, "null").metrics[0] for side in (quiet, rough)
+    ]
+    assert entries[0].single_false_verdicts == 0
+    assert entries[1].single_false_verdicts
+    assert entries[1].single_false_verdicts > 0.3
+    assert entries[1].noise_floor > 3 * entries[0].noise_floor
+    assert all(entry.false_verdicts is not None and entry.false_verdicts <= 0.1 for entry in entries)
+
+
+def test_a_single_run_within_the_noise_floor_of_many_gets_no_verdict() -> None:
+    rng = np.random.default_rng(5)
+    weather = Weather(steps=198, offset=0.01)
+    changed = 0
+    for _ in range(300):
+        many, one = weather.side(rng, 5), side_of([weather.repeat(rng)])
+        verdict = judge(many.runs[0].metrics["step_time"], many, one, Circumstances()).verdict
+        assert verdict.noise_floor == verdict.margin
+        changed += verdict.verdict in CHANGES
+    assert changed / 300 <= 0.05
