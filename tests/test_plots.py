@@ -13,6 +13,7 @@ from markupsafe import Markup
 from gpubench.comparison.result import PhaseChange, Verdict, Waterfall
 from gpubench.report import plots, rows, svg
 from gpubench.report.plots import Curve, Plane, Span
+from gpubench.report.recorded import Reading
 from gpubench.report.scales import Measure, Scale, bulk, histogram, measure, reduce, ticks, widen
 
 PLANE = Plane("step time", "a description", "s", "time", "s", spans=[Span(0, 2, "warm-up")])
@@ -111,6 +112,17 @@ def test_the_axis_of_the_bulk_is_not_stretched_by_a_few_outliers() -> None:
     values = np.concatenate([np.linspace(1, 2, 995), np.full(5, 100.0)])
     low, high = bulk([values])
     assert 0 < low < 1 < 2 < high < 3
+
+
+def test_the_axis_of_the_bulk_does_not_reach_below_zero_where_no_value_does() -> None:
+    assert bulk([np.array([1.0, 2.0, 9.0])])[0] == 0
+    assert bulk([np.array([-1.0, 2.0, 9.0])])[0] < -1
+
+
+def test_a_line_breaks_where_nothing_was_read() -> None:
+    reading = Reading("CPU", np.array([0.0, 0.2, 0.4, 9.0, 9.2]), np.arange(5.0))
+    assert [list(piece.values) for piece in reading.pieces()] == [[0, 1, 2], [3, 4]]
+    assert len(Reading("CPU", np.array([1.0]), np.array([1.0])).pieces()) == 1
 
 
 def test_the_axis_of_the_bulk_holds_a_short_series_beside_a_long_one() -> None:

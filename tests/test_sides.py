@@ -10,7 +10,7 @@ from gpubench.comparison.evidence import Side
 from gpubench.comparison.foreign import Column
 from gpubench.comparison.sides import find
 from gpubench.errors import RunDirectoryError
-from gpubench.runs import RUN, RUNNING, SUMMARY
+from gpubench.runs import COMPLETED, CONFIG, ENVIRONMENT, INTERRUPTED, RUN, RUNNING, STEPS, SUMMARY, TELEMETRY
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_a_run_directory_is_a_side_of_one_run(results: Path) -> None:
     first, second, _ = runs(results)
     (baseline, candidate), left_out = find([str(second), f"{first}/"], results)
     assert paths(baseline, candidate) == [second, first]
-    assert baseline.label == str(second)
-    assert candidate.label == f"{first}/"
+    assert baseline.label == second.name
+    assert candidate.label == first.name
     assert baseline.runs[0].label == second.name
     assert not left_out
 
@@ -52,7 +52,7 @@ def test_a_folder_of_runs_is_a_group_in_order_of_time(results: Path) -> None:
     (group, single), _ = find(["results/exp-a", "results/exp-b"], results)
     assert paths(group) == runs(results)[:2]
     assert len(single.runs) == 1
-    assert group.label == "results/exp-a"
+    assert group.label == "exp-a"
 
 
 def test_a_bare_name_is_looked_up_under_results(results: Path) -> None:
@@ -181,6 +181,37 @@ def test_a_group_of_which_nothing_is_left_is_refused(results: Path) -> None:
     refused = refusal("exp-a", "exp-b", skip_invalid=True)
     assert refused.message == "exp-a: none of its 2 runs can be read"
     assert "summary.json" in str(refused.hint)
+
+
+@pytest.mark.parametrize("name", [STEPS, TELEMETRY])
+def test_a_line_that_does_not_read_is_damage_to_a_completed_run(results: Path, name: str) -> None:
+    first, second, _ = runs(results)
+    lines = (second / name).read_bytes().splitlines(keepends=True)
+    (second / name).write_bytes(b"".join([*lines[:-1], lines[-1][:20]]))
+    refused = refusal(str(first), str(second))
+    assert refused.message.startswith(f"{second / name}:{len(lines)}: ")
+    assert refusal("exp-a").hint == "--skip-invalid leaves it out"
+    (group,), (left_out,) = find(["exp-a"], results, skip_invalid=True)
+    assert paths(group) == [first]
+    assert f"{second / name}:{len(lines)}: " in left_out
+
+
+@pytest.mark.parametrize("name", [STEPS, CONFIG, ENVIRONMENT])
+def test_a_missing_file_is_damage_to_a_completed_run(results: Path, name: str) -> None:
+    first, second, _ = runs(results)
+    (second / name).unlink()
+    assert str(second / name) in refusal(str(first), str(second)).message
+
+
+def test_a_run_that_was_cut_off_may_be_torn_where_it_ended(results: Path) -> None:
+    first, second, _ = runs(results)
+    record = (second / RUN).read_text()
+    (second / RUN).write_text(record.replace(COMPLETED, INTERRUPTED))
+    with (second / STEPS).open("a") as file:
+        file.write('{"repeat":1,"ra')
+    (_, candidate), _ = find([str(first), str(second)], results)
+    assert len(candidate.runs[0].steps) == 12
+    assert len(candidate.runs[0].problems) == 1
 
 
 def test_a_run_named_directly_is_never_skipped(results: Path) -> None:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
+from gpubench.events import FlopsCounted, PeakMeasured
+from gpubench.hardware import Peak
 from gpubench.metrics import Metric
 from gpubench.runs import (
     COMPLETED,
@@ -62,6 +64,9 @@ class RunEvidence:
     """One per measured repeat, in the order of every metric's `repeats`."""
     ranks: Sequence[Rank] = ()
     throttled: dict[str, float] = field(default_factory=dict)
+    flops: FlopsCounted | None = None
+    peak: Peak | None = None
+    measured_peak: PeakMeasured | None = None
     warnings: Sequence[str] = ()
     """What the run said of itself."""
     problems: list[str] = field(default_factory=list)
@@ -115,7 +120,7 @@ class Side:
     """One run, or a group of runs that repeat each other."""
 
     label: str
-    """As the user named it."""
+    """What it is called in sentences."""
     runs: tuple[RunEvidence, ...]
 
 
@@ -146,6 +151,9 @@ def open_run(path: Path) -> RunEvidence:
         windows=summary.steady,
         ranks=summary.ranks,
         throttled=summary.throttled,
+        flops=summary.flops,
+        peak=summary.peak,
+        measured_peak=summary.measured_peak,
         warnings=summary.warnings,
         problems=problems,
     )

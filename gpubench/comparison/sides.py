@@ -3,14 +3,15 @@
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.comparison.evidence import RunEvidence, Side, open_run
+from gpubench.comparison.evidence import DAMAGED, RunEvidence, Side, open_run
 from gpubench.comparison.foreign import SUFFIXES, Column, open_log
+from gpubench.comparison.sampling import WELL_KNOWN
 from gpubench.errors import GpubenchError, RunDirectoryError
-from gpubench.runs import RUN, STEPS, SUMMARY
+from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
 LATEST = re.compile(r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?")
@@ -29,7 +30,8 @@ def find(
     experiment; or a run id or an experiment under `results`. With `column` it is a log of another tool, or a folder of
     them. `skip_invalid` leaves out the runs of a group that cannot be read.
 
-    Raises RunDirectoryError for what is not there, is ambiguous or cannot be read, and for a run that is there twice.
+    Raises RunDirectoryError for what is not there, is ambiguous, damaged or cannot be read, and for a run that is there
+    twice.
     """
     left_out: list[str] = []
     sides = [_side(name, results, column, left_out if skip_invalid else None) for name in names]
@@ -41,7 +43,7 @@ def _side(name: str, results: Path, column: Column | None, left_out: list[str] |
     paths, is_group = _logs(name) if column else _runs(name, results)
 
     def read(path: Path) -> RunEvidence:
-        return open_log(path, column) if column else open_run(path)
+        return open_log(path, column) if column else intact(open_run(path), deeply=len(paths) < WELL_KNOWN)
 
     if not is_group:
         return Side(name, (read(paths[0]),))
@@ -58,6 +60,23 @@ def _side(name: str, results: Path, column: Column | None, left_out: list[str] |
             f"{name}: none of its {len(paths)} runs can be read", left_out[-1] if left_out else None
         )
     return Side(name, tuple(runs))
+
+
+def intact(run: RunEvidence, deeply: bool) -> RunEvidence:
+    """The run, if everything in its directory reads; `deeply` takes in steps and telemetry.
+
+    A run that was cut off may be torn where it ended, and warns of that. Raises RunDirectoryError for damage to one
+    that was completed, naming the file and the line.
+    """
+    if run.status != COMPLETED:
+        return run
+    if deeply:
+        run.series("step_time")
+        run.telemetry  # noqa: B018 - read for its problems
+    if run.problems:
+        more = f", and {len(run.problems) - 1} more problems" if len(run.problems) > 1 else ""
+        raise RunDirectoryError(f"{run.problems[0]}{more}", DAMAGED)
+    return run
 
 
 def _logs(name: str) -> tuple[list[Path], bool]:
@@ -144,15 +163,29 @@ def _refuse_twice(sides: Sequence[Side]) -> None:
 
 
 def _labelled(sides: Sequence[Side]) -> list[Side]:
-    """Runs of one name in different folders are told apart by as much of their path as that takes."""
-    styles: list[Callable[[RunEvidence], str]] = [
-        lambda run: run.label,
-        lambda run: "/".join(run.path.resolve().parts[-2:]),
-        lambda run: str(run.path.resolve()),
-    ]
+    """Runs of one name in different folders are told apart by as much of their path as that takes; so are sides."""
     runs = [run for side in sides for run in side.runs]
-    style = next(style for style in styles if len({style(run) for run in runs}) == len(runs))
-    return [Side(side.label, tuple(replace(run, label=style(run)) for run in side.runs)) for side in sides]
+    names = iter(_telling([(run.label, *_ends(run.path)) for run in runs]))
+    shown = _telling([(_short(side.label), side.label) for side in sides])
+    return [
+        Side(label, tuple(run if run.label == (name := next(names)) else replace(run, label=name) for run in side.runs))
+        for label, side in zip(shown, sides, strict=True)
+    ]
+
+
+def _telling(candidates: Sequence[tuple[str, ...]]) -> list[str]:
+    """The first way of naming all things that gives no two the same name; or the last."""
+    ways = [list(way) for way in zip(*candidates, strict=True)]
+    return next((way for way in ways if len(set(way)) == len(way)), ways[-1])
+
+
+def _ends(path: Path) -> tuple[str, str]:
+    return "/".join(path.resolve().parts[-2:]), str(path.resolve())
+
+
+def _short(name: str) -> str:
+    """The last part of a path; latest as it is."""
+    return name if LATEST.fullmatch(name) else Path(name).resolve().name or name
 
 
 def _is_run(path: Path) -> bool:

@@ -1,27 +1,19 @@
 """What a run's efficiency is measured against: how its operations were counted, and who says what the device can do."""
 
-import msgspec
-
 from gpubench import units
 from gpubench.comparison.evidence import RunEvidence
-from gpubench.runs import SUMMARY
-from gpubench.summary import Summary
 
 
 def ceilings(run: RunEvidence) -> list[str]:
-    """A sentence each; none for another tool's log, whose `path` is a file."""
-    try:
-        summary = msgspec.json.decode((run.path / SUMMARY).read_bytes(), type=Summary)
-    except (OSError, ValueError):
-        return []
+    """A sentence each."""
     said = []
-    if (flops := summary.flops) and flops.model_flops_per_sample:
+    if (flops := run.flops) and flops.model_flops_per_sample:
         said.append(f"{units.count(flops.model_flops_per_sample, 'FLOP')} a sample, counted by {flops.method}")
-    if peak := summary.peak:
+    if peak := run.peak:
         said.append(
             f"{units.count(peak.flops_per_s, 'FLOP/s')} in {peak.dtype} published for {peak.device}: {peak.source}"
         )
-    if measured := summary.measured_peak:
+    if measured := run.measured_peak:
         rate = units.count(measured.flops_per_s, "FLOP/s")
         said.append(
             f"{rate} in {measured.dtype} measured with a product of two {measured.size} x {measured.size} matrices"

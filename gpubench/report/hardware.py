@@ -59,7 +59,10 @@ def whole_run(run: RunEvidence, quantities: Sequence[Quantity]) -> list[Figure]:
         for place, reading in enumerate(by_device):
             label = reading.device if several else ""
             name = label.removeprefix("GPU ")  # short, as it stands in the margin
-            curves.append(Curve(reading.times - began, reading.values, f"device-{place}" if several else "a", name))
+            style = f"device-{place}" if several else "a"
+            *earlier, last = reading.since(began).pieces()
+            curves += [Curve(piece.times, piece.values, style, "") for piece in earlier]
+            curves.append(Curve(last.times, last.values, style, name))
             inside = [reading.between(window.start, window.end).values for window in run.windows]
             steady.append((label, np.concatenate([np.empty(0), *inside])))
         if figure := _timeline(quantity, curves, steady, "time since the run began", spans):

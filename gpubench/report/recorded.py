@@ -93,6 +93,9 @@ class Quantity:
     """False: zero from beginning to end is not worth a figure."""
 
 
+BREAK = 10  # times the usual distance of two samples
+
+
 @dataclass(frozen=True)
 class Reading:
     """One device's values over time. `times` (seconds since the epoch), `values`: (n,)."""
@@ -107,6 +110,13 @@ class Reading:
 
     def since(self, moment: float) -> "Reading":
         return Reading(self.device, self.times - moment, self.values)
+
+    def pieces(self) -> "list[Reading]":
+        """What was read without a break: between two repeats another run may have had the machine."""
+        gaps = np.diff(self.times)
+        breaks = np.flatnonzero(gaps > BREAK * np.median(gaps)) + 1 if len(gaps) else np.empty(0, np.int64)
+        parts = zip(np.split(self.times, breaks), np.split(self.values, breaks), strict=True)
+        return [Reading(self.device, times, values) for times, values in parts]
 
 
 def _gpu(field: str) -> Callable[[TelemetrySample], dict[str, float | None]]:

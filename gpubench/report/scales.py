@@ -114,10 +114,12 @@ def reduce(x: Series, y: Series, columns: int) -> Envelope:
 def bulk(series: Sequence[Series], tail: float = 0.025) -> tuple[float, float]:
     """A range for the many and not the few: half as wide again on each side as all but the `tail` at each end need.
 
-    It holds every one of the series, however long the others are; of normal values it holds 99.99 %.
+    It holds every one of the series, however long the others are; of normal values it holds 99.99 %. It does not reach
+    below 0 where no value does.
     """
     ends = [np.quantile(values, [tail, 1 - tail]) for values in series]
-    return widen(float(min(low for low, _ in ends)), float(max(high for _, high in ends)), 0.5)
+    low, high = widen(float(min(low for low, _ in ends)), float(max(high for _, high in ends)), 0.5)
+    return (0.0, high) if low < 0 <= min(float(values.min()) for values in series) else (low, high)
 
 
 def histogram(series: Sequence[Series], low: float, high: float) -> tuple[Series, list[Series]]:
