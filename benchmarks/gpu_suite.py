@@ -7,7 +7,7 @@ skipped. The output folder is written as the jobs finish, so that a suite that i
     summary.md      the table
     summary.json    the same as data, with the commands
     JOB/log.txt     the end of what the job printed
-    JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json and summary.json
+    JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json and noise.json
 
 `--dry-run` runs the same jobs with tiny models on the CPU, to show that the suite itself works.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ("run.json", "config.yaml", "environment.json", "summary.json")
+KEPT = ("run.json", "config.yaml", "environment.json", "summary.json", "noise.json")
 LOG_CHARACTERS = 20_000
 LAST_LINES = 30  # of a job without runs, shown below the table
 PATIENCE = 15.0  # seconds in which an interrupted job may close its run directory
@@ -134,6 +134,16 @@ JOBS = (
         "what measuring costs, against the bare loop",
         50,
         ("--device=cpu", "--model=resnet-tiny", "--image-size=32", "--batch-size=4"),
+    ),
+    Job(
+        "equal-runs",
+        (
+            *("benchmarks/compare_equal.py", "--runs", "4", "--repeats", "3", "--"),
+            *("--model=gpt2", "--precision=bf16", "--batch-size=16", "--steps=60", "--logging.graph=false"),
+        ),
+        "runs that are all alike against each other: how often they are called different here",
+        150,
+        ("--device=cpu", "--model=gpt2-tiny", "--performance.cpu_threads=1", "--steps=10", "--training.warmup_steps=2"),
     ),
     Job(
         "resnet50-compile",

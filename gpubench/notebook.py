@@ -1,17 +1,18 @@
 """What is added to a run directory when the run is over: its noise on record, and a page that says what was learned."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpubench import runs
-from gpubench.comparison import noise
-from gpubench.comparison.compare import compare
+from gpubench.comparison import comparability, noise
+from gpubench.comparison.compare import compare, null
 from gpubench.comparison.evidence import RunEvidence, Side, open_run
 from gpubench.comparison.result import Comparisons
-from gpubench.comparison.verdicts import DEFAULT_MARGIN
 from gpubench.errors import GpubenchError, RunDirectoryError
 from gpubench.report.page import run_page
+
+REMEMBERED = 20  # runs that a new one is laid beside
 
 log = logging.getLogger("gpubench.notebook")
 
@@ -26,10 +27,11 @@ def write_up(path: Path) -> None:
     except RunDirectoryError:
         return
     try:
-        if run.repeats > 1:
-            directed = [metric for metric in run.metrics.values() if metric.better]
-            noise.write(noise.learn(Side(run.label, (run,)), directed, DEFAULT_MARGIN, "repeats"), path)
-        runs.write_document(path / runs.REPORT, page(run))
+        earlier = list(before(run))
+        alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
+        if sum(one.repeats for one in alike.runs) > 1:
+            noise.write(null(alike), path)
+        runs.write_document(path / runs.REPORT, page(run, earlier[0] if earlier else None))
     except (OSError, GpubenchError) as error:
         log.warning("no report of %s: %s", path, error)
 
@@ -42,23 +44,26 @@ def judge_pair(paths: Sequence[Path], labels: Sequence[str]) -> Comparisons | No
         return None
 
 
-def page(run: RunEvidence) -> str:
+def page(run: RunEvidence, previous: RunEvidence | None) -> str:
     """The run's report, beginning with what is new since the previous run of its experiment."""
-    before = previous(run)
-    if before is None:
+    if previous is None:
         return run_page(run, None, None)
-    sides = [Side(one.label, (one,)) for one in (before, run)]
-    return run_page(run, compare(sides).comparisons[0], before)
+    sides = [Side(one.label, (one,)) for one in (previous, run)]
+    return run_page(run, compare(sides).comparisons[0], previous)
 
 
-def previous(run: RunEvidence) -> RunEvidence | None:
-    """The newest run before this one, in the same experiment and of the same command, that measured anything."""
+def before(run: RunEvidence) -> Iterator[RunEvidence]:
+    """The last runs before this one in the same experiment that are of the same command and read, newest first."""
     older = [path for path in run.path.parent.iterdir() if path.name < run.path.name and (path / runs.RUN).is_file()]
-    for path in sorted(older, key=lambda path: path.name, reverse=True):
+    for path in sorted(older, key=lambda path: path.name, reverse=True)[:REMEMBERED]:
         try:
             found = open_run(path)
         except RunDirectoryError:
             continue
         if found.record and run.record and found.record.command == run.record.command:
-            return found
-    return None
+            yield found
+
+
+def unlike(run: RunEvidence, other: RunEvidence) -> bool:
+    """Whether anything but how long it was measured sets two runs apart."""
+    return any(difference.kind != "protocol" for difference in comparability.differences(run, other))

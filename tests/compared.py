@@ -29,6 +29,7 @@ def verdict(metric: str = "step_time", **changes: Any) -> Verdict:
         "ratio": 1.031,
         "interval": (1.026, 1.037),
         "margin": 0.005,
+        "limit": 0.005,
         "noise_floor": 0.012,
         "resolvable": 0.009,
         "level": "repeat",

@@ -327,12 +327,14 @@ def test_json_holds_every_number_and_reason_and_no_nan() -> None:
 
 
 def learned(*metrics: NullMetric, margin: float = 0.005) -> Noise:
-    return Noise(2, "null", {}, {}, ["a", "b"], margin, 0.95, list(metrics))
+    return Noise(2, {}, {}, ["a", "b"], margin, 0.95, list(metrics))
 
 
 def null_metric(metric: str, **changes: Any) -> NullMetric:
     known: dict[str, Any] = {
-        "unit": "s", "units": 8, "spread": 0.021, "within": 0.004, "noise_floor": 0.07, "per_side": 4, "splits": 35,
+        "unit": "s", "level": "repeat", "units": 8,
+        "spread": 0.021, "within": 0.004, "noise_floor": 0.07, "per_side": 4,
+        "splits": 35,
         "false_verdicts": 0.0, "resolvable": 0.05, "single_splits": 28, "single_false_verdicts": 0.61,
     }  # fmt: skip
     return NullMetric(metric=metric, **(known | changes))

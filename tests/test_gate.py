@@ -155,20 +155,13 @@ def test_where_nothing_tells_the_noise_there_is_no_outcome() -> None:
     assert result.worsening == pytest.approx(0.031)
 
 
-@pytest.mark.parametrize(
-    ("known", "limit"),
-    [
-        ({"level": "step", "units": (1, 1)}, 0.04),
-        ({"level": "repeat", "units": (1, 6)}, 0.04),
-        ({"level": "repeat", "units": (6, 6)}, 0.02),
-    ],
-)
-def test_the_noise_floor_counts_where_a_side_stands_alone(known: dict[str, Any], limit: float) -> None:
-    assert gated("step_time>2%", judged(noise_floor=0.04, **known)).limit == limit
+@pytest.mark.parametrize(("raised", "limit"), [(0.04, 0.04), (0.01, 0.02), (0.005, 0.02)])
+def test_a_limit_that_noise_raised_holds_for_the_gate_too(raised: float, limit: float) -> None:
+    assert gated("step_time>2%", judged(limit=raised)).limit == limit
 
 
 def test_what_drowns_in_noise_can_fail_and_cannot_pass() -> None:
-    alone: dict[str, Any] = {"level": "step", "units": (1, 1), "noise_floor": 0.04}
+    alone: dict[str, Any] = {"level": "step", "units": (1, 1), "limit": 0.04}
     assert gated("step_time>2%", judged(ratio=1.001, **alone)).outcome == "inconclusive"
     assert gated("step_time>2%", judged(ratio=1.031, **alone)).outcome == "inconclusive"
     assert gated("step_time>2%", judged(ratio=1.06, **alone)).outcome == "regressed"
@@ -176,7 +169,7 @@ def test_what_drowns_in_noise_can_fail_and_cannot_pass() -> None:
 
 
 def test_a_noise_floor_beyond_everything_passes_nothing() -> None:
-    drowned = judged("throughput", 0.99, better="higher", level="step", units=(1, 1), noise_floor=1.5)
+    drowned = judged("throughput", 0.99, better="higher", level="step", units=(1, 1), limit=1.5)
     assert gated("throughput>2%", drowned).outcome == "inconclusive"
 
 

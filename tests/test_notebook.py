@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recorded_runs import write_run
 from running import TINY, Finished, gpubench
 
 from gpubench import notebook, runs
@@ -35,7 +36,7 @@ def test_every_run_records_what_the_model_turned_out_to_be(pair: Finished) -> No
 
 def test_the_noise_of_the_repeats_is_on_record(pair: Finished) -> None:
     noise = json.loads((pair.runs[0] / runs.NOISE).read_text())
-    assert noise["source"] == "repeats"
+    assert noise["runs"] == [pair.runs[0].name]
     assert noise["machine"]["host.name"]
     step_time = next(entry for entry in noise["metrics"] if entry["metric"] == "step_time")
     assert step_time["units"] == 2
@@ -67,3 +68,15 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(
     (path / runs.REPORT).mkdir()
     notebook.write_up(path)
     assert "no report" in caplog.text
+
+
+def test_equal_runs_of_an_experiment_teach_each_other_how_runs_differ(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, "same", repeats=2) for _ in range(4)]
+    notebook.write_up(paths[2])
+    notebook.write_up(paths[3])
+    third, fourth = (json.loads((path / runs.NOISE).read_text()) for path in paths[2:])
+    assert fourth["runs"] == [path.name for path in (paths[3], *reversed(paths[:3]))]
+    levels = [
+        [entry["level"] for entry in noise["metrics"] if entry["metric"] == "step_time"] for noise in (third, fourth)
+    ]
+    assert levels == [["repeat"], ["run"]]

@@ -161,7 +161,8 @@ def run_of(
 def verdict_of(metric: str, outcome: Outcome, ratio: float | None, text: str) -> Verdict:
     return Verdict(
         metric=metric, unit="s", better="lower", verdict=outcome, leaning="slower", baseline=0.1, candidate=0.103,
-        ratio=ratio, interval=(ratio * 0.995, ratio * 1.005) if ratio else None, margin=0.005, noise_floor=0.002,
+        ratio=ratio, interval=(ratio * 0.995, ratio * 1.005) if ratio else None, margin=0.005, limit=0.005,
+        noise_floor=0.002,
         resolvable=0.01, level="repeat", units=(3, 3), effective_n=(31.0, None), more_repeats=4, method=text,
         reason=text,
     )  # fmt: skip

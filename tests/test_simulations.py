@@ -8,6 +8,7 @@ import pytest
 from simulated import Weather, side_of
 
 from gpubench.comparison import noise
+from gpubench.comparison.evidence import Side
 from gpubench.comparison.result import Verdict
 from gpubench.comparison.verdicts import Circumstances, judge
 
@@ -97,7 +98,7 @@ def test_twice_the_resolvable_change_is_found(units: int) -> None:
     found = []
     for _ in range(40):  # the resolvable change is itself learned from few repeats
         side = weather.side(rng, units)
-        entry = noise.learn(side, list(side.runs[0].metrics.values()), 0.005, "null").metrics[0]
+        entry = noise.learn(side, list(side.runs[0].metrics.values()), 0.005).metrics[0]
         assert entry.resolvable
         found += [
             compare(weather, (entry.per_side, entry.per_side), 1 + 2 * entry.resolvable, rng).verdict == "slower"
@@ -109,9 +110,7 @@ def test_twice_the_resolvable_change_is_found(units: int) -> None:
 def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:
     rng = np.random.default_rng(3)
     quiet, rough = (Weather(steps=198, offset=offset).side(rng, 8) for offset in (0.0, 0.01))
-    entries = [
-        noise.learn(side, list(side.runs[0].metrics.values()), 0.005, "null").metrics[0] for side in (quiet, rough)
-    ]
+    entries = [noise.learn(side, list(side.runs[0].metrics.values()), 0.005).metrics[0] for side in (quiet, rough)]
     assert entries[0].single_false_verdicts == 0
     assert entries[1].single_false_verdicts
     assert entries[1].single_false_verdicts > 0.3
@@ -126,6 +125,26 @@ def test_a_single_run_within_the_noise_floor_of_many_gets_no_verdict() -> None:
     for _ in range(300):
         many, one = weather.side(rng, 5), side_of([weather.repeat(rng)])
         verdict = judge(many.runs[0].metrics["step_time"], many, one, Circumstances()).verdict
-        assert verdict.noise_floor == verdict.margin
+        assert verdict.noise_floor == verdict.limit
+        assert verdict.verdict != "equivalent"
         changed += verdict.verdict in CHANGES
     assert changed / 300 <= 0.05
+
+
+def test_equal_runs_on_record_keep_the_weather_between_runs_from_being_taken_for_a_change() -> None:
+    rng = np.random.default_rng(13)
+    weather = Weather(offset=0.003)
+
+    def run() -> Side:
+        return weather.side(rng, 3, slowdown=1 + 0.03 * rng.standard_normal())
+
+    changed = {"with": 0, "without": 0}
+    for _ in range(300):
+        equal = Side("equal", tuple(run().runs[0] for _ in range(5)))
+        metric = equal.runs[0].metrics["step_time"]
+        record = noise.learn(equal, [metric], 0.005).metrics
+        baseline, candidate = run(), run()
+        changed["with"] += judge(metric, baseline, candidate, Circumstances(noise=record)).verdict.verdict in CHANGES
+        changed["without"] += judge(metric, baseline, candidate, Circumstances()).verdict.verdict in CHANGES
+    assert changed["with"] / 300 <= 0.05
+    assert changed["without"] / 300 > 0.5

@@ -58,7 +58,7 @@ def null(side: Side, *, margin: float = DEFAULT_MARGIN, metrics: Sequence[str] =
         raise UsageError(
             f"{side.label} has one repeat: nothing to learn noise from", "measure with --repeats 4 or more"
         )
-    return noise.learn(side, _wanted(side.runs[0].metrics, metrics), margin, "null")
+    return noise.learn(side, _wanted(side.runs[0].metrics, metrics), margin)
 
 
 def _compare(

@@ -153,7 +153,9 @@ def nearest(wanted: str, names: Sequence[str]) -> str:
 
 
 def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:
-    verdict, limit = judged.verdict, max(condition.limit, _floor(judged.verdict))
+    verdict = judged.verdict
+    floor = verdict.limit if verdict.limit > verdict.margin else 0.0
+    limit = max(condition.limit, floor)
     worsening, beyond, within = _test(verdict, judged.ratio, limit)
     # What was asked drowns in noise where the floor raised the limit: it can still fail, and cannot pass.
     return _Trial(condition, candidate, verdict, limit, worsening, beyond, within if limit == condition.limit else None)
@@ -172,12 +174,6 @@ def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | 
     edge = math.log1p(sign * limit) if sign * limit > -1 else -math.inf
     t = sign * (math.log(ratio.estimate) - edge) / ratio.error.size
     return worsening, float(stdtr(ratio.error.df, -t)), float(stdtr(ratio.error.df, t))
-
-
-def _floor(verdict: Verdict) -> float:
-    """The noise floor where it counts: a single repeat, or the steps of one, cannot show how repeats differ."""
-    alone = verdict.level == "step" or 1 in verdict.units
-    return (verdict.noise_floor or 0.0) if alone else 0.0
 
 
 def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: bool) -> GateResult:

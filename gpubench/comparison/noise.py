@@ -1,12 +1,13 @@
 """How much a workload's figures vary on a machine where nothing was changed, and what can be told from that."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from gpubench import inference, runs
 from gpubench.comparison.evidence import RunEvidence, Side
@@ -16,17 +17,19 @@ from gpubench.inference import Error, Sample, Steps
 from gpubench.metrics import Metric
 from gpubench.runs import NOISE
 
+Edges = NDArray[np.float64]
+
+SPLIT = 4  # runs or repeats that can be split into two halves with a spread each
 SPLITS = 200
 MACHINE = ("host.name", "cpu.model", "gpus")
 
 
-def learn(side: Side, metrics: Sequence[Metric], margin: float, source: str) -> Noise:
+def learn(side: Side, metrics: Sequence[Metric], margin: float) -> Noise:
     """The noise of the runs of one side, which all did the same."""
     found = [_learn(side, metric, margin) for metric in metrics]
     first = side.runs[0]
     return Noise(
         schema_version=runs.SCHEMA_VERSION,
-        source="null" if source == "null" else "repeats",
         workload=first.workload,
         machine=machine(first),
         runs=[run.label for run in side.runs],
@@ -51,12 +54,12 @@ def recall(run: RunEvidence) -> Noise | None:
 
 
 def on_record(baseline: Side, candidate: Side) -> list[NullMetric]:
-    """The recorded noise that holds for both sides: learned with one of their runs, on the machine of both."""
+    """The recorded noise that holds for both sides, of most runs first: learned with one of them, on their machine."""
     machines = [machine(side.runs[0]) for side in (baseline, candidate)]
-    found = [recall(run) for run in (baseline.runs[0], candidate.runs[0]) if run.record]
+    found = [recall(run) for side in (baseline, candidate) for run in side.runs[:1] if run.record]
     fitting = [noise for noise in found if noise and noise.machine == machines[0] == machines[1]]
-    widest = sorted(fitting, key=lambda noise: len(noise.runs), reverse=True)
-    return [entry for noise in widest for entry in noise.metrics]
+    ranked = sorted(fitting, key=lambda noise: len(noise.runs), reverse=True)
+    return [entry for noise in ranked for entry in noise.metrics]
 
 
 def write(noise: Noise, path: Path) -> None:
@@ -65,44 +68,40 @@ def write(noise: Noise, path: Path) -> None:
 
 
 def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
-    sample = _every_unit(side, metric.name)
-    if sample is None or sample.n < 2 or sample.mean <= 0:
+    between_runs = len(side.runs) >= SPLIT
+    sample = sample_of(side, metric.name) if between_runs else _all_repeats(side, metric.name)
+    unit_spread = inference.spread(sample) if sample else None
+    if sample is None or unit_spread is None:
         return None
-    unit_spread = inference.spread(sample)
-    assert unit_spread is not None
-    per_side = sample.n // 2 if sample.n >= 4 else 1
-    halves = list(_splits(sample, per_side)) if per_side > 1 else []
-    singles = list(_splits(sample, 1)) if sample.steps else []
-    edges = _edges(sample, halves)
-    single_edges = _edges(sample, singles)
+    per_side = max(2, sample.n // 2)
+    halves = _edges(_splits(sample, per_side)) if sample.n >= SPLIT else np.empty((0, 2))
+    singles = _edges(_splits(sample, 1)) if sample.steps else np.empty((0, 2))
     band = math.log1p(margin)
-    error = Error(unit_spread * math.sqrt(2 / max(2, per_side)), 2 * max(2, per_side) - 2)
     return NullMetric(
         metric=metric.name,
         unit=metric.unit,
+        level="run" if between_runs else "repeat",
         units=sample.n,
         spread=unit_spread,
         within=_within(sample),
         noise_floor=inference.noise_floor(unit_spread, sample.n - 1, 1, 1),
-        per_side=max(2, per_side),
+        per_side=per_side,
         splits=len(halves),
-        false_verdicts=_false_verdicts(edges, band),
-        resolvable=_found_with_power(edges, band) if halves else inference.resolvable(error, margin),
+        false_verdicts=_false_verdicts(halves, band),
+        resolvable=_found_with_power(halves, band) if len(halves) else _expected(unit_spread, per_side, margin),
         single_splits=len(singles),
-        single_false_verdicts=_false_verdicts(single_edges, band),
+        single_false_verdicts=_false_verdicts(singles, band),
     )
 
 
-def _every_unit(side: Side, metric: str) -> Sample | None:
-    """Runs, if there are enough of them to be split; else the repeats of all runs, as if of one."""
-    if len(side.runs) >= 4 or len(side.runs) == 1:
-        return sample_of(side, metric)
-    samples = [sample_of(Side(run.label, (run,)), metric) for run in side.runs]
-    known = [sample for sample in samples if sample]
-    if len(known) < len(samples):
+def _all_repeats(side: Side, metric: str) -> Sample | None:
+    """The repeats of all runs, as if of one; None where a run lacks the metric."""
+    found = [sample_of(Side(run.label, (run,)), metric) for run in side.runs]
+    samples = [sample for sample in found if sample]
+    if len(samples) < len(found):
         return None
-    steps: list[Sequence[Steps]] = [unit for sample in known for unit in sample.steps or ()]
-    units = np.concatenate([sample.units for sample in known])
+    steps: list[Sequence[Steps]] = [unit for sample in samples for unit in sample.steps or ()]
+    units = np.concatenate([sample.units for sample in samples])
     return Sample(units, steps if len(steps) == len(units) else None, inverse=metric in RATES)
 
 
@@ -123,20 +122,25 @@ def _part(sample: Sample, indices: Sequence[int]) -> Sample:
     return Sample(sample.units[list(indices)], steps, sample.inverse)
 
 
-def _edges(sample: Sample, splits: Sequence[tuple[Sample, Sample]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:
     """Logarithms of both ends of each split's interval, (splits, 2)."""
     found = [inference.ratio(*split) for split in splits]
     return np.log([ratio.interval for ratio in found if ratio]).reshape(-1, 2)
 
 
-def _false_verdicts(edges: np.ndarray[Any, np.dtype[np.float64]], band: float) -> float | None:
+def _false_verdicts(edges: Edges, band: float) -> float | None:
     return float(np.mean((edges[:, 0] > band) | (edges[:, 1] < -band))) if len(edges) else None
 
 
-def _found_with_power(edges: np.ndarray[Any, np.dtype[np.float64]], band: float) -> float:
+def _found_with_power(edges: Edges, band: float) -> float:
     """The change, up or down, that would have moved POWER of the intervals wholly out of the band."""
     needed = np.concatenate([band - edges[:, 0], band + edges[:, 1]])
     return float(np.expm1(np.quantile(needed, inference.POWER)))
+
+
+def _expected(unit_spread: float, per_side: int, margin: float) -> float:
+    """The change that so many units a side should find, where there are too few to try."""
+    return inference.resolvable(Error(unit_spread * math.sqrt(2 / per_side), 2 * per_side - 2), margin)
 
 
 def _within(sample: Sample) -> float | None:

@@ -65,13 +65,16 @@ class Verdict(Struct, frozen=True, kw_only=True):
     margin: float
     """Half-width of the band around 1 within which a change does not matter, as a fraction."""
     noise_floor: float | None = None
-    """Smallest relative difference that so many repeats a side can tell from noise."""
+    """Relative difference that noise alone can make between such sides: of as many repeats from their own spread, of
+    single runs from that of equal runs on record."""
+    limit: float
+    """What a change has to exceed: the margin, or the noise floor where the interval does not know of that noise."""
     resolvable: float | None = None
     """Smallest relative change that this many repeats would find with 80 % power."""
     level: Level | None = None
     """Whose variation the interval rests on."""
     units: tuple[int, int] = (0, 0)
-    """How many runs, repeats or steps that is, on each side."""
+    """How many runs or repeats there are on each side."""
     effective_n: tuple[float | None, float | None] = (None, None)
     """Independent steps' worth on each side."""
     paired: bool = False
@@ -177,16 +180,18 @@ class NullMetric(Struct, frozen=True, kw_only=True):
 
     metric: str
     unit: str
+    level: Literal["run", "repeat"]
+    """Whose spread this is: of runs from four on, else of the repeats of all runs."""
     units: int
-    """Repeats (or runs) it was learned from."""
+    """How many of them it was learned from."""
     spread: float
     """Standard deviation between them."""
     within: float | None
     """Standard error that the steps inside one of them leave, autocorrelation counted; None where it has no steps."""
     noise_floor: float
-    """Smallest difference that one repeat against one can tell from noise: t x spread x sqrt(2)."""
+    """Difference that noise alone can make between two of them: t x spread x sqrt(2)."""
     per_side: int
-    """Repeats on each side of a split."""
+    """Of them on each side of a split."""
     splits: int
     false_verdicts: float | None
     """Fraction of the random A/A splits that were called a change; None where there are too few repeats to split."""
@@ -201,8 +206,6 @@ class Noise(Struct, frozen=True):
     """The content of noise.json: what this workload's figures are worth on this machine."""
 
     schema_version: int
-    source: Literal["repeats", "null"]
-    """One run's own repeats, or `compare --null` over several runs."""
     workload: dict[str, Any]
     machine: dict[str, Any]
     runs: list[str]

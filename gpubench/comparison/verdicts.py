@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpubench import inference
+from gpubench import inference, units
 from gpubench.comparison.comparability import Normalisation, normalise
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.result import Level, NullMetric, Outcome, Verdict
@@ -38,7 +38,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The samples of one metric on both sides, and how its units vary."""
+    """The samples of one metric on both sides, and how their units vary."""
 
     metric: Metric
     ours: Sample
@@ -46,14 +46,19 @@ class _Evidence:
     paired: bool
     unit_spread: tuple[float, int] | None
     """Relative, with its degrees of freedom: from the units themselves, or else from the record."""
-
-    @property
-    def alone(self) -> bool:
-        return min(self.ours.n, self.theirs.n) == 1
+    between_runs: NullMetric | None
+    """How equal runs differ, where the sides are single runs and their repeats cannot tell."""
 
     @property
     def floor(self) -> float | None:
+        if self.between_runs:
+            return self.between_runs.noise_floor
         return inference.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n) if self.unit_spread else None
+
+    def limit(self, margin: float) -> float:
+        """What a change has to exceed."""
+        blind = self.between_runs or min(self.ours.n, self.theirs.n) == 1
+        return max(margin, self.floor or 0.0) if blind else margin
 
     def ratio(self) -> Ratio | None:
         if found := inference.ratio(self.ours, self.theirs, paired=self.paired):
@@ -68,11 +73,11 @@ class _Evidence:
 def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circumstances) -> Judged:
     """The verdict on one metric that every run of both sides has."""
     evidence = _gather(metric, baseline, candidate, circumstances.noise)
-    ours, theirs, floor = evidence.ours, evidence.theirs, evidence.floor
-    margin = max(circumstances.margin, floor or 0.0) if evidence.alone else circumstances.margin
+    ours, theirs, margin = evidence.ours, evidence.theirs, circumstances.margin
+    limit = evidence.limit(margin)
     scale = normalise(metric.name, metric.unit, baseline, candidate)
     found = _scaled(evidence.ratio(), scale)
-    outcome, leaning, reason = _outcome(evidence, found, margin)
+    outcome, leaning, reason = _outcome(evidence, found, margin, limit)
     if doubt := circumstances.rejected.get(leaning or outcome):
         outcome, leaning, reason = "rejected", None, doubt
     if withheld := circumstances.withheld or scale.withheld:
@@ -89,8 +94,9 @@ def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
         ratio=found.estimate if found else _bare_ratio(ours.mean / scale.baseline, theirs.mean / scale.candidate),
         interval=found.interval if found else None,
         margin=margin,
-        noise_floor=floor,
-        resolvable=inference.resolvable(found.error, margin) if found else None,
+        noise_floor=evidence.floor,
+        limit=limit,
+        resolvable=inference.resolvable(found.error, limit) if found else None,
         level=level,
         units=(ours.n, theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
@@ -112,11 +118,13 @@ def words(better: Better | None, unit: str, ratio: float) -> Outcome:
 def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[NullMetric]) -> _Evidence:
     paired = interleaved(baseline, candidate)
     ours, theirs = samples_of(baseline, candidate, metric.name)
+    recorded = next((entry for entry in noise if entry.metric == metric.name), None)
     unit_spread = inference.pooled_spread(ours, theirs, paired=paired)
-    if unit_spread is None:
-        recorded = next((entry for entry in noise if entry.metric == metric.name), None)
-        unit_spread = (recorded.spread, recorded.units - 1) if recorded else None
-    return _Evidence(metric, ours, theirs, paired, unit_spread)
+    if unit_spread is None and recorded:
+        unit_spread = recorded.spread, recorded.units - 1
+    single = not paired and len(baseline.runs) == len(candidate.runs) == 1
+    between_runs = recorded if recorded and recorded.level == "run" and single else None
+    return _Evidence(metric, ours, theirs, paired, unit_spread, between_runs)
 
 
 def _scaled(found: Ratio | None, scale: Normalisation) -> Ratio | None:
@@ -132,16 +140,20 @@ def _bare_ratio(ours: float, theirs: float) -> float | None:
     return theirs / ours if ours > 0 else None
 
 
-def _outcome(evidence: _Evidence, found: Ratio | None, margin: float) -> tuple[Outcome, Outcome | None, str | None]:
+def _outcome(
+    evidence: _Evidence, found: Ratio | None, margin: float, limit: float
+) -> tuple[Outcome, Outcome | None, str | None]:
     """The verdict, where it leans, and why there is none."""
     metric = evidence.metric
     if found is None:
         return _without_ratio(evidence)
     low, high = found.interval
-    if low > 1 + margin or high < 1 / (1 + margin):  # the band is symmetric in the logarithm: rate or time, one verdict
+    if low > 1 + limit or high < 1 / (1 + limit):  # the band is symmetric in the logarithm: rate or time, one verdict
         return words(metric.better, metric.unit, found.estimate), None, None
-    if low >= 1 / (1 + margin) and high <= 1 + margin:
+    if limit <= margin and low >= 1 / (1 + margin) and high <= 1 + margin:
         return "equivalent", None, None
+    if limit > margin:
+        return "inconclusive", None, f"not beyond the noise floor of {units.percent(limit)}"
     leaning = words(metric.better, metric.unit, found.estimate) if low > 1 or high < 1 else None
     return "inconclusive", leaning, None
 
@@ -159,9 +171,9 @@ def _without_ratio(evidence: _Evidence) -> tuple[Outcome, Outcome | None, str | 
 
 
 def _more_repeats(evidence: _Evidence, found: Ratio | None, margin: float) -> int | None:
-    if found is None or evidence.unit_spread is None:
+    if found is None or evidence.unit_spread is None or evidence.between_runs:
         return None
-    needed = inference.repeats_for(abs(math.expm1(abs(math.log(found.estimate)))), evidence.unit_spread[0], margin)
+    needed = inference.repeats_for(math.expm1(abs(math.log(found.estimate))), evidence.unit_spread[0], margin)
     return None if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
 
 
@@ -180,7 +192,7 @@ def _method(evidence: _Evidence, level: Level | None) -> str:
         return "moving-block bootstrap of steps"
     if evidence.paired:
         return "Student's t over interleaved pairs of repeats"
-    if evidence.alone:
+    if min(evidence.ours.n, evidence.theirs.n) == 1:
         return f"Student's t; a single {level} taken to vary as the others do"
     return f"Welch's t over {level}s"
 

@@ -39,10 +39,12 @@ def _sentence(verdict: Verdict, baseline: str, candidate: str) -> str:
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
         settles = f"; {to_settle(verdict)}" if verdict.more_repeats else ""
-        return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{leans}{settles}"
+        why = f", {clean(verdict.reason)}" if verdict.reason else ""
+        return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}{settles}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"
-    return f"{candidate} {_established(verdict, verdict.ratio, baseline)}, beyond the {margin} margin"
+    limit = f"{margin} margin" if verdict.limit <= verdict.margin else f"noise floor of {units.percent(verdict.limit)}"
+    return f"{candidate} {_established(verdict, verdict.ratio, baseline)}, beyond the {limit}"
 
 
 def _measured(verdict: Verdict) -> str:

@@ -39,7 +39,8 @@ def headline(noise: Noise) -> str:
     if leading is None:
         return "nothing to learn from: no metric was measured often enough"
     runs = phrases.counted(len(noise.runs), "run")
-    sentence = f"{leading.units} repeats of {runs}: {phrases.metric(leading.metric)} varies by"
+    whose = runs if leading.level == "run" else f"{phrases.counted(leading.units, 'repeat')} of {runs}"
+    sentence = f"{whose}: {phrases.metric(leading.metric)} varies by"
     sentence += f" {units.percent(leading.spread)} where nothing was changed"
     if leading.resolvable is None:
         return sentence
@@ -61,10 +62,11 @@ def cells(metric: NullMetric) -> dict[str, str]:
 
 def caption(noise: Noise) -> str:
     leading = _leading(noise.metrics)
-    splits = f"{leading.per_side} against {leading.per_side} repeats" if leading and leading.splits else "no splits"
+    unit = leading.level if leading else "repeat"
+    splits = f"{leading.per_side} against {leading.per_side} {unit}s" if leading and leading.splits else "no splits"
     return (
-        f"spread: standard deviation between repeats; within: standard error that a repeat's steps leave; noise floor:"
-        f" one repeat against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
+        f"spread: standard deviation between {unit}s; within: standard error that a repeat's steps leave; noise floor:"
+        f" one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
         f" {units.percent(noise.margin)}; resolvable: found with 80 % power"
     )
 
