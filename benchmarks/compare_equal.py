@@ -22,7 +22,7 @@ from overhead import print_table
 from scipy.stats import mannwhitneyu
 
 from gpubench import units
-from gpubench.comparison.compare import null
+from gpubench.comparison.compare import null, only
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import NullMetric
 from gpubench.comparison.sides import find
@@ -42,7 +42,7 @@ def main() -> None:
             print(f"run {number + 1} of {arguments.runs}", file=sys.stderr, flush=True)
             measure(Path(folder), arguments.repeats, arguments.options or DEFAULTS)
         (group,), _ = find(["train-bench"], Path(folder))
-        learned = null(group, metrics=[METRIC]).metrics[0]
+        learned = only(null(group), [METRIC]).metrics[0]
         runs, repeats = group.runs, [single(run, index) for run in group.runs for index in range(run.repeats)]
         rows = [
             ["compared", "pairs", "called different", "equivalent", "inconclusive"],
@@ -105,8 +105,8 @@ def sentence(learned: NullMetric) -> str:
     """What --null says of the step time."""
     resolvable = "not known" if learned.resolvable is None else units.percent(learned.resolvable)
     return (
-        f"{learned.level.capitalize()}s differ by {units.percent(learned.spread)}; noise alone can set two of them apart "
-        f"by {units.percent(learned.noise_floor)}; {learned.per_side} against {learned.per_side} resolve {resolvable}."
+        f"{learned.level.capitalize()}s differ by {units.percent(learned.spread)}; noise alone can set two apart by "
+        f"{units.percent(learned.noise_floor)}; {learned.per_side} against {learned.per_side} resolve {resolvable}."
     )
 
 

@@ -10,6 +10,8 @@ from gpubench.errors import RunFailed, UsageError
 
 def write(text: str, hint: str) -> None:
     """The result, on stdout. A reader that had enough is no error; a full disk is, and `hint` is the way round it."""
+    if sys.stdout is None:  # closed before Python began
+        raise RunFailed("cannot write to stdout: it is closed", hint)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -28,13 +30,27 @@ def check_file(path: Path, option: str) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Written aside and renamed, so that nobody ever reads half of it. Raises RunFailed if it cannot be."""
-    aside = path.with_name(f".{path.name}.tmp")
+    """Written aside and renamed, so that nobody ever reads half of it. Raises RunFailed if it cannot be.
+
+    A link stays one: what it points at is replaced. A pipe or a device is written to and stays what it is.
+    """
+    target = Path(os.path.realpath(path))
     try:
-        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        aside.replace(path)
+        if target.is_symlink() or (path.exists() and not target.is_file()):
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        else:
+            _replace(target, text)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise RunFailed(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that can be written"
         ) from None
+
+
+def _replace(target: Path, text: str) -> None:
+    aside = target.with_name(f".{target.name}.tmp")
+    try:
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        aside.replace(target)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

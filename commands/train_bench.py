@@ -86,7 +86,7 @@ def train_bench(
     runs = [base, base.with_overrides(parse_assignments(vs), "--vs")] if vs else [base]
     runs = [completed(run) for run in runs]  # before any run directory is made: it may refuse
     if print_config:
-        sys.stdout.write("---\n".join(run.to_yaml() for run in runs))
+        output.write("---\n".join(run.to_yaml() for run in runs), "gpubench train-bench --print-config > FILE")
         return
 
     from gpubench import benchmark, notebook

@@ -46,8 +46,6 @@ class Sample:
     """One estimate per independent unit: a repeat, or a run where there are several."""
     steps: Sequence[Sequence[Steps]] | None = None
     """For each unit the step series of its repeats; None where the metric has none, or they are not worth reading."""
-    inverse: bool = False
-    """The estimate is a rate, so it goes with 1 / the mean of the steps."""
 
     @property
     def n(self) -> int:
@@ -106,6 +104,12 @@ def ratio(baseline: Sample, candidate: Sample, *, paired: bool = False) -> Ratio
     return None
 
 
+def inverse(ratio: Ratio) -> Ratio:
+    """Of the rates, given that of the times."""
+    low, high = ratio.interval
+    return Ratio(1 / ratio.estimate, (1 / high, 1 / low), ratio.error, ratio.over_units)
+
+
 def student(estimate: float, error: Error) -> Ratio:
     """A ratio with Student's interval of its logarithm."""
     factor = math.exp(error.half_width())
@@ -113,7 +117,7 @@ def student(estimate: float, error: Error) -> Ratio:
 
 
 def difference(baseline: Sample, candidate: Sample, *, paired: bool = False) -> tuple[float, float] | None:
-    """95 % interval of candidate - baseline in their unit, by the same rules; None where nothing tells its width.
+    """95 % interval of candidate - baseline in their unit, by Welch's rule; None where nothing tells its width.
 
     Errors of both means are absolute here, so that a mean of 0, a phase that one side lacks, is as good as any.
     """
@@ -165,14 +169,15 @@ def resolvable(error: Error, margin: float) -> float:
     return float(np.expm1(np.log1p(margin) + error.half_width() + float(stdtrit(error.df, POWER)) * error.size))
 
 
-def repeats_for(change: float, unit_spread: float, margin: float) -> int | None:
-    """Units a side after which a change of this size should have its verdict; None beyond MOST_REPEATS.
+def repeats_for(change: float, unit_spread: float, margin: float, *, paired: bool = False) -> int | None:
+    """Units a side after which a change of this size has its verdict in POWER of all cases; None beyond MOST_REPEATS.
 
-    `change` is |ratio - 1|. The interval's half-width has to shrink below its distance from the edge of the margin.
+    `change` is |ratio - 1|. The interval, and the estimate's own scatter, have to fit between it and the margin's edge.
     """
     gap = abs(abs(np.log1p(change)) - np.log1p(margin))
     n = np.arange(2, MOST_REPEATS + 1)
-    enough = np.flatnonzero(stdtrit(2 * n - 2, _TAILS[1]) * unit_spread * np.sqrt(2 / n) < gap)
+    df = n - 1 if paired else 2 * n - 2
+    enough = np.flatnonzero((stdtrit(df, _TAILS[1]) + stdtrit(df, POWER)) * unit_spread * np.sqrt(2 / n) < gap)
     return int(n[enough[0]]) if len(enough) else None
 
 
@@ -252,5 +257,5 @@ def _resampled_means(side: Sample, rng: np.random.Generator) -> Series:
     for unit, repeats in zip(side.units, side.steps, strict=True):
         for repeat in repeats:
             relative = stats.block_resample(repeat.values, RESAMPLES, rng) / repeat.values.mean()
-            total += float(unit) / len(repeats) * (1 / relative if side.inverse else relative)
+            total += float(unit) / len(repeats) * relative
     return total / side.n / side.mean

@@ -1,9 +1,10 @@
 """The two streams: results on stdout, everything else on stderr, as loud as the user asked."""
 
+import io
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -35,9 +36,9 @@ class Terminal:
     """Decides once what is shown where."""
 
     def __init__(self, quiet: bool, verbosity: int) -> None:
-        self.out = Console(highlight=False)
-        if not self.out.is_terminal and not os.environ.get("COLUMNS"):
-            self.out.width = PIPE_COLUMNS  # rich would cut a piped table to 80
+        self._out = Console(highlight=False)
+        if not self._out.is_terminal and not os.environ.get("COLUMNS"):
+            self._out.width = PIPE_COLUMNS  # rich would cut a piped table to 80
         self.err = Stream(stderr=True, highlight=False)
         self._quiet = quiet
         root = logging.getLogger("gpubench")
@@ -46,10 +47,21 @@ class Terminal:
         root.addHandler(_OnConsole(self.err, logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]))
 
     def render(self, show: Callable[..., None], *what: object) -> str:
-        """What `show` prints to a console given behind `what`, as stdout would have it."""
-        with self.out.capture() as captured:
-            show(*what, self.out)
-        return captured.get()
+        """What `show` prints to a console given behind `what`, as stdout would have it; stdout itself is left alone."""
+        text = io.StringIO()
+        colours: Any = self._out.color_system  # rich gives a name and takes a literal
+        show(
+            *what,
+            Console(
+                file=text,
+                width=self._out.width,
+                color_system=colours,
+                force_terminal=self._out.is_terminal,
+                no_color=self._out.no_color,
+                highlight=False,
+            ),
+        )
+        return text.getvalue()
 
     def view(self) -> "View":
         """The live view that suits: a table on a terminal, lines in a pipe, nothing with -q."""

@@ -1,9 +1,11 @@
 """Numbers as people read them."""
 
+import math
 from collections.abc import Callable
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+SMALLEST_PERCENT = 0.5e-4  # what four decimals show
 
 
 def seconds(value: float) -> str:
@@ -39,6 +41,29 @@ def size(value: float) -> str:
 
 def percent(value: float) -> str:
     return f"{value * 100:.1f} %" if abs(value) >= 0.0995 else f"{value * 100:.2g} %"
+
+
+def difference(fraction: float) -> str:
+    """A relative difference of either sign: in percent, and from 100 %, which nothing can fall by, as the factor."""
+    if fraction < 1:
+        return percent(fraction)
+    factor = 1 + fraction
+    return f"{factor:.1f} x" if factor < 10 else f"{factor:,.0f} x"
+
+
+def signed_percent(fraction: float, places: int | None = None) -> str:
+    """A change, with as many decimals as asked for, or to two digits and to tenths at least."""
+    change = fraction * 100
+    if places is None:
+        if abs(change) < SMALLEST_PERCENT:
+            return "+0 %"
+        places = min(4, max(1, 1 - math.floor(math.log10(abs(change)))))
+    return f"{change:+.{places}f} %"
+
+
+def signed_seconds(value: float) -> str:
+    """A change of a time."""
+    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
 
 
 def digits(value: float) -> str:

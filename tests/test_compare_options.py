@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from cli import complaint
 from compared import comparison, comparisons, verdict
 from running import Finished, environment
 
+from gpubench.commands import output
 from gpubench.comparison.result import Comparisons, GateResult
+from gpubench.errors import RunFailed
 from gpubench.report import page
+from gpubench.terminal import Terminal
 
 CommandLine = Callable[..., Finished]
 LOGS = ("--column", "ms", "--unit", "ms")
@@ -126,10 +130,15 @@ def test_runs_are_looked_up_where_train_bench_writes_them(
     [
         (["passed"], True, 0, ""),
         (["inconclusive"], False, 0, ""),
-        (["inconclusive"], True, 4, "undecided: step_time +3.1 % > 2 %\n"),
-        (["regressed"], False, 3, "regression: step_time +3.1 % > 2 %\n"),
-        (["inconclusive", "regressed", "passed"], True, 3, "regression: step_time +3.1 % > 2 %\n"),
-        (["regressed", "regressed"], True, 3, "regression: step_time +3.1 % > 2 %; step_time +3.1 % > 2 %\n"),
+        (["inconclusive"], True, 4, "undecided: step_time worse by 3.1 % > 2 %\n"),
+        (["regressed"], False, 3, "regression: step_time worse by 3.1 % > 2 %\n"),
+        (["inconclusive", "regressed", "passed"], True, 3, "regression: step_time worse by 3.1 % > 2 %\n"),
+        (
+            ["regressed", "regressed"],
+            True,
+            3,
+            "regression: step_time worse by 3.1 % > 2 %; step_time worse by 3.1 % > 2 %\n",
+        ),
     ],
 )
 def test_the_gate_decides_the_exit_code(
@@ -184,7 +193,7 @@ def test_logs_of_another_tool_are_compared(command_line: CommandLine, logs: Path
     done = command_line("compare", "base", "slower", *LOGS, "--fail-on", "ms>5%")
     assert done.code == 3, done
     assert re.match(r"slower is (9|10)\.\d+ % slower than base in ms \(95 % interval ", done.stdout), done.stdout
-    assert re.fullmatch(r"regression: ms \+\S+ % > 5 %\n", done.stderr), done.stderr
+    assert re.fullmatch(r"regression: ms worse by \S+ % > 5 %\n", done.stderr), done.stderr
 
 
 def test_the_same_logs_give_the_same_document_twice(command_line: CommandLine, logs: Path) -> None:
@@ -240,23 +249,94 @@ def test_a_reader_that_leaves_changes_no_exit_code(logs: Path) -> None:
     )
     os.close(writing)
     assert done.returncode == 3
-    assert re.fullmatch(r"regression: ms \+\S+ % > 5 %\n", done.stderr), done.stderr
+    assert re.fullmatch(r"regression: ms worse by \S+ % > 5 %\n", done.stderr), done.stderr
+
+
+def with_stdout(logs: Path, redirected: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpubench", "compare", "base", "slower", *LOGS, *options]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", *command],
+        stderr=subprocess.PIPE, text=True, cwd=logs, env=environment(), timeout=60, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_is_an_error_in_a_line(logs: Path) -> None:
-    command = [sys.executable, "-m", "gpubench", "compare", "base", "slower", *LOGS, "--format", "csv"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=logs,
-            env=environment(),
-            timeout=60,
-            check=False,
-        )
+@pytest.mark.parametrize("kind", ["csv", "terminal"])
+def test_a_full_disk_is_an_error_in_a_line(logs: Path, kind: str) -> None:
+    done = with_stdout(logs, ">/dev/full", "--format", kind)
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith("error: cannot write to stdout: No space left")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["csv", "terminal"])
+def test_a_closed_stdout_is_an_error_in_a_line(logs: Path, kind: str) -> None:
+    done = with_stdout(logs, ">&-", "--format", kind)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "error: cannot write to stdout: it is closed"
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_are_not_printed_to_a_closed_stdout(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    done = command_line("train-bench", "--print-config")
+    assert done.code == 1
+    assert done.stderr.splitlines()[0] == "error: cannot write to stdout: it is closed"
+
+
+def test_what_is_drawn_for_stdout_has_its_width_and_colours_and_writes_nothing_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        def flush(self) -> None:
+            self.write("")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "33")
+    terminal = Terminal(quiet=True, verbosity=0)
+    assert terminal.render(lambda text, console: console.print(text, console.width), "[bold]x[/]") == (
+        "\x1b[1mx\x1b[0m 33\n"
+    )
+
+
+def test_a_file_is_replaced_whole_and_a_link_to_it_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    page_ = tmp_path / "pages" / "page.html"
+    link, dangling = tmp_path / "latest.html", tmp_path / "next.html"
+    page_.write_text("old")
+    before = page_.stat().st_ino
+    link.symlink_to("pages/page.html")
+    dangling.symlink_to("pages/next.html")
+    for path in (link, dangling):
+        output.write_file(path, "new")
+        assert path.is_symlink()
+        assert path.read_text() == "new"
+    assert page_.stat().st_ino != before
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["next.html", "page.html"]
+
+
+def test_a_link_that_leads_nowhere_is_an_error_and_stays(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.html"
+    loop.symlink_to("loop.html")
+    with pytest.raises(RunFailed, match="cannot write"):
+        output.write_file(loop, "page")
+    assert loop.is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    output.write_file(pipe, "page")
+    reader.join(timeout=60)
+    assert read == ["page"]
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -11,6 +11,7 @@ from compared import comparison, comparisons, difference, side, verdict, waterfa
 from msgspec import structs
 from rich.console import Console
 
+from gpubench import units
 from gpubench.comparison.result import Comparability, Comparisons, Explanation, GateResult, Noise, NullMetric, Verdict
 from gpubench.report import comparing, documents, noise, phrases
 from gpubench.report.headline import headline
@@ -93,11 +94,15 @@ def rich_comparison(**changes: Any) -> Comparisons:
              "more_repeats": 1},
             ", leaning slower; about 1 more repeat a side would settle it",
         ),
-        ({"verdict": "rejected", "reason": "12 steps were skipped"}, "rejected: 12 steps were skipped"),
+        ({"verdict": "rejected", "reason": "new: 12 steps were skipped"}, "rejected, new: 12 steps were skipped"),
         ({"verdict": "withheld", "reason": "batch size"}, "withheld: batch size"),
         ({"baseline": 0.0, "ratio": None, "interval": None}, "new is slower than base in step time, from 0"),
         ({"verdict": "faster", "candidate": 0.0, "ratio": 0.0, "interval": None}, "faster than base in step time, to"),
         ({"interval": (1.031, 1.031)}, "new is 3.1 % slower than base in step time, beyond the 0.5 % margin"),
+        ({"ratio": 1.2, "interval": (1.2 - 1e-12, 1.2 + 1e-12)}, "new is 20 % slower than base in step time, beyond"),
+        ({"limit": 0.012}, "beyond the noise floor of 1.2 %"),
+        ({"limit": 4.47, "noise_floor": 4.47, "ratio": 9, "interval": (8, 10)}, "beyond the noise floor of 5.5 x"),
+        ({"limit": 0.02}, "beyond the 2 % that others took of the CPU"),
     ],
 )  # fmt: skip
 def test_the_headline_is_a_sentence_for_a_pull_request(changes: dict[str, Any], expected: str) -> None:
@@ -111,6 +116,38 @@ def test_the_headline_is_about_throughput_then_step_time_then_whatever_was_judge
     assert "in throughput per device" in headline(comparison(memory, verdict(), rate))
     assert "in step time" in headline(comparison(memory, verdict()))
     assert "more peak memory rss" in headline(comparison(refused, memory))
+
+
+@pytest.mark.parametrize(
+    ("runs", "changes", "hedged"),
+    [
+        ((1, 1), {}, True),
+        ((1, 1), {"verdict": "faster", "ratio": 0.969, "interval": (0.963, 0.974)}, True),
+        ((1, 1), {"limit": 0.012}, True),
+        ((1, 1), {"paired": True}, False),
+        ((1, 1), {"level": "step"}, False),
+        ((1, 1), {"metric": "peak_memory_rss", "verdict": "more"}, False),
+        ((1, 1), {"verdict": "equivalent", "ratio": 1.0, "interval": (0.999, 1.001)}, False),
+        ((4, 4), {"level": "run"}, False),
+        ((1, 4), {"level": "run"}, False),
+    ],
+)
+def test_a_speed_read_off_one_run_each_is_said_to_be(
+    runs: tuple[int, int], changes: dict[str, Any], hedged: bool
+) -> None:
+    sides = [structs.replace(side(label), runs=n) for label, n in zip(("base", "new"), runs, strict=True)]
+    said = headline(structs.replace(comparison(verdict(**changes)), baseline=sides[0], candidate=sides[1]))
+    assert said.endswith(", from one run each") == hedged
+    assert ("from one run each" in said) == hedged
+
+
+def test_what_would_settle_it_comes_after_what_is_wrong_with_it() -> None:
+    other = withheld(difference("model.name", "resnet18", "resnet50", "workload"), forced=True)
+    open_ = verdict(verdict="inconclusive", ratio=1.012, interval=(0.997, 1.027), more_repeats=5)
+    assert headline(comparison(open_, comparability=other)) == (
+        "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %), "
+        "although model.name differs (resnet18 against resnet50); about 5 more repeats a side would settle it"
+    )
 
 
 def test_another_workload_withholds_the_headline_unless_forced() -> None:
@@ -143,10 +180,32 @@ def test_nothing_in_common_is_said_so() -> None:
         ({"baseline": 0.0, "ratio": None, "interval": None}, "from 0"),
         ({"candidate": 0.0, "ratio": 0.0, "interval": None}, "to 0"),
         ({"verdict": "withheld"}, "-"),
+        ({"ratio": 1 + 1e-12, "interval": (1.0, 1 + 2e-12)}, "+0 %"),
+        ({"ratio": 1.2, "interval": (1.2 - 1e-12, 1.2 + 1e-12)}, "+20 %"),
+        ({"ratio": 1.2031, "interval": (1.2031, 1.2031)}, "+20.3 %"),
+        ({"ratio": 3.4, "interval": (3.4 - 1e-12, 3.4)}, "3.40 x"),
+        ({"ratio": 1e-8, "interval": (1e-8, 3e-8)}, "1e-08 x [1e-08, 3e-08]"),
     ],
 )
 def test_a_change_is_in_percent_until_a_multiple_says_more(changes: dict[str, Any], expected: str) -> None:
     assert phrases.change(verdict(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [(0.0, "0 %"), (0.0123, "1.2 %"), (-0.45, "-45.0 %"), (0.99, "99.0 %"), (1.0, "2.0 x"), (4.47, "5.5 x"),
+     (44.868, "46 x"), (4486.8, "4,488 x")],
+)  # fmt: skip
+def test_a_difference_that_nothing_can_fall_by_is_a_factor(fraction: float, expected: str) -> None:
+    assert units.difference(fraction) == expected
+
+
+def test_a_signed_change_has_no_more_digits_than_carry_news() -> None:
+    assert [units.signed_percent(change) for change in (0.0, 1e-12, 0.0026, -0.041, 0.2)] == [
+        "+0 %", "+0 %", "+0.26 %", "-4.1 %", "+20.0 %",
+    ]  # fmt: skip
+    assert units.signed_percent(0.0026, 1) == "+0.3 %"
+    assert [units.signed_seconds(change) for change in (0.0, -0.0012, 1.5)] == ["+0 s", "-1.20 ms", "+1.50 s"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
@@ -158,6 +217,17 @@ def test_every_width_shows_every_verdict_and_ratio_whole(width: int) -> None:
     assert "…" not in table
     assert "-1.20 ms" in text
     assert "+4.10 ms" in text
+
+
+@pytest.mark.parametrize("width", range(20, 40))
+def test_a_sliver_of_a_terminal_has_every_metric_and_verdict_before_any_change(width: int) -> None:
+    text = rendered(
+        comparisons(comparison(verdict("energy_per_sample"), verdict("mfu", verdict="inconclusive"))), width
+    )
+    table = text[text.index("metric") : text.index("step time") if "step time" in text else None]
+    letters = "".join(table.split())
+    assert {"energy", "per", "mfu", "inconclusive", "slower"} <= set(table.split()), text
+    assert ("+3.1%" in letters) == (width >= 32)
 
 
 def test_tables_stay_within_the_terminal() -> None:
@@ -172,7 +242,7 @@ def test_a_wide_terminal_shows_values_and_intervals_too() -> None:
     wide, middling = rendered(rich_comparison(), 120), rendered(rich_comparison(), 80)
     assert re.search(r"throughput +1,024 samples/s +993 samples/s +-3.0 % \[-3.6, -2.5\] +slower", wide)
     assert re.search(r"throughput +-3.0 % \[-3.6, -2.5\] +slower", middling)
-    assert "+4.10 ms       +4.1 %  [+4 ms, +4.20 ms]" in wide
+    assert "+4.10 ms        +4.1 %  [+4 ms, +4.20 ms]" in wide
 
 
 def test_the_sections_come_in_the_order_of_the_questions() -> None:
@@ -192,7 +262,7 @@ def test_the_sections_come_in_the_order_of_the_questions() -> None:
         "100 ms -> 103 ms",
         "backward takes +4.1 ms",
         "warning: new: clocks were held down",
-        "regressed: step_time>2%: new: step_time +3.1 % [+2.6, +3.7] > 2 %, adjusted p 1e-05",
+        "regressed: step_time>2%: new: step_time worse by 3.1 % [2.6, 3.7] > 2 %, adjusted p 1e-05",
     ]
     places = [text.index(section) for section in sections]
     assert places == sorted(places), text
@@ -278,12 +348,13 @@ def test_no_file_breaks_a_markdown_table() -> None:
 def test_markdown_has_the_same_figures() -> None:
     text = documents.to_markdown(rich_comparison())
     for expected in (
-        "### new is 3.0 % slower than base in throughput (95 % interval 2.5 to 3.6 %), beyond the 0.5 % margin\n",
+        "### new is 3.0 % slower than base in throughput (95 % interval 2.5 to 3.6 %), beyond the 0.5 % margin, "
+        "from one run each\n",
         "| torch.version | 2.13 | 2.14 |",
         "| throughput | 1,024 samples/s | 993 samples/s | -3.0 % \\[-3.6, -2.5\\] | slower |",
         "| backward | +4.10 ms | +4.1 % | \\[+4 ms, +4.20 ms\\] |",
         "- warning: new: clocks were held down",
-        "| regressed | step_time&gt;2% | new | step_time +3.1 % \\[+2.6, +3.7\\] &gt; 2 % | 1e-05 |",
+        "| regressed | step_time&gt;2% | new | step_time worse by 3.1 % \\[2.6, 3.7\\] &gt; 2 % | 1e-05 |",
     ):
         assert expected in text, text
     assert "phase backward" not in text
@@ -294,6 +365,53 @@ def test_markdown_has_the_same_figures() -> None:
 )
 def test_an_underscore_inside_a_word_needs_no_escape(text: str, expected: str) -> None:
     assert documents.escape(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("worsening", "interval", "limit", "expected"),
+    [
+        (0.45, (0.43, 0.47), 0.02, "worse by 45.0 % [43.0, 47.0] > 2 %"),
+        (0.012, (-0.003, 0.027), 0.02, "worse by 1.2 % [-0.3, 2.7] <= 2 %"),
+        (-0.81, (-0.83, -0.79), 0.02, "better by 81.0 % [79.0, 83.0], limit 2 %"),
+        (-0.003, (-0.008, 0.002), 0.0, "better by 0.3 % [-0.2, 0.8], limit 0 %"),
+        (0.2, (0.2, 0.2), 0.02, "worse by 20 % > 2 %"),
+        (0.0, (0.0, 0.0), 0.02, "unchanged, limit 2 %"),
+        (0.0, None, 0.02, "unchanged, limit 2 %"),
+        (None, None, 0.02, "unknown, limit 2 %"),
+        (0.3, None, 4.47, "worse by 30 % <= 5.5 x"),
+    ],
+)
+def test_the_gate_says_worse_and_better_whatever_the_metric_counts(
+    worsening: float | None, interval: tuple[float, float] | None, limit: float, expected: str
+) -> None:
+    result = GateResult("throughput>2%", "throughput", "new", limit, worsening, interval, None, "inconclusive")
+    document = comparisons(comparison(verdict()), gate=[result])
+    assert phrases.worsening(result) == f"throughput {expected}"
+    assert f"inconclusive: throughput>2%: new: throughput {expected}\n" in rendered(document)
+    assert documents.escape(f"throughput {expected}") in documents.to_markdown(document)
+
+
+def test_the_gate_says_why_clear_figures_conclude_nothing() -> None:
+    reason = "not beyond the noise floor of 12 %"
+    result = GateResult("step_time>2%", "step_time", "new", 0.12, 0.031, (0.026, 0.037), 0.9, "inconclusive", reason)
+    document = comparisons(comparison(verdict()), gate=[result])
+    assert f"step_time worse by 3.1 % [2.6, 3.7] <= 12.0 % ({reason}), adjusted p 0.9" in rendered(document)
+    assert documents.escape(f"({reason})") in documents.to_markdown(document)
+
+
+def test_a_change_of_a_sample_is_told_as_such() -> None:
+    found = structs.replace(waterfall(("forward", 0.001)), per="sample")
+    text = rendered(comparisons(comparison(explanation=Explanation(found, [], None, []))))
+    assert "of the whole" in text
+    assert "time of a sample" in text
+
+
+def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
+    text = documents.to_csv(hostile())
+    assert not {"\x1b", "\u202e", "\udc80"} & set(text)
+    assert len(text.splitlines()) == 2
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row["candidate_label"] == row["reason"] == phrases.clean(HOSTILE)
 
 
 def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
@@ -352,6 +470,14 @@ def test_noise_is_told_with_what_it_costs() -> None:
     assert "8 repeats of 2 runs: throughput varies by 1 % where nothing was changed" in text
     assert re.search(r"step time +2.1 % +0.4 % +7 % +0 % of 35 +61.0 % of 28 +5 %", text)
     assert re.search(r"by 0.5 %: within the margin, 1 %: \d+ repeats a side, 2 %: \d+ repeats a side", text)
+
+
+def test_noise_that_drowns_everything_is_given_as_a_factor() -> None:
+    drowned = null_metric("step_time", noise_floor=4.47, resolvable=44.868)
+    text = shown(learned(drowned), 140)
+    assert "resolve a change of 46 x" in text
+    assert re.search(r" 5.5 x +0 % of 35 .* 46 x\n", text)
+    assert "noise floor 5.5 x; resolvable change 46 x" in phrases.method(verdict(noise_floor=4.47, resolvable=44.868))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

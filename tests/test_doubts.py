@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from gpubench.comparison.doubts import doubts, loss_apart, rejection
+from gpubench.comparison import conditions
+from gpubench.comparison.doubts import doubts, loss_apart, out_of_turn, rejection
 from gpubench.comparison.evidence import RunEvidence, Series, Side
 from gpubench.comparison.steps import StepTable
 from gpubench.metrics import Metric
@@ -150,13 +151,11 @@ def test_unfinished_runs_of_a_group_are_counted_and_one_is_named() -> None:
     assert found == ["b: 2 of 3 runs were not completed; r2 was interrupted: it left no reason"]
 
 
-def test_a_loss_that_was_not_finite_rejects_and_comes_first() -> None:
+def test_a_loss_that_was_not_finite_rejects() -> None:
     error: dict[str, str | None] = {"kind": "NonFiniteLoss", "message": "the loss became nan at step 3", "hint": None}
     broken = run(status="failed", error=error, throttled={"SwPowerCap": 0.5})
     assert rejection(side(broken)) == "the run failed: the loss became nan at step 3"
-    found = said_of(broken)
-    assert found[0] == "b: the run failed: the loss became nan at step 3"
-    assert len(found) == 2
+    assert said_of(broken) == ["b: clocks were held down by SwPowerCap for 50.0 % of the steady time"]
 
 
 def test_skipped_steady_steps_reject() -> None:
@@ -199,6 +198,20 @@ def test_a_cpu_that_worked_for_others_is_told() -> None:
         "b: other processes kept 1.1 cores busy while it ran"
     ]
     assert said_of(run(samples=cpu(load=0.5, worker_cpu=1.9))) == []
+
+
+def test_what_others_took_of_the_cpu_is_laid_beside_what_the_run_had() -> None:
+    disturbed = side(run(samples=cpu(load=0.75, worker_cpu=2.0), settings={"data.workers": 0, "device": "cpu"}))
+    assert conditions.disturbance(disturbed) == pytest.approx(0.5)  # 3 of 4 cores were busy
+    on_gpu = side(run(samples=cpu(load=0.75, worker_cpu=2.0), settings={"data.workers": 0, "device": "cuda"}))
+    assert conditions.disturbance(on_gpu) is None
+    quiet = side(run(samples=cpu(load=0.5, worker_cpu=1.9), settings={"data.workers": 0, "device": "cpu"}))
+    assert conditions.disturbance(quiet) is None
+
+
+def test_two_runs_out_of_turn_are_told_and_groups_are_not() -> None:
+    assert str(out_of_turn(side(run()), side(run()))).startswith("one run each, not measured in turn")
+    assert out_of_turn(side(run("r1"), run("r2")), side(run())) is None
 
 
 def test_data_loaders_are_not_taken_for_strangers() -> None:

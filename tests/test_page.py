@@ -306,10 +306,10 @@ def test_a_comparison_speaks_in_order_from_the_verdict_to_how_it_was_made() -> N
         "about 4 more repeats a side would settle it",
         "Ratio of each metric",
         "What explains it",
-        "Where the change of a step comes from",
+        "Where the change of a step's time comes from",
         "Warnings",
         "Step time over steps",
-        "Distribution of the steady step times",
+        "Distribution of step time over the steady steps",
         "SM clock",
         "Clocks held down",
         "Peak memory",
@@ -399,6 +399,45 @@ def test_only_the_first_repeats_of_a_large_group_are_read_and_drawn() -> None:
         compare_page(comparisons_of(comparison_of()), [Side("a", (*runs, more)), Side("b", (run_of("b"),))])
     ).words
     assert "Only the first 6 repeats of a side are drawn" in words
+
+
+def test_telemetry_is_averaged_over_the_same_steady_steps_on_both_pages() -> None:
+    def warming(text: str) -> Recorded:
+        """The clock is at 100 MHz until the warm-up is over."""
+        run = run_of(text, mean=0.1)
+        samples = [
+            msgspec.structs.replace(sample, gpus=[msgspec.structs.replace(sample.gpus[0], sm_clock_mhz=clock)])
+            for sample in run.samples
+            for window in run.windows[int(sample.time - START) // 900 :][:1]
+            for clock in [100 if sample.time < window.start else 1900]
+        ]
+        return replace(run, samples=samples)
+
+    sides = [Side("a", (warming("a"),)), Side("b", (warming("b"),))]
+    compared = Page(compare_page(comparisons_of(comparison_of()), sides)).words
+    alone = Page(run_page(warming("a"), None, None)).words
+    assert "On average over the steady steps: A 1,900 MHz, B 1,900 MHz." in compared
+    assert "On average over the steady steps: 1,900 MHz." in alone
+
+
+def test_a_column_of_another_tool_keeps_its_name_and_one_step_is_one() -> None:
+    words = Page(run_page(foreign("step_ms"), None, None)).words
+    assert "Distribution of step ms over the steady steps" in words
+    assert "1 of 60 steps lies beyond the axis" in Page(run_page(run_of(repeats=1), None, None)).words
+
+
+def test_the_gate_says_in_words_which_way_a_metric_went_and_why_nothing_is_concluded() -> None:
+    gate = [
+        GateResult("throughput>2%", "throughput", "exp-b", 0.02, 0.45, (0.43, 0.47), 1e-9, "regressed"),
+        GateResult("mfu>2%", "mfu", "exp-b", 4.47, -0.81, (-0.83, -0.79), None, "inconclusive", "rejected, B: <b>"),
+    ]
+    found = msgspec.structs.replace(comparisons_of(comparison_of()), gate=gate)
+    words = Page(compare_page(found, [Side("a", (run_of(),)), Side("b", (run_of(),))])).words
+    places = [
+        words.index(said)
+        for said in ("worse by 45.0 % [43.0, 47.0]", "rejected, B: <b>", "better by 81.0 % [79.0, 83.0]", "5.5 x")
+    ]
+    assert places == sorted(places)
 
 
 def test_a_million_steps_make_a_page_of_ordinary_size() -> None:

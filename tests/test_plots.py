@@ -25,7 +25,7 @@ def verdict(
 ) -> Verdict:
     fields: dict[str, object] = {
         "metric": "step_time", "unit": "s", "better": "lower", "verdict": "slower", "baseline": 1.0,
-        "candidate": 1.03, "ratio": ratio, "interval": interval, "margin": 0.005, "method": "a method",
+        "candidate": 1.03, "ratio": ratio, "interval": interval, "margin": 0.005, "limit": 0.005, "method": "a method",
     }  # fmt: skip
     return Verdict(**(fields | changes))  # type: ignore[arg-type]
 

@@ -87,10 +87,16 @@ def test_a_path_that_exists_comes_before_all_other_meanings(results: Path) -> No
 
 
 def test_runs_of_one_name_are_labelled_by_their_folder_too(results: Path) -> None:
-    first, *_ = runs(results)
-    shutil.copytree(first, "elsewhere/" + first.name)
+    first, second, _ = runs(results)
+    shutil.copytree(second, "elsewhere/" + first.name)
     (ours, theirs), _ = find([str(first), f"elsewhere/{first.name}"], results)
     assert [side.runs[0].label for side in (ours, theirs)] == [f"exp-a/{first.name}", f"elsewhere/{first.name}"]
+
+
+def test_a_copy_of_a_run_is_the_same_run(results: Path) -> None:
+    first, *_ = runs(results)
+    shutil.copytree(first, "elsewhere/copy")
+    assert "is on two sides" in refusal(str(first), "elsewhere/copy").message
 
 
 def test_a_misspelt_name_offers_the_nearest(results: Path) -> None:

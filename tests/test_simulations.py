@@ -148,3 +148,26 @@ def test_equal_runs_on_record_keep_the_weather_between_runs_from_being_taken_for
         changed["without"] += judge(metric, baseline, candidate, Circumstances()).verdict.verdict in CHANGES
     assert changed["with"] / 300 <= 0.05
     assert changed["without"] / 300 > 0.5
+
+
+def test_a_lone_run_beside_a_group_is_one_of_them_and_not_as_many_as_its_repeats() -> None:
+    rng = np.random.default_rng(17)
+    weather = Weather(offset=0.003)
+    changed = 0
+    for _ in range(300):
+        runs = [weather.side(rng, 3, slowdown=1 + 0.03 * rng.standard_normal()).runs[0] for _ in range(4)]
+        verdict = judge(
+            runs[0].metrics["step_time"], Side("a", tuple(runs[:3])), Side("b", (runs[3],)), Circumstances()
+        )
+        assert verdict.verdict.units == (3, 1)
+        changed += verdict.verdict.verdict in CHANGES
+    assert changed / 300 <= 0.05
+
+
+def test_what_others_took_of_the_cpu_has_to_be_exceeded() -> None:
+    rng = np.random.default_rng(19)
+    baseline, candidate = Weather(offset=0.001).side(rng, 5), Weather(offset=0.001).side(rng, 5, slowdown=1.3)
+    metric = baseline.runs[0].metrics["step_time"]
+    assert judge(metric, baseline, candidate, Circumstances(disturbance=0.2)).verdict.verdict == "slower"
+    verdict = judge(metric, baseline, candidate, Circumstances(disturbance=0.5)).verdict
+    assert (verdict.verdict, verdict.reason) == ("inconclusive", "not beyond the 50.0 % that others took of the CPU")

@@ -8,6 +8,8 @@ from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
 
+FEW = 3  # keys that a sentence can hold
+PER_DEVICE = "_per_device"  # behind the name of a figure that is divided by ranks
 ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
 
 # What each setting of a run is to a comparison; a setting that is not here is taken to be a treatment.
@@ -100,7 +102,7 @@ def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normal
         sizes = f"{_describe_step(baseline)} against {_describe_step(candidate)}"
         return Normalisation(metric, unit, 1.0, 1.0, f"a step is not the same work: {sizes}")
     if per == "job" and ranks[0] != ranks[1]:
-        return Normalisation(f"{metric}_per_device", unit, float(ranks[0]), float(ranks[1]), None)
+        return Normalisation(metric + PER_DEVICE, unit, float(ranks[0]), float(ranks[1]), None)
     return as_it_is
 
 
@@ -147,7 +149,8 @@ def _step(side: Side) -> tuple[int | None, int]:
 
 def _describe_step(side: Side) -> str:
     samples, ranks = samples_per_step(side), _ranks(side)
-    return f"{'an unknown number of' if samples is None else samples} samples on each of {_count(ranks, 'rank')}"
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    return f"{'an unknown number of' if samples is None else samples} samples{each}"
 
 
 def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
@@ -246,10 +249,23 @@ def _remarks(baseline: Side, candidate: Side, found: Iterable[Difference]) -> li
         for side in sides
         if side.runs[0].record and not side.runs[0].environment
     ]
+    said += [remark for side in sides if (remark := _variety(side))]
     scale = [difference for difference in found if difference.kind == "scale"]
     if scale:
         said.append(f"{_sentence(scale)}: {_consequence(baseline, candidate)}")
     return said
+
+
+def _variety(side: Side) -> str | None:
+    """In which facts of environment and code the runs of a group differ; only those of the first run are listed."""
+    first = side.runs[0]
+    keys = dict.fromkeys(
+        difference.key for run in side.runs[1:] for difference in (*_environment(first, run), *_code(first, run))
+    )
+    if not keys:
+        return None
+    named = ", ".join(list(keys)[:FEW]) + (f" and {len(keys) - FEW} more" if len(keys) > FEW else "")
+    return f"the runs of {side.label} differ among themselves in {named}: that is part of how they vary"
 
 
 def _consequence(baseline: Side, candidate: Side) -> str:
@@ -267,7 +283,3 @@ def _sentence(found: Iterable[Difference]) -> str:
 
 def _value(value: Any) -> str:
     return "unset" if value is None else str(value)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

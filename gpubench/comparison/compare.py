@@ -3,10 +3,13 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import TypeVar
+
+import msgspec
 
 from gpubench import inference, runs
-from gpubench.comparison import comparability, gate, noise, verdicts
-from gpubench.comparison.doubts import doubts, rejection
+from gpubench.comparison import comparability, conditions, gate, noise, verdicts
+from gpubench.comparison.doubts import doubts, out_of_turn, rejection
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import Condition
@@ -14,6 +17,8 @@ from gpubench.comparison.result import Comparison, Comparisons, Noise, Outcome
 from gpubench.comparison.verdicts import DEFAULT_MARGIN, Circumstances, Judged
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
+
+T = TypeVar("T")
 
 
 def compare(
@@ -49,7 +54,7 @@ def compare(
     )
 
 
-def null(side: Side, *, margin: float = DEFAULT_MARGIN, metrics: Sequence[str] = ()) -> Noise:
+def null(side: Side, *, margin: float = DEFAULT_MARGIN) -> Noise:
     """What the runs of one side say of its noise. Raises UsageError for fewer than two repeats."""
     found = comparability.judge(side, side)
     if not found.comparable:
@@ -58,7 +63,13 @@ def null(side: Side, *, margin: float = DEFAULT_MARGIN, metrics: Sequence[str] =
         raise UsageError(
             f"{side.label} has one repeat: nothing to learn noise from", "measure with --repeats 4 or more"
         )
-    return noise.learn(side, _wanted(side.runs[0].metrics, metrics), margin)
+    return noise.learn(side, _directed(side.runs[0].metrics), margin)
+
+
+def only(learned: Noise, patterns: Sequence[str]) -> Noise:
+    """What was learned of some metrics. Raises UsageError where a pattern names none."""
+    known = {metric.metric: metric for metric in learned.metrics}
+    return msgspec.structs.replace(learned, metrics=_wanted(known, patterns)) if patterns else learned
 
 
 def _compare(
@@ -72,12 +83,14 @@ def _compare(
     """The comparison to show, and everything that was judged for it or for the gate."""
     comparable = comparability.judge(baseline, candidate, force=force)
     withheld = None if comparable.comparable or force else comparable.reasons[0]
-    circumstances = Circumstances(
-        margin, withheld, _rejections(baseline, candidate), noise.on_record(baseline, candidate)
-    )
+    rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
+    circumstances = Circumstances(margin, withheld, rejected, record, _disturbance(baseline, candidate))
+    warnings = [*rejected.values(), *doubts(baseline, candidate)]
+    if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
+        warnings.append(unequal)
     shared = _shared(baseline, candidate)
-    shown = _wanted(shared, metrics)
-    gated = [metric for name, metric in shared.items() if any(condition.names(name) for condition in conditions)]
+    shown = _wanted(shared, metrics) if metrics else _directed(shared)
+    gated = [metric for name, metric in shared.items() if any(_names(one.metric, name) for one in conditions)]
     judged = {metric.name: verdicts.judge(metric, baseline, candidate, circumstances) for metric in [*shown, *gated]}
     comparison = Comparison(
         baseline=comparability.summarise_side(baseline),
@@ -85,7 +98,7 @@ def _compare(
         comparability=comparable,
         verdicts=[judged[metric.name].verdict for metric in shown],
         explanation=explain(baseline, candidate, comparable),
-        warnings=doubts(baseline, candidate),
+        warnings=warnings,
     )
     return comparison, list(judged.values())
 
@@ -94,10 +107,17 @@ def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
     """A side that left work undone is not the faster one."""
     found: dict[Outcome, str] = {}
     if reason := rejection(candidate):
-        found["faster"] = reason
+        found["faster"] = f"{candidate.label}: {reason}"
     if reason := rejection(baseline):
-        found["slower"] = reason
+        found["slower"] = f"{baseline.label}: {reason}"
     return found
+
+
+def _disturbance(baseline: Side, candidate: Side) -> float:
+    """Of two single runs; in a group it is part of how the runs differ."""
+    if len(baseline.runs) > 1 or len(candidate.runs) > 1:
+        return 0.0
+    return max(conditions.disturbance(side) or 0.0 for side in (baseline, candidate))
 
 
 def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
@@ -115,13 +135,22 @@ def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
     return shared
 
 
-def _wanted(known: Mapping[str, Metric], patterns: Sequence[str]) -> list[Metric]:
-    """Those that match; without patterns, all of which more or less is better."""
-    if not patterns:
-        return [metric for metric in known.values() if metric.better]
+def _directed(known: Mapping[str, Metric]) -> list[Metric]:
+    """Those of which more or less is better."""
+    return [metric for metric in known.values() if metric.better]
+
+
+def _wanted(known: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
+    """Those that match a pattern. Raises UsageError where one matches nothing."""
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in known):
+        if not any(_names(pattern, name) for name in known):
             close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there is {', '.join(known)}"
             raise UsageError(f"--metric {pattern!r} names nothing that every run has", hint)
-    return [metric for name, metric in known.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [metric for name, metric in known.items() if any(_names(pattern, name) for pattern in patterns)]
+
+
+def _names(pattern: str, metric: str) -> bool:
+    """A metric of the whole job goes by its name per device too, which it has beside another number of ranks."""
+    names = (metric, metric + comparability.PER_DEVICE)
+    return pattern in names or any(fnmatchcase(name, pattern) for name in names)

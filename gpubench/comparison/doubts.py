@@ -3,21 +3,19 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from gpubench import units
+from gpubench.comparison import conditions
 from gpubench.comparison.comparability import differences
+from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
 from gpubench.comparison.evidence import ENDS, RunEvidence, Series, Side
-from gpubench.comparison.explanation import RUNS_WATCHED, steady_telemetry
+from gpubench.comparison.sampling import interleaved
 from gpubench.runs import COMPLETED
 from gpubench.summary import CLOSURE_LIMIT
 
-IDLE_CORES = 0.25  # what a quiet machine's own housekeeping takes
-STEAL = 0.02  # of all CPU time
 ENOUGH_REPEATS = 3
-RUNS_READ = 3  # of a group whose losses are read
 FEWEST_STEPS = 10  # of a loss that can be said to fall
 BF16_STEP = 2**-7  # relative distance between neighbouring bf16 numbers, at the most
 DIVERGED = "NonFiniteLoss"
@@ -26,14 +24,25 @@ Check = Callable[[Side], str | None]
 
 
 def doubts(baseline: Side, candidate: Side) -> list[str]:
-    """Sentences, most serious first; those about one side begin with its label."""
+    """Sentences, most serious first, beside what `rejection` says; those about one side begin with its label."""
     sides = (baseline, candidate)
-    said = [*_about(sides, rejection), *_about(sides, _unfinished)]
-    if apart := loss_apart(baseline, candidate):
+    said = _about(sides, _unfinished)
+    if not any(map(rejection, sides)) and (apart := loss_apart(baseline, candidate)):
         said.append(apart)
     for check in (_throttled, _strangers, _contended, _unsettled, _unclosed, _scattered, _few, _unread):
         said += _about(sides, check)
     return list(dict.fromkeys(said))
+
+
+def out_of_turn(baseline: Side, candidate: Side) -> str | None:
+    """Two runs, one after the other: whatever changed on the machine in between is in the difference."""
+    single = len(baseline.runs) == len(candidate.runs) == 1
+    if not single or interleaved(baseline, candidate) or not (baseline.runs[0].record and candidate.runs[0].record):
+        return None
+    return (
+        "one run each, not measured in turn: how runs of this machine differ is not in the interval; "
+        "train-bench --vs measures in turn, and four runs or more a side show it"
+    )
 
 
 def rejection(side: Side) -> str | None:
@@ -42,10 +51,10 @@ def rejection(side: Side) -> str | None:
         error = run.record.error if run.record else None
         if error and error.get("kind") == DIVERGED:
             return f"{_of_run(side, run)}: {error.get('message')}"
-    skipped = [metric for run in side.runs if (metric := run.metrics.get("skipped_steps"))]
+    skipped = [metric for run in side.runs if run.record and (metric := run.metrics.get("skipped_steps"))]
     if number := sum(sum(metric.repeats) for metric in skipped):
         return f"the gradient scaler skipped {number:.0f} steady steps: time spent, no work done"
-    losses = _losses(side)
+    losses = side.losses
     if losses is not None and not np.isfinite(losses).all():
         return f"the loss is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
     return None
@@ -61,7 +70,7 @@ def loss_apart(baseline: Side, candidate: Side) -> str | None:
     correlated), and by more than bf16 resolves. A loss that is not finite is apart from any other.
     """
     found = differences(baseline.runs[0], candidate.runs[0])
-    ours, theirs = _losses(baseline), _losses(candidate)
+    ours, theirs = baseline.losses, candidate.losses
     if ours is None or theirs is None or any(each.kind in ("workload", "scale") for each in found):
         return None
     n = min(len(ours), len(theirs))
@@ -123,31 +132,13 @@ def _strangers(side: Side) -> str | None:
 
 
 def _contended(side: Side) -> str | None:
-    readings = [reading for run in side.runs[:RUNS_WATCHED] for reading in _cores_of_others(run)]
-    if readings and (cores := fmean(readings)) > IDLE_CORES:
-        return f"other processes kept {cores:.1f} cores busy while it ran"
-    stolen = [
-        sample.cpu.steal
-        for run in side.runs[:RUNS_WATCHED]
-        for sample in steady_telemetry(run)
-        if sample.cpu and sample.cpu.steal is not None
-    ]
-    if stolen and fmean(stolen) > STEAL:
-        return f"the hypervisor gave {units.percent(fmean(stolen))} of the CPU to other guests while it ran"
+    others = conditions.cores_of_others(side)
+    if others and others > conditions.IDLE_CORES:
+        return f"other processes kept {others:.1f} cores busy while it ran"
+    steal = conditions.stolen(side)
+    if steal and steal > conditions.STEAL:
+        return f"the hypervisor gave {units.percent(steal)} of the CPU to other guests while it ran"
     return None
-
-
-def _cores_of_others(run: RunEvidence) -> list[float]:
-    """Cores that neither idled nor worked for the run, by sample. Data loaders are not counted as the run's own, so a
-    run that has any cannot tell."""
-    cores: Any = run.environment.get("cpu.logical_cores")
-    if not isinstance(cores, int) or run.settings.get("data.workers") != 0:
-        return []
-    return [
-        cpu.load * cores - cpu.worker_cpu
-        for sample in steady_telemetry(run)
-        if (cpu := sample.cpu) and cpu.load is not None and cpu.worker_cpu is not None
-    ]
 
 
 def _unsettled(side: Side) -> str | None:
@@ -186,30 +177,6 @@ def _unread(side: Side) -> str | None:
     if not problems:
         return None
     return problems[0] if len(problems) == 1 else f"{len(problems)} problems in reading it, the first: {problems[0]}"
-
-
-def _losses(side: Side) -> Series | None:
-    """The loss by step, mean over ranks and median over repeats, NaN where not finite; None where none was recorded.
-
-    A recorded loss that is missing at a step is one that was not finite: JSON has no word for it.
-    """
-    curves = []
-    for run in side.runs[:RUNS_READ]:
-        for window in run.windows:
-            ranks = [rows.loss for rows in run.steps.of_repeat(window.repeat).values()]
-            if ranks and not np.isnan(ranks[0]).all():
-                curves.append(_averaged(ranks, np.mean))
-    return _averaged(curves, np.median) if curves else None
-
-
-def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
-    """Over the steps that all curves have; NaN where one of them is not finite."""
-    n = min(map(len, curves))
-    stacked = np.stack([curve[:n] for curve in curves])
-    finite = np.isfinite(stacked).all(axis=0)
-    result = np.full(n, np.nan)
-    result[finite] = average(stacked[:, finite], axis=0)
-    return result
 
 
 def _late(losses: Series) -> float:

@@ -38,6 +38,7 @@ Series = NDArray[np.float64]
 
 OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
 PHASE = "phase_"
+RUNS_READ = 3  # of a group whose losses are read
 MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"
@@ -122,6 +123,33 @@ class Side:
     label: str
     """What it is called in sentences."""
     runs: tuple[RunEvidence, ...]
+
+    @cached_property
+    def losses(self) -> Series | None:
+        """The loss by step, mean over ranks and median over repeats, NaN where not finite; None if none was recorded.
+
+        A recorded loss that is missing at a step is one that was not finite: JSON has no word for it. Of a group the
+        first few runs are read.
+        """
+        curves = []
+        for run in self.runs[:RUNS_READ]:
+            for window in run.windows:
+                ranks = [rows.loss for rows in run.steps.of_repeat(window.repeat).values()]
+                if ranks and not np.isnan(ranks[0]).all():
+                    curves.append(_averaged(ranks, np.mean))
+        return _averaged(curves, np.median) if curves else None
+
+
+def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
+    """Over the steps that all curves have; NaN where one of them is not finite."""
+    n = min(map(len, curves))
+    if len(curves) == 1:
+        return np.where(np.isfinite(curves[0]), curves[0], np.nan)
+    stacked = np.stack([curve[:n] for curve in curves])
+    finite = np.isfinite(stacked).all(axis=0)
+    result = np.full(n, np.nan)
+    result[finite] = average(stacked[:, finite], axis=0)
+    return result
 
 
 def open_run(path: Path) -> RunEvidence:

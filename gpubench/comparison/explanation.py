@@ -10,15 +10,14 @@ import numpy as np
 
 from gpubench import units
 from gpubench.comparison.comparability import same_step, samples_per_step
-from gpubench.comparison.evidence import PHASE, RunEvidence, Side
+from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
+from gpubench.comparison.evidence import PHASE, Side
 from gpubench.comparison.result import ClockEffect, Comparability, Explanation, PhaseChange, RankChange, Waterfall
 from gpubench.comparison.sampling import interleaved, sample_of, samples_of
 from gpubench.inference import Sample, difference
 from gpubench.metrics import DEFINITIONS
-from gpubench.telemetry import TelemetrySample
 
 MOST_RANKS = 5
-RUNS_WATCHED = 10  # of a group whose telemetry is read: their mean clock stands for all
 WORTH_TELLING = 0.1  # of all movement: what is less is not what the reader asked for
 ALONE = 0.25  # of the change of the rank that moved most: where no other moved further, it moved alone
 OFTEN_STARVED = 0.5  # of the steps
@@ -44,13 +43,6 @@ def explain(baseline: Side, candidate: Side, comparability: Comparability) -> Ex
     notes.sort(key=lambda note: -note.size)
     sentences = [note.sentence for note in notes] or _silence(waterfall)
     return Explanation(waterfall, ranks[:MOST_RANKS], clock, sentences + _symptoms(baseline, candidate, waterfall))
-
-
-def steady_telemetry(run: RunEvidence) -> list[TelemetrySample]:
-    """What the hardware was seen doing while the run's steady steps ran."""
-    return [
-        sample for sample in run.telemetry if any(window.start <= sample.time <= window.end for window in run.windows)
-    ]
 
 
 @dataclass(frozen=True)
@@ -177,12 +169,12 @@ def _phase_notes(waterfall: Waterfall | None) -> Iterator[_Note]:
     for phase in waterfall.phases:
         if not _established(phase) or abs(phase.change) < WORTH_TELLING * moved:
             continue
-        said = f"{_words(phase)} takes {_signed(phase.change)}"
+        said = f"{_words(phase)} takes {units.signed_seconds(phase.change)}"
         a = " a sample" if waterfall.per == "sample" else ""
         if total and 0 < phase.change / total <= 1:
-            said += f" of the {_signed(total)}{a} ({phase.change / total:.0%})".replace("%", " %")
+            said += f" of the {units.signed_seconds(total)}{a} ({phase.change / total:.0%})".replace("%", " %")
         else:
-            said += f"{a}, while the whole takes {_signed(total)}"
+            said += f"{a}, while the whole takes {units.signed_seconds(total)}"
         yield _Note(abs(phase.change), said)
 
 
@@ -197,7 +189,7 @@ def _rank_notes(ranks: Sequence[RankChange], whole: PhaseChange, waterfall: Wate
     said = f"rank {most.rank} became {units.seconds(abs(most.change))} {direction}, the others stayed"
     waiting = [phase for phase in waterfall.phases if phase.phase == "exposed_communication"] if waterfall else []
     if waiting and _established(waiting[0]) and min(waiting[0].change, most.change) > 0:
-        said += f": the {_signed(waiting[0].change)} of waiting in exposed communication goes with it"
+        said += f": the {units.signed_seconds(waiting[0].change)} of waiting in exposed communication goes with it"
     yield _Note(abs(most.change), said)
 
 
@@ -211,12 +203,12 @@ def _clock_notes(clock: ClockEffect | None, whole: PhaseChange) -> Iterator[_Not
     said = (
         f"the SM clock {direction} from {clock.baseline_mhz:.0f} to {clock.candidate_mhz:.0f} MHz, which can explain "
     )
-    said += f"{_signed_percent(clock.by_clock)} of {_signed_percent(total)}; work changed by "
-    yield _Note(abs(clock.by_clock) * whole.baseline, said + _signed_percent(clock.by_work))
+    said += f"{units.signed_percent(clock.by_clock, 1)} of {units.signed_percent(total, 1)}; work changed by "
+    yield _Note(abs(clock.by_clock) * whole.baseline, said + units.signed_percent(clock.by_work, 1))
 
 
 def _silence(waterfall: Waterfall | None) -> list[str]:
-    return ["no single phase stands out from its own noise"] if waterfall else []
+    return ["no phase that makes up much of the movement stands out from its own noise"] if waterfall else []
 
 
 def _symptoms(baseline: Side, candidate: Side, waterfall: Waterfall | None) -> list[str]:
@@ -243,11 +235,3 @@ def _established(phase: PhaseChange) -> bool:
 
 def _words(phase: PhaseChange) -> str:
     return phase.phase.replace("_", " ")
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{units.seconds(abs(seconds))}"
-
-
-def _signed_percent(fraction: float) -> str:
-    return f"{fraction * 100:+.1f} %"

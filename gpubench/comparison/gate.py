@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 
 from scipy.special import stdtr
 
+from gpubench.comparison.comparability import PER_DEVICE
 from gpubench.comparison.result import GateResult, Verdict
 from gpubench.comparison.verdicts import Judged
 from gpubench.errors import UsageError
@@ -39,7 +40,9 @@ class Condition:
     """The worsening that is tolerated, as a fraction."""
 
     def names(self, metric: str) -> bool:
-        return metric == self.metric or fnmatchcase(metric, self.metric)
+        """A figure that is divided by ranks answers to its own name too."""
+        names = (metric, metric.removesuffix(PER_DEVICE))
+        return self.metric in names or any(fnmatchcase(name, self.metric) for name in names)
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,14 @@ def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Seque
     if conditions and not trials:
         raise UsageError(f"--fail-on {conditions[0].text!r}: there is no candidate to judge", "give a candidate too")
     beyond, within = _corrected([trial.beyond for trial in trials]), _corrected([trial.within for trial in trials])
-    rejected = {name for name, judged in candidates if any(one.verdict.verdict == "rejected" for one in judged)}
+    rejected = {
+        name: f"rejected, {one.verdict.reason}"
+        for name, judged in candidates
+        for one in judged
+        if one.verdict.verdict == "rejected"
+    }
     return [
-        _result(trial, above, below, trial.candidate in rejected)
+        _result(trial, above, below, rejected.get(trial.candidate))
         for trial, above, below in zip(trials, beyond, within, strict=True)
     ]
 
@@ -176,7 +184,8 @@ def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | 
     return worsening, float(stdtr(ratio.error.df, -t)), float(stdtr(ratio.error.df, t))
 
 
-def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: bool) -> GateResult:
+def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: str | None) -> GateResult:
+    reason = rejected or (trial.verdict.reason if trial.limit > trial.condition.limit else None)
     regressed = beyond is not None and beyond < SIGNIFICANT
     passed = within is not None and within < SIGNIFICANT and not rejected
     return GateResult(
@@ -188,6 +197,7 @@ def _result(trial: _Trial, beyond: float | None, within: float | None, rejected:
         interval=_worsening_interval(trial.verdict),
         p_value=within if passed else beyond,
         outcome="regressed" if regressed else "passed" if passed else "inconclusive",
+        reason=None if regressed or passed else reason,
     )
 
 

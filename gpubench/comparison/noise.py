@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpubench import inference, runs
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Noise, NullMetric
-from gpubench.comparison.sampling import RATES, WELL_KNOWN, sample_of
+from gpubench.comparison.sampling import WELL_KNOWN, sample_of
 from gpubench.inference import Error, Sample, Steps
 from gpubench.metrics import Metric
 from gpubench.runs import NOISE
@@ -102,11 +102,11 @@ def _all_repeats(side: Side, metric: str) -> Sample | None:
         return None
     steps: list[Sequence[Steps]] = [unit for sample in samples for unit in sample.steps or ()]
     units = np.concatenate([sample.units for sample in samples])
-    return Sample(units, steps if len(steps) == len(units) else None, inverse=metric in RATES)
+    return Sample(units, steps if len(steps) == len(units) else None)
 
 
 def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
-    """Random pairs of disjoint halves; every split once where there are no more than SPLITS of them."""
+    """Up to SPLITS random pairs of disjoint halves, none twice."""
     rng = np.random.default_rng(inference.SEED)
     seen: set[tuple[tuple[int, ...], ...]] = set()
     for _ in range(SPLITS):
@@ -119,7 +119,7 @@ def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
 
 def _part(sample: Sample, indices: Sequence[int]) -> Sample:
     steps = [sample.steps[index] for index in indices] if sample.steps and len(indices) < WELL_KNOWN else None
-    return Sample(sample.units[list(indices)], steps, sample.inverse)
+    return Sample(sample.units[list(indices)], steps)
 
 
 def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:

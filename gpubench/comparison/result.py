@@ -1,8 +1,8 @@
 """What a comparison says, in the order in which it says it. Ratios are candidate / baseline; times are seconds."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpubench.metrics import Better
 
@@ -160,6 +160,8 @@ class GateResult(Struct, frozen=True):
     p_value: float | None
     """Chance of such data if the worsening were `limit` exactly, after Holm's correction over the whole gate."""
     outcome: Literal["regressed", "passed", "inconclusive"]
+    reason: str | None = None
+    """Why nothing is concluded, where the figures do not say: the candidate is rejected, or noise is too large."""
 
 
 class Comparisons(Struct, frozen=True):
@@ -182,13 +184,13 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     unit: str
     level: Literal["run", "repeat"]
     """Whose spread this is: of runs from four on, else of the repeats of all runs."""
-    units: int
+    units: Annotated[int, Meta(ge=2)]
     """How many of them it was learned from."""
-    spread: float
+    spread: Annotated[float, Meta(ge=0)]
     """Standard deviation between them."""
     within: float | None
     """Standard error that the steps inside one of them leave, autocorrelation counted; None where it has no steps."""
-    noise_floor: float
+    noise_floor: Annotated[float, Meta(ge=0)]
     """Difference that noise alone can make between two of them: t x spread x sqrt(2)."""
     per_side: int
     """Of them on each side of a split."""

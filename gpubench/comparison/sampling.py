@@ -8,30 +8,31 @@ from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.inference import Sample, Steps
 
 WELL_KNOWN = 10  # units whose own spread tells enough: the steps inside them are not read
-RATES = ("throughput", "token_throughput")
+RATES = ("throughput", "token_throughput")  # averaged as time per work, so that they and the step time agree
 
 
-def sample_of(side: Side, metric: str) -> Sample | None:
-    """The side's sample of a metric; None unless every run of it has that.
+def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample | None:
+    """The side's sample of a metric; None unless every run of it has that. Rates are given as the time of one.
 
     Runs of a group are its units, each with the mean of its repeats, because what differs from run to run, weather and
-    placement, is the same for all repeats of one. The repeats are the units of a single run.
+    placement, is the same for all repeats of one. The repeats are the units of a single run, unless `by_run`.
     """
     if not all(metric in run.metrics for run in side.runs):
         return None
     metrics = [run.metrics[metric] for run in side.runs]
-    grouped = len(metrics) > 1
-    units = [one.estimate for one in metrics] if grouped else metrics[0].repeats
+    grouped = len(metrics) > 1 if by_run is None else by_run
+    units = np.asarray([one.estimate for one in metrics] if grouped else metrics[0].repeats, dtype=np.float64)
     steps = _steps(side.runs, metric, grouped) if len(units) < WELL_KNOWN else None
-    return Sample(np.asarray(units, dtype=np.float64), steps, inverse=metric in RATES)
+    return Sample(1 / units if metric in RATES else units, steps)
 
 
 def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[Sample, Sample]:
     """Both sides' samples of a metric that both have; of an interleaved pair the repeats that both have, in order.
 
-    KeyError for a metric that some run lacks.
+    Beside a group a lone run is one unit like any of that. KeyError for a metric that some run lacks.
     """
-    ours, theirs = sample_of(baseline, metric), sample_of(candidate, metric)
+    by_run = max(len(baseline.runs), len(candidate.runs)) > 1
+    ours, theirs = (sample_of(side, metric, by_run=by_run) for side in (baseline, candidate))
     if ours is None or theirs is None:
         raise KeyError(metric)
     if not interleaved(baseline, candidate):
@@ -52,7 +53,7 @@ def interleaved(baseline: Side, candidate: Side) -> bool:
 
 def _pick(sample: Sample, indices: Sequence[int]) -> Sample:
     steps = [sample.steps[index] for index in indices] if sample.steps else None
-    return Sample(sample.units[list(indices)], steps, sample.inverse)
+    return Sample(sample.units[list(indices)], steps)
 
 
 def _steps(runs: Sequence[RunEvidence], metric: str, grouped: bool) -> list[list[Steps]] | None:

@@ -152,7 +152,7 @@ def _refuse_twice(sides: Sequence[Side]) -> None:
     seen: dict[str, int] = {}
     for number, side in enumerate(sides):
         for run in side.runs:
-            identity = os.path.realpath(run.path)
+            identity = f"{run.record.host}/{run.record.run_id}" if run.record else os.path.realpath(run.path)
             if identity in seen:
                 other = seen[identity]
                 twice = (

@@ -8,7 +8,7 @@ from gpubench import inference, units
 from gpubench.comparison.comparability import Normalisation, normalise
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.result import Level, NullMetric, Outcome, Verdict
-from gpubench.comparison.sampling import interleaved, samples_of
+from gpubench.comparison.sampling import RATES, interleaved, samples_of
 from gpubench.inference import Error, Ratio, Sample
 from gpubench.metrics import Better, Metric
 
@@ -34,6 +34,8 @@ class Circumstances:
     """Verdicts that are not to be believed, and why: faster, where the candidate left work undone."""
     noise: Sequence[NullMetric] = ()
     """What is on record of this workload's noise on this machine."""
+    disturbance: float = 0.0
+    """How much longer steps may have taken for what others took of the CPU, as a fraction."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +57,42 @@ class _Evidence:
             return self.between_runs.noise_floor
         return inference.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n) if self.unit_spread else None
 
-    def limit(self, margin: float) -> float:
-        """What a change has to exceed."""
+    def limit(self, margin: float, disturbance: float) -> tuple[float, str | None]:
+        """What a change has to exceed, and why if that is not the margin."""
+        limit, why = margin, None
         blind = self.between_runs or min(self.ours.n, self.theirs.n) == 1
-        return max(margin, self.floor or 0.0) if blind else margin
+        if blind and self.floor and self.floor > limit:
+            limit, why = self.floor, f"the noise floor of {units.difference(self.floor)}"
+        if is_speed(self.metric.unit) and not self.paired and disturbance > limit:
+            limit, why = disturbance, f"the {units.difference(disturbance)} that others took of the CPU"
+        return limit, why
 
     def ratio(self) -> Ratio | None:
-        if found := inference.ratio(self.ours, self.theirs, paired=self.paired):
-            return found
-        if self.unit_spread and min(self.ours.mean, self.theirs.mean) > 0:
+        """Of the figures as they are shown, before they are divided by ranks."""
+        found = inference.ratio(self.ours, self.theirs, paired=self.paired)
+        if found is None and self.unit_spread and min(self.ours.mean, self.theirs.mean) > 0:
             size, df = self.unit_spread
             error = Error(size * math.sqrt(1 / self.ours.n + 1 / self.theirs.n), df)
-            return inference.student(self.theirs.mean / self.ours.mean, error)
-        return None
+            found = inference.student(self.theirs.mean / self.ours.mean, error)
+        return inference.inverse(found) if found and self.metric.name in RATES else found
+
+    def values(self) -> tuple[float, float]:
+        ours, theirs = self.ours.mean, self.theirs.mean
+        return (1 / ours, 1 / theirs) if self.metric.name in RATES else (ours, theirs)
 
 
 def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circumstances) -> Judged:
     """The verdict on one metric that every run of both sides has."""
     evidence = _gather(metric, baseline, candidate, circumstances.noise)
-    ours, theirs, margin = evidence.ours, evidence.theirs, circumstances.margin
-    limit = evidence.limit(margin)
+    margin, (limit, why) = circumstances.margin, evidence.limit(circumstances.margin, circumstances.disturbance)
     scale = normalise(metric.name, metric.unit, baseline, candidate)
     found = _scaled(evidence.ratio(), scale)
+    ours, theirs = (
+        value / ranks for value, ranks in zip(evidence.values(), (scale.baseline, scale.candidate), strict=True)
+    )
     outcome, leaning, reason = _outcome(evidence, found, margin, limit)
+    if outcome == "inconclusive" and why:
+        reason = f"not beyond {why}"
     if doubt := circumstances.rejected.get(leaning or outcome):
         outcome, leaning, reason = "rejected", None, doubt
     if withheld := circumstances.withheld or scale.withheld:
@@ -89,16 +104,16 @@ def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
         better=metric.better,
         verdict=outcome,
         leaning=leaning,
-        baseline=ours.mean / scale.baseline,
-        candidate=theirs.mean / scale.candidate,
-        ratio=found.estimate if found else _bare_ratio(ours.mean / scale.baseline, theirs.mean / scale.candidate),
+        baseline=ours,
+        candidate=theirs,
+        ratio=found.estimate if found else theirs / ours if ours > 0 else None,
         interval=found.interval if found else None,
         margin=margin,
         noise_floor=evidence.floor,
         limit=limit,
         resolvable=inference.resolvable(found.error, limit) if found else None,
         level=level,
-        units=(ours.n, theirs.n),
+        units=(evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
         paired=evidence.paired,
         more_repeats=_more_repeats(evidence, found, margin) if outcome == "inconclusive" else None,
@@ -110,9 +125,14 @@ def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
 
 def words(better: Better | None, unit: str, ratio: float) -> Outcome:
     """What a ratio away from 1 is called: faster and slower for times and rates, more and less for the rest."""
-    if unit == "s" or unit.endswith("/s"):
+    if is_speed(unit):
         return "faster" if (ratio < 1) == (better != "higher") else "slower"
     return "more" if ratio > 1 else "less"
+
+
+def is_speed(unit: str) -> bool:
+    """Whether a unit is that of a time or a rate."""
+    return unit == "s" or unit.endswith("/s")
 
 
 def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[NullMetric]) -> _Evidence:
@@ -136,10 +156,6 @@ def _scaled(found: Ratio | None, scale: Normalisation) -> Ratio | None:
     return Ratio(found.estimate * factor, (low * factor, high * factor), found.error, found.over_units)
 
 
-def _bare_ratio(ours: float, theirs: float) -> float | None:
-    return theirs / ours if ours > 0 else None
-
-
 def _outcome(
     evidence: _Evidence, found: Ratio | None, margin: float, limit: float
 ) -> tuple[Outcome, Outcome | None, str | None]:
@@ -152,9 +168,8 @@ def _outcome(
         return words(metric.better, metric.unit, found.estimate), None, None
     if limit <= margin and low >= 1 / (1 + margin) and high <= 1 + margin:
         return "equivalent", None, None
-    if limit > margin:
-        return "inconclusive", None, f"not beyond the noise floor of {units.percent(limit)}"
-    leaning = words(metric.better, metric.unit, found.estimate) if low > 1 or high < 1 else None
+    leans = limit <= margin and (low > 1 or high < 1)
+    leaning = words(metric.better, metric.unit, found.estimate) if leans else None
     return "inconclusive", leaning, None
 
 
@@ -166,14 +181,15 @@ def _without_ratio(evidence: _Evidence) -> tuple[Outcome, Outcome | None, str | 
         return "inconclusive", None, "one repeat on each side and no steps behind it: nothing tells its noise"
     interval = inference.difference(ours, theirs)
     if interval and (interval[0] > 0 or interval[1] < 0):
-        return words(metric.better, metric.unit, 2.0 if interval[0] > 0 else 0.5), None, "one side is 0"
-    return "inconclusive", None, "one side is 0: there is no ratio"
+        return words(metric.better, metric.unit, 2.0 if interval[0] > 0 else 0.5), None, "one side is not above 0"
+    return "inconclusive", None, "one side is not above 0: there is no ratio"
 
 
 def _more_repeats(evidence: _Evidence, found: Ratio | None, margin: float) -> int | None:
     if found is None or evidence.unit_spread is None or evidence.between_runs:
         return None
-    needed = inference.repeats_for(math.expm1(abs(math.log(found.estimate))), evidence.unit_spread[0], margin)
+    change = math.expm1(abs(math.log(found.estimate)))
+    needed = inference.repeats_for(change, evidence.unit_spread[0], margin, paired=evidence.paired)
     return None if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
 
 

@@ -21,11 +21,13 @@ STYLES = {
     "regressed": "red",
     "passed": "green",
 }
-VERDICTS = {  # from the widest table to the narrowest; what a column shows is in _cells
-    "whole": ("metric", "baseline", "candidate", "change", "verdict"),
-    "without values": ("metric", "change", "verdict"),
-    "without intervals": ("metric", "ratio", "verdict"),
-}
+VERDICTS = (  # from the widest table to the narrowest; what a column shows is in _cells
+    ("metric", "baseline", "candidate", "change", "verdict"),
+    ("metric", "change", "verdict"),
+    ("metric", "ratio", "verdict"),
+)
+BARE = ("metric", "verdict")
+NAME = 10  # characters in which the name of a metric can be folded and still be read
 
 
 def show(comparisons: Comparisons, console: Console, *, everything: bool = False) -> None:
@@ -91,7 +93,8 @@ def _show_differences(differences: Sequence[Difference], console: Console) -> No
 
 def _show_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     console.print()
-    console.print(fitting(console, (_verdict_table(verdicts, columns) for columns in VERDICTS.values())))
+    narrowest = VERDICTS[-1] if _room_for_names(verdicts, console) >= NAME else BARE
+    console.print(fitting(console, (_verdict_table(verdicts, columns) for columns in (*VERDICTS, narrowest))))
     for note in phrases.notes(verdicts):
         _say(console, note, "dim")
     if leading := phrases.leading(verdicts):
@@ -107,6 +110,12 @@ def _verdict_table(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Table
         cells = _cells(verdict)
         table.add_row(*(cells[column] for column in columns))
     return table
+
+
+def _room_for_names(verdicts: Sequence[Verdict], console: Console) -> int:
+    """Characters that the narrowest table with a change leaves for the metrics."""
+    unbounded = console.options.update(max_width=10_000)
+    return console.width - console.measure(_verdict_table(verdicts, VERDICTS[-1][1:]), options=unbounded).maximum - 2
 
 
 def _cells(verdict: Verdict) -> dict[str, Text]:
@@ -140,7 +149,7 @@ def _waterfall_table(waterfall: Waterfall, extras: Sequence[str]) -> Table:
     if "bar" in extras:
         table.add_column("less · more time", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
-    table.add_column(f"of the {waterfall.per}", justify="right", no_wrap=True)
+    table.add_column("of the whole", justify="right", no_wrap=True)
     if "interval" in extras:
         table.add_column("95 % interval", no_wrap=True)
     largest = max((abs(phase.change) for phase in waterfall.phases), default=0.0)

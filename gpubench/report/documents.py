@@ -38,7 +38,7 @@ def to_csv(comparisons: Comparisons) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for comparison in comparisons.comparisons:
-        labels = [comparison.baseline.label, comparison.candidate.label]
+        labels = [phrases.clean(side.label) for side in (comparison.baseline, comparison.candidate)]
         writer.writerows([*labels, *_fields(verdict)] for verdict in comparison.verdicts)
     return text.getvalue()
 
@@ -53,7 +53,7 @@ def to_markdown(comparisons: Comparisons, *, everything: bool = False) -> str:
             [result.outcome, result.condition, result.candidate, phrases.worsening(result), _p_value(result.p_value)]
             for result in comparisons.gate
         ]
-        lines += table(["gate", "condition", "candidate", "worsening and limit", "adjusted p"], rows)
+        lines += table(["gate", "condition", "candidate", "measured and limit", "adjusted p"], rows)
     return "\n".join(lines).strip("\n") + "\n"
 
 
@@ -101,7 +101,7 @@ def _waterfall(waterfall: Waterfall) -> list[str]:
     rows = [[move.phase, move.change, move.share, move.interval] for move in phrases.moves(waterfall)]
     total = phrases.total(waterfall)
     rows.append([f"{total.phase} {phrases.span(waterfall)}", total.change, total.share, total.interval])
-    return table(["phase", "change", f"of the {waterfall.per}", "95 % interval"], rows)
+    return table(["phase", "change", "of the whole", "95 % interval"], rows)
 
 
 def _p_value(value: float | None) -> str:
@@ -113,7 +113,7 @@ def _fields(verdict: Verdict) -> list[Any]:
     for name in Verdict.__struct_fields__:
         value = getattr(verdict, name)
         cells += list(value or [None] * len(PARTS[name])) if name in PARTS else [value]
-    return cells
+    return [phrases.clean(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def _finite(value: Any) -> Any:

@@ -84,7 +84,7 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
     low, high = bulk(pooled)
     name = wording.name(sides[0].metric)
     plane = Plane(
-        title=f"distribution of the steady {name}s",
+        title=f"distribution of {name} over the steady steps",
         description=_in_words(sides),
         x_unit=sides[0].unit,
         x_name=name,
@@ -94,7 +94,7 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
     drawing = plots.distributions(plane, steady, [label for _, label in styles(sides)], low, high)
     said = "The dots are the means of the repeats: how far they lie apart is what a verdict has to reckon with."
     said = f"{said} {_outside(pooled, low, high, sides[0].unit)}".rstrip()
-    return Figure(f"Distribution of the steady {name}s", drawing, said) if drawing else None
+    return Figure(f"D{plane.title[1:]}", drawing, said) if drawing else None
 
 
 def styles(sides: Sequence[Recording]) -> list[tuple[str, str]]:
@@ -117,4 +117,7 @@ def _outside(series: Sequence[Series], low: float, high: float, unit: str) -> st
     if not outside:
         return ""
     total, largest = sum(map(len, series)), max(float(values.max()) for values in series)
-    return f"{outside:,} of {total:,} steps lie beyond the axis; the largest value is {units.quantity(largest, unit)}."
+    lie = "lies" if outside == 1 else "lie"
+    return (
+        f"{outside:,} of {total:,} steps {lie} beyond the axis; the largest value is {units.quantity(largest, unit)}."
+    )

@@ -21,7 +21,10 @@ PEAKS = {
 
 
 def telemetry(sides: Sequence[Recording]) -> list[Figure]:
-    """Each repeat from its first step on; the mean where there are several GPUs. The CPU's only where no GPU's is."""
+    """Each repeat from its first step on, averaged where it was steady; the mean where there are several GPUs.
+
+    The CPU's only where no GPU's is.
+    """
     gpus = [found for quantity in recorded.GPU if (found := _aligned(sides, quantity))]
     throttled = _throttled(sides)
     if gpus or throttled:
@@ -71,16 +74,21 @@ def whole_run(run: RunEvidence, quantities: Sequence[Quantity]) -> list[Figure]:
 
 
 def _aligned(sides: Sequence[Recording], quantity: Quantity) -> Figure | None:
-    curves = [
-        Curve(reading.times, reading.values, style, label)
-        for (style, label), side in zip(styles(sides), sides, strict=True)
-        for run, repeats in _by_run(side)
-        if (whole := recorded.together(recorded.readings(run.telemetry, quantity)))
-        for began, ended in _spans(repeats)
-        if len((reading := whole.between(began, ended).since(began)).times)
-    ]
-    values = [(curve.label, curve.y) for curve in curves]
-    return _timeline(quantity, curves, values, "time since the first step of a repeat")
+    curves, steady = [], []
+    for (style, label), side in zip(styles(sides), sides, strict=True):
+        for run, repeats in _by_run(side):
+            whole = recorded.together(recorded.readings(run.telemetry, quantity))
+            if whole is None:
+                continue
+            readings = [whole.between(began, ended).since(began) for began, ended in _spans(repeats)]
+            curves += [Curve(reading.times, reading.values, style, label) for reading in readings if len(reading.times)]
+            drawn = {repeat.repeat for repeat in repeats}
+            steady += [
+                (label, whole.between(window.start, window.end).values)
+                for window in run.windows
+                if window.repeat in drawn
+            ]
+    return _timeline(quantity, curves, steady, "time since the first step of a repeat")
 
 
 def _by_run(side: Recording) -> Iterator[tuple[RunEvidence, list[RepeatSteps]]]:
@@ -97,14 +105,14 @@ def _spans(repeats: Sequence[RepeatSteps]) -> list[tuple[float, float]]:
 def _timeline(
     quantity: Quantity,
     curves: Sequence[Curve],
-    averaged: Sequence[tuple[str, Series]],
+    steady: Sequence[tuple[str, Series]],
     x_name: str,
     spans: Sequence[Span] = (),
 ) -> Figure | None:
-    """averaged: the values behind the mean of each label."""
+    """steady: by label, the values within the steady windows, which are averaged."""
     if not (quantity.news or any(curve.y.any() for curve in curves)):
         return None
-    means = ", ".join(f"{label} {mean}".strip() for label, mean in _means(averaged, quantity.unit).items())
+    means = ", ".join(f"{label} {mean}".strip() for label, mean in _means(steady, quantity.unit).items())
     plane = Plane(
         title=f"{quantity.title} over time",
         description=f"means: {means}" if means else "",
@@ -117,7 +125,7 @@ def _timeline(
     )
     drawing = plots.over(plane, curves)
     title = quantity.title[0].upper() + quantity.title[1:]
-    return Figure(title, drawing, f"On average: {means}." if means else "") if drawing else None
+    return Figure(title, drawing, f"On average over the steady steps: {means}." if means else "") if drawing else None
 
 
 def _means(series: Sequence[tuple[str, Series]], unit: str) -> dict[str, str]:

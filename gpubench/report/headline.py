@@ -16,10 +16,16 @@ def headline(comparison: Comparison) -> str:
         return f"withheld: {_obstacle(comparability)}"
     if verdict is None:
         return "nothing to compare: no metric is known of both sides"
-    if verdict.verdict in ("withheld", "rejected"):
-        return f"{verdict.verdict}: {clean(verdict.reason or metric(verdict.metric))}"
-    sentence = _sentence(verdict, clean(comparison.baseline.label), clean(comparison.candidate.label))
-    return sentence if comparability.comparable else f"{sentence}, although {_obstacle(comparability)}"
+    if verdict.verdict == "withheld":
+        return f"withheld: {clean(verdict.reason or metric(verdict.metric))}"
+    if verdict.verdict == "rejected":  # the reason begins with the side that it is about
+        return f"rejected, {clean(verdict.reason or metric(verdict.metric))}"
+    sentence = _sentence(verdict, comparison)
+    if not comparability.comparable:
+        sentence += f", although {_obstacle(comparability)}"
+    if verdict.verdict == "inconclusive" and verdict.more_repeats:
+        sentence += f"; {to_settle(verdict)}"
+    return sentence
 
 
 def _obstacle(comparability: Comparability) -> str:
@@ -32,19 +38,33 @@ def _obstacle(comparability: Comparability) -> str:
     return f"{clean(first.key)} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
 
 
-def _sentence(verdict: Verdict, baseline: str, candidate: str) -> str:
+def _sentence(verdict: Verdict, comparison: Comparison) -> str:
+    baseline, candidate = clean(comparison.baseline.label), clean(comparison.candidate.label)
     name, margin = metric(verdict.metric), units.percent(verdict.margin)
     if verdict.verdict == "equivalent":
         return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, within the {margin} margin"
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
-        settles = f"; {to_settle(verdict)}" if verdict.more_repeats else ""
         why = f", {clean(verdict.reason)}" if verdict.reason else ""
-        return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}{settles}"
+        return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"
-    limit = f"{margin} margin" if verdict.limit <= verdict.margin else f"noise floor of {units.percent(verdict.limit)}"
-    return f"{candidate} {_established(verdict, verdict.ratio, baseline)}, beyond the {limit}"
+    said = f"{candidate} {_established(verdict, verdict.ratio, baseline)}, beyond the {_limit(verdict)}"
+    return f"{said}, from one run each" if _says_nothing_of_runs(verdict, comparison) else said
+
+
+def _limit(verdict: Verdict) -> str:
+    """What the change exceeds."""
+    if verdict.limit <= verdict.margin:
+        return f"{units.percent(verdict.margin)} margin"
+    size = units.difference(verdict.limit)
+    return f"noise floor of {size}" if verdict.limit == verdict.noise_floor else f"{size} that others took of the CPU"
+
+
+def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
+    """Whether repeats of one run stand for a side, and runs may differ by more. Of steps alone the interval says so."""
+    single = comparison.baseline.runs == comparison.candidate.runs == 1
+    return single and not verdict.paired and verdict.level == "repeat" and verdict.verdict in SPEEDS
 
 
 def _measured(verdict: Verdict) -> str:

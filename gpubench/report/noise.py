@@ -44,7 +44,7 @@ def headline(noise: Noise) -> str:
     sentence += f" {units.percent(leading.spread)} where nothing was changed"
     if leading.resolvable is None:
         return sentence
-    return f"{sentence}; {leading.per_side} a side resolve a change of {units.percent(leading.resolvable)}"
+    return f"{sentence}; {leading.per_side} a side resolve a change of {units.difference(leading.resolvable)}"
 
 
 def cells(metric: NullMetric) -> dict[str, str]:
@@ -53,10 +53,10 @@ def cells(metric: NullMetric) -> dict[str, str]:
         "metric": phrases.metric(metric.metric),
         "spread": units.percent(metric.spread),
         "within": _percent(metric.within),
-        "noise floor": units.percent(metric.noise_floor),
+        "noise floor": units.difference(metric.noise_floor),
         "false verdicts": _of(metric.false_verdicts, metric.splits),
         "of single repeats": _of(metric.single_false_verdicts, metric.single_splits),
-        "resolvable": _percent(metric.resolvable),
+        "resolvable": "-" if metric.resolvable is None else units.difference(metric.resolvable),
     }
 
 

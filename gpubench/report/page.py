@@ -74,7 +74,7 @@ def _section(number: int, comparison: Comparison, baseline: Side, candidate: Sid
         "verdicts": main,
         "phases": phases if main is not phases else [],
         "ratios": Figure("Ratio of each metric, B against A", ratio_plot) if ratio_plot else None,
-        "waterfall": Figure(f"Where the change of a {waterfall.per} comes from", rows.waterfall(waterfall))
+        "waterfall": Figure(f"Where the change of a {waterfall.per}'s time comes from", rows.waterfall(waterfall))
         if waterfall
         else None,
         "steps": figures.steps(sides),
@@ -154,6 +154,10 @@ def _percent(value: float | None) -> str:
     return wording.typeset(units.percent(value)) if value is not None and math.isfinite(value) else "not known"
 
 
+def _difference(value: float | None) -> str:
+    return wording.typeset(units.difference(value)) if value is not None and math.isfinite(value) else "not known"
+
+
 def _code_state(git: Mapping[str, Any]) -> str:
     """The working tree that was measured, in a clause."""
     said = f"at commit {str(git.get('commit') or 'none')[:12]}"
@@ -184,6 +188,8 @@ def _environment() -> Environment:
         duration=wording.duration,
         change=wording.change,
         changes=wording.interval,
+        difference=_difference,
+        worse=wording.worse,
         words=wording.name,
         sign=wording.sign,
         standing=wording.standing,

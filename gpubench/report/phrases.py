@@ -61,9 +61,9 @@ def method(verdict: Verdict) -> str:
     """How a verdict came about, and what it could have found."""
     parts = [clean(verdict.method), _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
     if verdict.noise_floor is not None:
-        parts.append(f"noise floor {units.percent(verdict.noise_floor)}")
+        parts.append(f"noise floor {units.difference(verdict.noise_floor)}")
     if verdict.resolvable is not None:
-        parts.append(f"resolvable change {units.percent(verdict.resolvable)}")
+        parts.append(f"resolvable change {units.difference(verdict.resolvable)}")
     return f"{metric(verdict.metric)}: {'; '.join(part for part in parts if part)}"
 
 
@@ -104,8 +104,8 @@ def moves(waterfall: Waterfall) -> list[Move]:
 def total(waterfall: Waterfall) -> Move:
     """The line below: all changes are its change."""
     moved = waterfall.candidate - waterfall.baseline
-    share = signed_percent(moved / waterfall.baseline) if waterfall.baseline else ""
-    return Move(f"{waterfall.per} time", signed_seconds(moved), share, interval="")
+    share = units.signed_percent(moved / waterfall.baseline) if waterfall.baseline else ""
+    return Move(f"time of a {waterfall.per}", units.signed_seconds(moved), share, interval="")
 
 
 def span(waterfall: Waterfall) -> str:
@@ -119,14 +119,27 @@ def gate(result: GateResult) -> str:
 
 
 def worsening(result: GateResult, interval: bool = True) -> str:
-    """What was measured beside what is tolerated: "step_time +3.1 % [+2.6, +3.7] > 2 %"."""
-    limit = units.percent(result.limit)
+    """What was measured beside what is tolerated: "step_time worse by 3.1 % [2.6, 3.7] > 2 %", and why that is open."""
+    said, limit = f"{clean(result.metric)} {worse(result, interval)}", units.difference(result.limit)
+    if result.worsening is None or result.worsening <= 0:
+        said += f", limit {limit}"
+    else:
+        said += f" {'>' if result.worsening > result.limit else '<='} {limit}"
+    return f"{said} ({clean(result.reason)})" if result.reason else said
+
+
+def worse(result: GateResult, interval: bool = True) -> str:
+    """In words, as more of a metric may be better or worse: "worse by 3.1 % [2.6, 3.7]", "better by 12 % [1, 23]"."""
     if result.worsening is None:
-        return f"{clean(result.metric)} unknown, limit {limit}"
-    places = decimals(result.worsening, result.interval)
-    edges = ", ".join(_signed(edge, places) for edge in result.interval or ())
-    measured = f"{_signed(result.worsening, places)} %" + (f" [{edges}]" if edges and interval else "")
-    return f"{clean(result.metric)} {measured} {'>' if result.worsening > result.limit else '<='} {limit}"
+        return "unknown"
+    low, high = result.interval or (0.0, 0.0)
+    ends = None if _invisible(high - low) else (low, high)
+    if ends is None and _invisible(result.worsening):
+        return "unchanged"
+    places, sign = decimals(result.worsening, ends), -1 if result.worsening < 0 else 1
+    edges = ", ".join(_signed(edge, places, "-") for edge in sorted(sign * end for end in ends or ()))
+    measured = f"{'better' if sign < 0 else 'worse'} by {_signed(abs(result.worsening), places, '-')} %"
+    return f"{measured} [{edges}]" if edges and interval else measured
 
 
 def metric(name: str) -> str:
@@ -157,14 +170,6 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
 
 
-def signed_percent(fraction: float) -> str:
-    return f"{_signed(fraction, decimals(fraction, None))} %" if fraction else "+0 %"
-
-
-def signed_seconds(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{units.seconds(abs(value))}"
-
-
 def figures(verdict: Verdict) -> tuple[str, list[str], str]:
     """The estimate, the edges of its interval where it has a width, and their unit."""
     ratio, ends = verdict.ratio, width(verdict)
@@ -178,15 +183,16 @@ def figures(verdict: Verdict) -> tuple[str, list[str], str]:
         )
     if large(ratio):
         return units.digits(ratio), [units.digits(end) for end in ends or ()], "x"
-    if ratio == 1 and ends is None:
+    if ends is None and _invisible(ratio - 1):
         return "+0", [], "%"
     places = decimals(ratio - 1, ends)
     return _signed(ratio - 1, places), [_signed(end - 1, places) for end in ends or ()], "%"
 
 
 def width(verdict: Verdict) -> tuple[float, float] | None:
-    """The interval of the ratio, unless all repeats agreed and it is a point."""
-    return verdict.interval if verdict.interval and verdict.interval[0] != verdict.interval[1] else None
+    """The interval of the ratio, unless all repeats agreed and it is a point but for rounding."""
+    ends = verdict.interval
+    return None if ends is None or math.isclose(*ends, rel_tol=units.SMALLEST_PERCENT / 100) else ends
 
 
 def large(ratio: float) -> bool:
@@ -195,16 +201,26 @@ def large(ratio: float) -> bool:
 
 
 def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
-    """Decimals of a percentage: down to the first digit of half the interval, and below 10 % one at least."""
+    """Decimals of a percentage: down to the first digit of half the interval, and below 10 % one at least.
+
+    None of a whole number that has no interval.
+    """
     half = abs(interval[1] - interval[0]) * 50 if interval else 0.0
+    if not half and _invisible(estimate - round(estimate, 2)):
+        return 0
     doubtful = half or abs(estimate) * 10
     if not doubtful:
         return 1
     return min(4, max(0 if half >= 10 else 1, math.ceil(-math.log10(doubtful))))
 
 
-def _signed(fraction: float, places: int) -> str:
-    return f"{round(fraction * 100, places) + 0.0:+.{places}f}"  # + 0.0: no negative zero
+def _invisible(fraction: float) -> bool:
+    """Whether it is too small for any digit that is ever shown."""
+    return abs(fraction) * 100 < units.SMALLEST_PERCENT
+
+
+def _signed(fraction: float, places: int, sign: str = "+") -> str:
+    return f"{round(fraction * 100, places) + 0.0:{sign}.{places}f}"  # + 0.0: no negative zero
 
 
 def _note(verdict: Verdict) -> str:
@@ -235,6 +251,6 @@ def _evidence(verdict: Verdict) -> str:
 
 
 def _move(phase: PhaseChange, whole: float) -> Move:
-    edges = ", ".join(signed_seconds(edge) for edge in phase.interval or ())
-    share = signed_percent(phase.change / whole) if whole else ""
-    return Move(metric(phase.phase), signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
+    edges = ", ".join(units.signed_seconds(edge) for edge in phase.interval or ())
+    share = units.signed_percent(phase.change / whole) if whole else ""
+    return Move(metric(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")

@@ -172,7 +172,7 @@ def waterfall(found: Waterfall) -> Markup:
         _foot(len(rows)), TOP, f"time of a {found.per}, {measured.name}",
     )  # fmt: skip
     said = "; ".join(f"{row.name} {row.value}" for row in rows)
-    return _rows(f"Where the change of the time of a {found.per} comes from", said, (), rows, axis)
+    return _rows(f"Where the change of a {found.per}'s time comes from", said, (), rows, axis)
 
 
 def _whole(name: str, value: float, x: Scale, place: int, style: str, broken: bool) -> Row:

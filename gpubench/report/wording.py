@@ -5,7 +5,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from gpubench.comparison.result import Comparison, Outcome, Verdict
+from gpubench import units
+from gpubench.comparison.result import Comparison, GateResult, Outcome, Verdict
 from gpubench.report import phrases
 from gpubench.report.headline import headline
 
@@ -57,7 +58,12 @@ def interval(verdict: Verdict) -> str:
 
 def duration(value: float) -> str:
     """A change of a time, with its sign."""
-    return typeset(phrases.signed_seconds(value))
+    return typeset(units.signed_seconds(value))
+
+
+def worse(result: GateResult) -> str:
+    """What a condition of the gate came upon: "worse by 3.1 % [2.6, 3.7]"."""
+    return typeset(phrases.worse(result))
 
 
 def sentence(comparison: Comparison, baseline: str, candidate: str) -> str:
