@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/compare_equal.py [--runs 6] [--repeats 3] [-- TRAIN-BENCH OPTIONS]
 
-Measures one configuration several times and judges its step time in every pair: of runs, with what their likes have
-taught of the noise between runs (that takes four) and without; and of single repeats, by the interval of their steps
-alone and, as many tools do, by a rank test. Then it asks what `--null` makes of the runs. Prints Markdown.
+Measures one configuration several times and judges its step time in every pair: of runs, as the command does, which
+from the fourth on have on record how their likes differed, and by their repeats alone; of single repeats, by the
+interval of their steps alone and, as many tools do, by a rank test. Then it asks what `--null` makes of the runs.
+Prints Markdown.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from overhead import print_table
 from scipy.stats import mannwhitneyu
 
 from gpubench import units
-from gpubench.comparison.compare import null, only
+from gpubench.comparison.compare import compare, null, only
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import NullMetric
 from gpubench.comparison.sides import find
@@ -46,9 +47,9 @@ def main() -> None:
         runs, repeats = group.runs, [single(run, index) for run in group.runs for index in range(run.repeats)]
         rows = [
             ["compared", "pairs", "called different", "equivalent", "inconclusive"],
-            row("runs, by their repeats and how runs differ", runs, verdict((learned,))),
-            row("runs, by their repeats alone", runs, verdict(())),
-            row("single repeats, by their steps alone", repeats, verdict(())),
+            row("runs, gpubench compare", runs, as_it_comes),
+            row("runs, by their repeats alone", runs, bare),
+            row("single repeats, by their steps alone", repeats, bare),
             row("single repeats, Mann-Whitney over steps (0.05)", repeats, rank_test),
         ]
     headline = f"{runs[0].settings['model.name']} on {runs[0].settings['device']}"
@@ -86,12 +87,18 @@ def row(name: str, runs: Sequence[RunEvidence], judged: Judge) -> list[str]:
     return [name, str(total), *(units.percent(count / total) for count in shares)]
 
 
-def verdict(noise: Sequence[NullMetric]) -> Judge:
-    def judged(baseline: RunEvidence, candidate: RunEvidence) -> str:
-        ours, theirs = (Side(run.label, (run,)) for run in (baseline, candidate))
-        return judge(baseline.metrics[METRIC], ours, theirs, Circumstances(noise=noise)).verdict.verdict
+def as_it_comes(baseline: RunEvidence, candidate: RunEvidence) -> str:
+    """With what the runs have on record of their noise, and what else the machine was seen doing."""
+    found = compare(sides(baseline, candidate), metrics=[METRIC])
+    return found.comparisons[0].verdicts[0].verdict
 
-    return judged
+
+def bare(baseline: RunEvidence, candidate: RunEvidence) -> str:
+    return judge(baseline.metrics[METRIC], *sides(baseline, candidate), Circumstances()).verdict.verdict
+
+
+def sides(baseline: RunEvidence, candidate: RunEvidence) -> tuple[Side, Side]:
+    return Side(baseline.label, (baseline,)), Side(candidate.label, (candidate,))
 
 
 def rank_test(baseline: RunEvidence, candidate: RunEvidence) -> str:

@@ -59,6 +59,9 @@ MACHINE: dict[str, Any] = {
 }
 
 
+LIBRARIES = ("typer.main", "typer._adapters", "numpy", "scipy.special", "msgspec", "yaml", "psutil", "rich.table")
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -174,6 +177,18 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def imports(rounds: int) -> float:
+    """Seconds that Python takes to load what every comparison needs of others: no start-up can be below it."""
+    command = [sys.executable, "-c", f"import {', '.join(LIBRARIES)}"]
+    return min(timed(command) for _ in range(max(rounds, 5)))
+
+
+def timed(command: Sequence[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, check=True)
+    return time.perf_counter() - began
+
+
 def main() -> int:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="gpubench-scale-") as folder:
@@ -184,6 +199,7 @@ def main() -> int:
             print(f"error: gpubench compare exited {error.returncode}: {error.output}", file=sys.stderr)
             return 1
     print_table([["case", "best", "rounds, s", "most memory", "bar", ""], *rows])
+    print(f"\nImporting {', '.join(LIBRARIES)} and nothing else: {imports(options.rounds):.2f} s at best.")
     return 1 if any(row[-1] == "FAIL" for row in rows) else 0
 
 
