@@ -119,6 +119,13 @@ class RepeatDone(Event, frozen=True):
     peak_rss: int
 
 
+class YardstickRead(Event, frozen=True):
+    """How long a fixed piece of work took just before and after the repeat's steps; see `gpubench.yardstick`."""
+
+    repeat: int
+    seconds: float
+
+
 class Failed(Event, frozen=True):
     kind: str
     """Name of the error class; one of `gpubench.errors` keeps its exit code."""
@@ -137,7 +144,7 @@ class Done(Event, frozen=True):
 
 Message = (
     Hello | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
-    | PeakMeasured | GraphTraced | RepeatDone | Failed | Done
+    | PeakMeasured | GraphTraced | RepeatDone | YardstickRead | Failed | Done
 )  # fmt: skip
 
 

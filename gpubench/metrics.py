@@ -104,6 +104,9 @@ DEFINITIONS: dict[str, Definition] = {
     "starved_steps": Definition(
         "fraction", "lower", "steady steps that began with the GPU out of work, because the host could not keep up"
     ),
+    "yardstick_time": Definition(
+        "s", None, "time of a fixed piece of CPU work just before and after the steps: the machine's own speed"
+    ),
     "final_loss": Definition("", None, "training loss of the last step, mean over ranks"),
     "skipped_steps": Definition("steps", "lower", "steady steps whose optimizer update the gradient scaler skipped"),
     "straggler_skew": Definition(

@@ -101,6 +101,8 @@ class Recorder:
                 self.progress.planned = event.steps
             case events.RepeatDone():
                 self._repeats[event.repeat].done[event.rank] = event
+            case events.YardstickRead(rank=0):
+                self._repeats[event.repeat].yardstick = event.seconds
             case events.Failed():
                 self._take_failure(event)
             case _:

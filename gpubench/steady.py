@@ -18,6 +18,8 @@ class Repeat:
     """By rank, in order."""
     built: ModelBuilt | None = None
     done: dict[int, RepeatDone] = field(default_factory=dict)
+    yardstick: float | None = None
+    """Seconds of a fixed piece of work beside the steps, on rank 0."""
 
 
 class SteadyWindow(msgspec.Struct, frozen=True):

@@ -211,6 +211,7 @@ def _costs(metrics: _Metrics) -> None:
     metrics.add("first_step_time", lambda m: first_steps(m, 1))
     metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
+    metrics.add("yardstick_time", lambda m: m.repeat.yardstick)
     metrics.add("final_loss", _final_loss)
     metrics.add("skipped_steps", lambda m: float(sum(step.skipped for step in m.steps)))
 

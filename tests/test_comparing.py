@@ -102,7 +102,7 @@ def rich_comparison(**changes: Any) -> Comparisons:
         ({"ratio": 1.2, "interval": (1.2 - 1e-12, 1.2 + 1e-12)}, "new is 20 % slower than base in step time, beyond"),
         ({"limit": 0.012}, "beyond the noise floor of 1.2 %"),
         ({"limit": 4.47, "noise_floor": 4.47, "ratio": 9, "interval": (8, 10)}, "beyond the noise floor of 5.5 x"),
-        ({"limit": 0.02}, "beyond the 2 % that others took of the CPU"),
+        ({"limit": 0.02}, "beyond the 2 % that the machine itself may account for"),
     ],
 )  # fmt: skip
 def test_the_headline_is_a_sentence_for_a_pull_request(changes: dict[str, Any], expected: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scipy.signal import lfilter
 
 from gpubench.comparison import conditions
-from gpubench.comparison.doubts import doubts, loss_apart, out_of_turn, rejection
+from gpubench.comparison.doubts import changed_weather, doubts, loss_apart, out_of_turn, rejection
 from gpubench.comparison.evidence import RunEvidence, Series, Side
 from gpubench.comparison.steps import StepTable
 from gpubench.metrics import Metric
@@ -207,6 +207,19 @@ def test_what_others_took_of_the_cpu_is_laid_beside_what_the_run_had() -> None:
     assert conditions.disturbance(on_gpu) is None
     quiet = side(run(samples=cpu(load=0.5, worker_cpu=1.9), settings={"data.workers": 0, "device": "cpu"}))
     assert conditions.disturbance(quiet) is None
+
+
+def test_a_machine_that_was_slower_by_its_yardstick_is_told_and_has_to_be_exceeded() -> None:
+    fast, slow = (
+        side(run(metrics=[metric("yardstick_time", 2e-3)])),
+        side(run(metrics=[metric("yardstick_time", 2.2e-3)])),
+    )
+    assert conditions.weather(fast, slow) == pytest.approx(1.1)
+    assert conditions.accountable(fast, slow) == pytest.approx(1.1**2 - 1)
+    assert conditions.accountable(slow, fast) == pytest.approx(1.1**2 - 1)
+    assert changed_weather(fast, slow) == "the machine itself was 10.0 % slower for b, by its yardstick"
+    assert changed_weather(fast, fast) is None
+    assert conditions.weather(side(run()), slow) is None
 
 
 def test_two_runs_out_of_turn_are_told_and_groups_are_not() -> None:

@@ -52,6 +52,13 @@ def test_it_writes_the_whole_run_directory(tiny: Finished) -> None:
     assert tiny.document("environment.json")["variables"]["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
+def test_every_repeat_on_a_cpu_reads_the_yardstick(tiny: Finished) -> None:
+    yardstick = metrics(tiny)["yardstick_time"]
+    assert len(yardstick["repeats"]) == 2
+    assert 0 < yardstick["estimate"] < 1
+    assert yardstick["better"] is None
+
+
 def test_every_step_is_recorded_and_its_phases_sum_to_it(tiny: Finished) -> None:
     steps = tiny.lines("steps.jsonl")
     assert [(step["repeat"], step["step"]) for step in steps] == [(r, s) for r in range(2) for s in range(30)]

@@ -9,7 +9,7 @@ import msgspec
 
 from gpubench import inference, runs
 from gpubench.comparison import comparability, conditions, gate, noise, verdicts
-from gpubench.comparison.doubts import doubts, out_of_turn, rejection
+from gpubench.comparison.doubts import changed_weather, doubts, out_of_turn, rejection
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import Condition
@@ -86,6 +86,8 @@ def _compare(
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
     circumstances = Circumstances(margin, withheld, rejected, record, _disturbance(baseline, candidate))
     warnings = [*rejected.values(), *doubts(baseline, candidate)]
+    if moved := changed_weather(baseline, candidate):
+        warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
         warnings.append(unequal)
     shared = _shared(baseline, candidate)
@@ -114,10 +116,10 @@ def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
 
 
 def _disturbance(baseline: Side, candidate: Side) -> float:
-    """Of two single runs; in a group it is part of how the runs differ."""
+    """What the machine may account for between two single runs; in a group it is part of how the runs differ."""
     if len(baseline.runs) > 1 or len(candidate.runs) > 1:
         return 0.0
-    return max(conditions.disturbance(side) or 0.0 for side in (baseline, candidate))
+    return conditions.accountable(baseline, candidate)
 
 
 def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:

@@ -1,5 +1,6 @@
 """What the machine was doing while a run's steady steps ran, beside the run."""
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -9,6 +10,7 @@ from gpubench.telemetry import TelemetrySample
 RUNS_WATCHED = 10  # of a group whose telemetry is read: they stand for all
 IDLE_CORES = 0.25  # what a quiet machine's own housekeeping takes
 STEAL = 0.02  # of all CPU time
+YARDSTICK = "yardstick_time"
 
 
 def steady_telemetry(run: RunEvidence) -> list[TelemetrySample]:
@@ -64,6 +66,25 @@ def disturbance(side: Side) -> float | None:
     if not own or (others <= IDLE_CORES and steal <= STEAL):
         return None
     return (max(0.0, others) + steal * count) / fmean(own)
+
+
+def weather(baseline: Side, candidate: Side) -> float | None:
+    """By how much the machine's own speed changed, as the ratio of the yardstick's times; None where nothing tells."""
+    times = [run.metrics.get(YARDSTICK) for side in (baseline, candidate) for run in side.runs[:1]]
+    if not (times[0] and times[1]) or min(times[0].estimate, times[1].estimate) <= 0:
+        return None
+    return times[1].estimate / times[0].estimate
+
+
+def accountable(baseline: Side, candidate: Side) -> float:
+    """The change of a step's time that the machine alone may account for, beside the run: the larger of two bounds.
+
+    What others took of the CPU, and the square of what the yardstick moved: a step of small operations was seen to feel
+    a neighbour up to twice as much, in the logarithm (docs/statistics.md). 0 where neither tells anything.
+    """
+    taken = max(disturbance(side) or 0.0 for side in (baseline, candidate))
+    moved = weather(baseline, candidate)
+    return max(taken, math.expm1(2 * abs(math.log(moved)))) if moved else taken
 
 
 def _logical_cores(run: RunEvidence) -> int | None:

@@ -18,6 +18,7 @@ from gpubench.summary import CLOSURE_LIMIT
 ENOUGH_REPEATS = 3
 FEWEST_STEPS = 10  # of a loss that can be said to fall
 BF16_STEP = 2**-7  # relative distance between neighbouring bf16 numbers, at the most
+WEATHER = 0.01  # of the yardstick's time: less is no news
 DIVERGED = "NonFiniteLoss"
 
 Check = Callable[[Side], str | None]
@@ -32,6 +33,17 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
     for check in (_throttled, _strangers, _contended, _unsettled, _unclosed, _scattered, _few, _unread):
         said += _about(sides, check)
     return list(dict.fromkeys(said))
+
+
+def changed_weather(baseline: Side, candidate: Side) -> str | None:
+    """Two runs on a CPU that was not as fast for both, by a yardstick that has nothing to do with the model."""
+    moved = conditions.weather(baseline, candidate)
+    if moved is None or len(baseline.runs) > 1 or len(candidate.runs) > 1 or interleaved(baseline, candidate):
+        return None
+    if abs(moved - 1) < WEATHER:
+        return None
+    word = "slower" if moved > 1 else "faster"
+    return f"the machine itself was {units.percent(abs(moved - 1))} {word} for {candidate.label}, by its yardstick"
 
 
 def out_of_turn(baseline: Side, candidate: Side) -> str | None:

@@ -35,7 +35,7 @@ class Circumstances:
     noise: Sequence[NullMetric] = ()
     """What is on record of this workload's noise on this machine."""
     disturbance: float = 0.0
-    """How much longer steps may have taken for what others took of the CPU, as a fraction."""
+    """The change of a time that the machine alone may account for, as a fraction; see `conditions.accountable`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Evidence:
         if blind and self.floor and self.floor > limit:
             limit, why = self.floor, f"the noise floor of {units.difference(self.floor)}"
         if is_speed(self.metric.unit) and not self.paired and disturbance > limit:
-            limit, why = disturbance, f"the {units.difference(disturbance)} that others took of the CPU"
+            limit, why = disturbance, f"the {units.difference(disturbance)} that the machine itself may account for"
         return limit, why
 
     def ratio(self) -> Ratio | None:
@@ -116,7 +116,7 @@ def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
         units=(evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
         paired=evidence.paired,
-        more_repeats=_more_repeats(evidence, found, margin) if outcome == "inconclusive" else None,
+        more_repeats=_more_repeats(evidence, found, margin, limit) if outcome == "inconclusive" else None,
         method=_method(evidence, level),
         reason=reason,
     )
@@ -185,8 +185,12 @@ def _without_ratio(evidence: _Evidence) -> tuple[Outcome, Outcome | None, str | 
     return "inconclusive", None, "one side is not above 0: there is no ratio"
 
 
-def _more_repeats(evidence: _Evidence, found: Ratio | None, margin: float) -> int | None:
+def _more_repeats(evidence: _Evidence, found: Ratio | None, margin: float, limit: float) -> int | None:
+    """None where it is not repeats that are missing: runs, or a quieter machine."""
+    alone = min(evidence.ours.n, evidence.theirs.n) == 1
     if found is None or evidence.unit_spread is None or evidence.between_runs:
+        return None
+    if limit > margin and not (alone and limit == evidence.floor):
         return None
     change = math.expm1(abs(math.log(found.estimate)))
     needed = inference.repeats_for(change, evidence.unit_spread[0], margin, paired=evidence.paired)
