@@ -94,7 +94,7 @@ def train_bench(
     from gpubench.terminal import Terminal
 
     if launched_by_torchrun() and not is_rank_zero():
-        raise typer.Exit(benchmark.join(runs[0].settings))
+        benchmark.join(runs[0].settings)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     recorders = benchmark.open_runs(runs, "train-bench", sys.argv)
     with terminal.view() as view:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from gpubench import devices, runs, stats
 from gpubench.configuration import Configuration
@@ -178,13 +179,13 @@ def _gpu_indices(settings: TrainSettings) -> list[int]:
     return [gpu.index for gpu in devices.visible_gpus()[:local]]
 
 
-def join(settings: TrainSettings) -> int:
-    """Makes this process, one of the user's own torchrun, a worker; returns its exit code."""
+def join(settings: TrainSettings) -> NoReturn:
+    """Makes this process, one of the user's own torchrun, a worker, to its end."""
     os.environ.update(thread_environment(settings))  # before torch loads
 
     from gpubench import worker
 
-    return worker.main()
+    worker.leave(worker.main())
 
 
 def _close(recorder: Recorder, error: BaseException | None, touched: bool) -> Outcome:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gpubench import distributed
 from gpubench.ranks import Ranks
 from gpubench.settings import DistributedSettings, Precision
+from gpubench.worker import leave
 
 SAMPLES = 16
 
@@ -61,3 +62,4 @@ def whole(gradient: Tensor | None) -> Tensor:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    leave(0)
