@@ -34,23 +34,15 @@ def write_file(path: Path, text: str) -> None:
 
     A link stays one: what it points at is replaced. A pipe or a device is written to and stays what it is.
     """
+    from gpubench.runs import write_document  # here, as help needs nothing of it
+
     target = Path(os.path.realpath(path))
     try:
         if target.is_symlink() or (path.exists() and not target.is_file()):
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
-            _replace(target, text)
+            write_document(target, text)
     except OSError as error:
         raise RunFailed(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that can be written"
         ) from None
-
-
-def _replace(target: Path, text: str) -> None:
-    aside = target.with_name(f".{target.name}.tmp")
-    try:
-        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        aside.replace(target)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise

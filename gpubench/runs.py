@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -179,14 +179,22 @@ def create_directory(parent: Path) -> Path:
 
 
 def write_document(path: Path, document: Any) -> None:
-    """Writes a whole file aside and renames it; text as it is, anything else as JSON. Raises OSError."""
+    """Writes a whole file aside and renames it; text as it is, anything else as JSON.
+
+    Raises OSError, and leaves nothing behind then.
+    """
     text = document if isinstance(document, str) else to_json(document)
     aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def timestamp() -> str:

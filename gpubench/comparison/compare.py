@@ -1,6 +1,5 @@
 """Is it faster, by how much, is that real, and what explains it: runs against runs, without torch."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -8,12 +7,14 @@ from typing import TypeVar
 import msgspec
 
 from gpubench import inference, runs
-from gpubench.comparison import comparability, conditions, gate, noise, verdicts
+from gpubench.comparison import comparability, gate, noise, verdicts
+from gpubench.comparison.conditions import accountable
 from gpubench.comparison.doubts import changed_weather, doubts, out_of_turn, rejection
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import Condition
 from gpubench.comparison.result import Comparison, Comparisons, Noise, Outcome
+from gpubench.comparison.sampling import one_after_the_other
 from gpubench.comparison.verdicts import DEFAULT_MARGIN, Circumstances, Judged
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
@@ -84,7 +85,8 @@ def _compare(
     comparable = comparability.judge(baseline, candidate, force=force)
     withheld = None if comparable.comparable or force else comparable.reasons[0]
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
-    circumstances = Circumstances(margin, withheld, rejected, record, _disturbance(baseline, candidate))
+    machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
+    circumstances = Circumstances(margin, withheld, rejected, record, machine)
     warnings = [*rejected.values(), *doubts(baseline, candidate)]
     if moved := changed_weather(baseline, candidate):
         warnings.append(moved)
@@ -115,13 +117,6 @@ def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
     return found
 
 
-def _disturbance(baseline: Side, candidate: Side) -> float:
-    """What the machine may account for between two single runs; in a group it is part of how the runs differ."""
-    if len(baseline.runs) > 1 or len(candidate.runs) > 1:
-        return 0.0
-    return conditions.accountable(baseline, candidate)
-
-
 def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
     """The baseline's metrics that every run of both sides has, in its order. Raises UsageError if there are none."""
     runs_ = [*baseline.runs, *candidate.runs]
@@ -146,8 +141,7 @@ def _wanted(known: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
     """Those that match a pattern. Raises UsageError where one matches nothing."""
     for pattern in patterns:
         if not any(_names(pattern, name) for name in known):
-            close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there is {', '.join(known)}"
+            hint = gate.nearest(pattern, list(known))
             raise UsageError(f"--metric {pattern!r} names nothing that every run has", hint)
     return [metric for name, metric in known.items() if any(_names(pattern, name) for pattern in patterns)]
 

@@ -11,7 +11,7 @@ from gpubench.comparison import conditions
 from gpubench.comparison.comparability import differences
 from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
 from gpubench.comparison.evidence import ENDS, RunEvidence, Series, Side
-from gpubench.comparison.sampling import interleaved
+from gpubench.comparison.sampling import one_after_the_other
 from gpubench.runs import COMPLETED
 from gpubench.summary import CLOSURE_LIMIT
 
@@ -38,9 +38,7 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
 def changed_weather(baseline: Side, candidate: Side) -> str | None:
     """Two runs on a CPU that was not as fast for both, by a yardstick that has nothing to do with the model."""
     moved = conditions.weather(baseline, candidate)
-    if moved is None or len(baseline.runs) > 1 or len(candidate.runs) > 1 or interleaved(baseline, candidate):
-        return None
-    if abs(moved - 1) < WEATHER:
+    if moved is None or abs(moved - 1) < WEATHER or not one_after_the_other(baseline, candidate):
         return None
     word = "slower" if moved > 1 else "faster"
     return f"the machine itself was {units.percent(abs(moved - 1))} {word} for {candidate.label}, by its yardstick"
@@ -48,8 +46,8 @@ def changed_weather(baseline: Side, candidate: Side) -> str | None:
 
 def out_of_turn(baseline: Side, candidate: Side) -> str | None:
     """Two runs, one after the other: whatever changed on the machine in between is in the difference."""
-    single = len(baseline.runs) == len(candidate.runs) == 1
-    if not single or interleaved(baseline, candidate) or not (baseline.runs[0].record and candidate.runs[0].record):
+    recorded = baseline.runs[0].record and candidate.runs[0].record
+    if not (recorded and one_after_the_other(baseline, candidate)):
         return None
     return (
         "one run each, not measured in turn: how runs of this machine differ is not in the interval; "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpubench import inference, runs
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Noise, NullMetric
-from gpubench.comparison.sampling import WELL_KNOWN, sample_of
+from gpubench.comparison.sampling import pick, sample_of
 from gpubench.inference import Error, Sample, Steps
 from gpubench.metrics import Metric
 from gpubench.runs import NOISE
@@ -114,12 +114,7 @@ def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
         first, second = sorted((tuple(sorted(order[:per_side])), tuple(sorted(order[per_side : 2 * per_side]))))
         if (first, second) not in seen:
             seen.add((first, second))
-            yield _part(sample, first), _part(sample, second)
-
-
-def _part(sample: Sample, indices: Sequence[int]) -> Sample:
-    steps = [sample.steps[index] for index in indices] if sample.steps and len(indices) < WELL_KNOWN else None
-    return Sample(sample.units[list(indices)], steps)
+            yield pick(sample, first), pick(sample, second)
 
 
 def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:

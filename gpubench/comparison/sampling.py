@@ -40,7 +40,7 @@ def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[Sample, Sa
     numbers = [[window.repeat for window in side.runs[0].windows] for side in (baseline, candidate)]
     common = sorted(set(numbers[0]) & set(numbers[1]))
     first, second = ([own.index(number) for number in common] for own in numbers)
-    return _pick(ours, first), _pick(theirs, second)
+    return pick(ours, first), pick(theirs, second)
 
 
 def interleaved(baseline: Side, candidate: Side) -> bool:
@@ -51,8 +51,14 @@ def interleaved(baseline: Side, candidate: Side) -> bool:
     return bool(ours and theirs and theirs.run_id in ours.interleaved_with)
 
 
-def _pick(sample: Sample, indices: Sequence[int]) -> Sample:
-    steps = [sample.steps[index] for index in indices] if sample.steps else None
+def one_after_the_other(baseline: Side, candidate: Side) -> bool:
+    """Whether the sides are single runs that the machine had time to change between; groups and pairs show that."""
+    return len(baseline.runs) == len(candidate.runs) == 1 and not interleaved(baseline, candidate)
+
+
+def pick(sample: Sample, indices: Sequence[int]) -> Sample:
+    """Some of the units."""
+    steps = [sample.steps[index] for index in indices] if sample.steps and len(indices) < WELL_KNOWN else None
     return Sample(sample.units[list(indices)], steps)
 
 

@@ -8,7 +8,7 @@ from gpubench import inference, units
 from gpubench.comparison.comparability import Normalisation, normalise
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.result import Level, NullMetric, Outcome, Verdict
-from gpubench.comparison.sampling import RATES, interleaved, samples_of
+from gpubench.comparison.sampling import RATES, interleaved, one_after_the_other, samples_of
 from gpubench.inference import Error, Ratio, Sample
 from gpubench.metrics import Better, Metric
 
@@ -63,7 +63,7 @@ class _Evidence:
         blind = self.between_runs or min(self.ours.n, self.theirs.n) == 1
         if blind and self.floor and self.floor > limit:
             limit, why = self.floor, f"the noise floor of {units.difference(self.floor)}"
-        if is_speed(self.metric.unit) and not self.paired and disturbance > limit:
+        if is_speed(self.metric.unit) and disturbance > limit:
             limit, why = disturbance, f"the {units.difference(disturbance)} that the machine itself may account for"
         return limit, why
 
@@ -142,8 +142,8 @@ def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[Nul
     unit_spread = inference.pooled_spread(ours, theirs, paired=paired)
     if unit_spread is None and recorded:
         unit_spread = recorded.spread, recorded.units - 1
-    single = not paired and len(baseline.runs) == len(candidate.runs) == 1
-    between_runs = recorded if recorded and recorded.level == "run" and single else None
+    blind = one_after_the_other(baseline, candidate)
+    between_runs = recorded if recorded and recorded.level == "run" and blind else None
     return _Evidence(metric, ours, theirs, paired, unit_spread, between_runs)
 
 

@@ -1,7 +1,7 @@
 """One self-contained page: a comparison, or a run beside the one before it. Opens offline; nothing in it is loaded."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import quote
@@ -16,10 +16,7 @@ from gpubench.report import figures, hardware, phrases, recorded, rows, wording
 from gpubench.report.ceilings import ceilings
 from gpubench.report.figures import Figure
 
-PHASES = (
-    "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer", "other",
-)  # fmt: skip
-WITHOUT_NEWS = {"skipped_steps": 0.0}  # shown only when it is something else
+PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
 
 
 def compare_page(comparisons: Comparisons, sides: Sequence[Side]) -> str:
@@ -101,7 +98,7 @@ def _estimates(runs: Sequence[RunEvidence]) -> dict[str, float]:
 
 
 def _is_news(metric: Metric) -> bool:
-    return not metric.name.startswith("phase_") and WITHOUT_NEWS.get(metric.name) != metric.estimate
+    return not metric.name.startswith("phase_") and phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate
 
 
 def _in_short(run: RunEvidence) -> str:
@@ -146,16 +143,13 @@ def _versions(side: Side) -> list[tuple[str, Any]]:
     return [(word, environment[key]) for word, key in known.items() if environment.get(key)]
 
 
-def _quantity(value: float | None, unit: str) -> str:
-    return wording.typeset(units.quantity(value, unit)) if value is not None and math.isfinite(value) else "not known"
+def _known(show: Callable[..., str]) -> Callable[..., str]:
+    """`show` for a figure that may be missing or not finite."""
 
+    def shown(value: float | None, *unit: str) -> str:
+        return wording.typeset(show(value, *unit)) if value is not None and math.isfinite(value) else "not known"
 
-def _percent(value: float | None) -> str:
-    return wording.typeset(units.percent(value)) if value is not None and math.isfinite(value) else "not known"
-
-
-def _difference(value: float | None) -> str:
-    return wording.typeset(units.difference(value)) if value is not None and math.isfinite(value) else "not known"
+    return shown
 
 
 def _code_state(git: Mapping[str, Any]) -> str:
@@ -164,11 +158,6 @@ def _code_state(git: Mapping[str, Any]) -> str:
     if git.get("branch"):
         said += f" of {git['branch']}"
     return f"{said}, with changes that were not committed" if git.get("dirty") else said
-
-
-def _moment(started: str | None) -> str:
-    """An ISO time to the minute."""
-    return f"{started[:16].replace('T', ' ')} UTC" if started else "not recorded"
 
 
 @cache
@@ -182,18 +171,18 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         plain=phrases.cell,
-        quantity=_quantity,
-        share=_percent,
-        moment=_moment,
+        quantity=_known(units.quantity),
+        share=_known(units.percent),
+        moment=lambda started: phrases.moment(started) if started else "not recorded",
         duration=wording.duration,
         change=wording.change,
         changes=wording.interval,
-        difference=_difference,
+        difference=_known(units.difference),
         worse=wording.worse,
         words=wording.name,
         sign=wording.sign,
         standing=wording.standing,
-        open_ends=wording.open_ends,
+        open_ends=phrases.note,
         code_state=_code_state,
         rests_on=wording.rests_on,
     )

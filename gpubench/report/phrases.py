@@ -21,6 +21,7 @@ from gpubench.comparison.result import (
 
 LEADERS = ("throughput", "throughput_per_device", "step_time")
 ASIDE = ("treatment", "protocol", "code")
+WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are shown only when they are something else
 ASIDE_ROWS = 15  # differences that do not stand in the way: more than these are counted, not listed
 
 
@@ -41,9 +42,9 @@ def notes(verdicts: Sequence[Verdict]) -> list[str]:
     """What a verdict's word leaves open, a line for each reason with the metrics that share it."""
     said: dict[str, list[str]] = {}
     for verdict in verdicts:
-        if note := _note(verdict):
-            said.setdefault(note, []).append(metric(verdict.metric))
-    return [f"{', '.join(names)}: {note}" for note, names in said.items()]
+        if text := note(verdict):
+            said.setdefault(text, []).append(metric(verdict.metric))
+    return [f"{', '.join(names)}: {text}" for text, names in said.items()]
 
 
 def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
@@ -71,10 +72,15 @@ def side(summary: SideSummary) -> str:
     """One side in a line: its name, what ran, how often, and when."""
     parts = [clean(summary.headline), counted(summary.runs, "run"), counted(summary.repeats, "repeat")]
     if summary.started:
-        parts.append(f"{clean(summary.started[:16]).replace('T', ' ')} UTC")
+        parts.append(clean(moment(summary.started)))
     label, paths = clean(summary.label), [clean(path) for path in summary.paths]
     name = label if len(paths) != 1 or paths[0] == label else f"{label} ({paths[0]})"
     return f"{name}: {'; '.join(part for part in parts if part)}"
+
+
+def moment(started: str) -> str:
+    """An ISO time to the minute."""
+    return f"{started[:16].replace('T', ' ')} UTC"
 
 
 def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
@@ -223,7 +229,8 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
     return f"{round(fraction * 100, places) + 0.0:{sign}.{places}f}"  # + 0.0: no negative zero
 
 
-def _note(verdict: Verdict) -> str:
+def note(verdict: Verdict) -> str:
+    """Why a verdict is withheld, or where an inconclusive one leans and what would settle it."""
     reason = clean(verdict.reason or "")
     if verdict.verdict != "inconclusive":
         return reason

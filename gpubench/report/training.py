@@ -15,7 +15,7 @@ from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
 from gpubench.live import COLOURS, bar
 from gpubench.metrics import Metric
-from gpubench.report import comparing
+from gpubench.report import comparing, phrases
 from gpubench.settings import TrainSettings
 from gpubench.summary import Summary
 
@@ -39,7 +39,6 @@ HEADLINES = (
     "skipped_steps",
     "final_loss",
 )
-WITHOUT_NEWS = {"skipped_steps": 0.0}  # shown only when it is something else
 
 
 def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str:
@@ -116,7 +115,7 @@ def _metrics(summary: Summary, narrow: bool) -> Group:
         table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
     for name in HEADLINES:
         metric = summary.get(name)
-        if metric is None or WITHOUT_NEWS.get(name) == metric.estimate:
+        if metric is None or phrases.WITHOUT_NEWS.get(name) == metric.estimate:
             continue
         spread = metric.distribution
         cells = [spread.median, spread.p95, spread.p99] if spread and not narrow else []

@@ -77,15 +77,6 @@ def sentence(comparison: Comparison, baseline: str, candidate: str) -> str:
     return said[:1].upper() + said[1:]
 
 
-def open_ends(verdict: Verdict) -> str:
-    """Why a verdict is withheld, or where an inconclusive one leans and what would settle it."""
-    said = [verdict.reason] if verdict.reason else []
-    if verdict.verdict == "inconclusive":
-        said += [f"leans {verdict.leaning}"] if verdict.leaning else []
-        said += [phrases.to_settle(verdict)] if verdict.more_repeats else []
-    return "; ".join(said)
-
-
 def rests_on(verdict: Verdict) -> str:
     """Whose variation the interval is made of: "3 and 3 repeats, in pairs"."""
     if verdict.level is None:
