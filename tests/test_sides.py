@@ -260,3 +260,10 @@ def test_a_damaged_log_of_a_group_is_left_out_on_demand(results: Path) -> None:
         find(["logs"], results, column=column)
     (group,), left_out = find(["logs"], results, column=column, skip_invalid=True)
     assert len(group.runs) == len(left_out) == 1
+
+
+def test_a_log_that_is_not_there_is_not_looked_for_among_experiments(tmp_path: Path) -> None:
+    (tmp_path / "unrelated").mkdir()
+    with pytest.raises(RunDirectoryError) as refused:
+        find([str(tmp_path / "step times.csv")], tmp_path, column=Column.of("ms", "ms"))
+    assert refused.value.hint == "--column reads .csv, .tsv, .jsonl"

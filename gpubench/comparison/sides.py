@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +84,8 @@ def _logs(name: str) -> tuple[list[Path], bool]:
     path = Path(name)
     if not _is_folder(path):
         if not _exists(path):
-            raise RunDirectoryError(f"{name}: no such file or folder", _nearest(path, path.parent))
+            close = _closest(path.name, {child.name: str(child) for child in _children(path.parent)})
+            raise RunDirectoryError(f"{name}: no such file or folder", close or f"--column reads {', '.join(SUFFIXES)}")
         return [path], False
     if _exists(path / RUN):
         raise RunDirectoryError(f"{name} is a run directory, not a log of another tool", "leave --column out")
@@ -213,9 +214,15 @@ def _nearest(path: Path, results: Path) -> str:
     runs = {run.name: run.name for experiment in experiments for run in _folders(results / experiment)}
     beside = {child.name: str(child) for child in _children(path.parent)}
     for known in (experiments, runs, beside):
-        if close := difflib.get_close_matches(path.name, known, n=1):
-            return f"did you mean {known[close[0]]}?"
+        if close := _closest(path.name, known):
+            return close
     return f"experiments under {results} are {_listed(experiments)}" if experiments else WHAT
+
+
+def _closest(name: str, known: Mapping[str, str]) -> str | None:
+    """A hint that offers what goes by nearly that name."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {known[close[0]]}?" if close else None
 
 
 def _listed(names: Iterable[str]) -> str:
