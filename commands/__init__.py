@@ -7,7 +7,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, train_bench
+from gpubench.commands import compare, pipe_infer, train_bench
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -21,11 +21,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(
-    "train-bench",
-    epilog=train_bench.EPILOG,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(train_bench.train_bench)
+SETTINGS_AS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("train-bench", epilog=train_bench.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(train_bench.train_bench)
+app.command("pipe-infer", epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(pipe_infer.pipe_infer)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 
 

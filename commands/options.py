@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from gpubench.errors import UsageError
+from gpubench.ranks import Ranks
+
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
+SAMPLING, PIPELINE = "Sampling", "Pipeline"
 
 
 def option(metavar: str, help_: str, panel: str, *names: str) -> Any:
@@ -34,6 +38,15 @@ TargetPrecision = Annotated[
 MeasurePeak = Annotated[
     bool, typer.Option("--measure-peak", help="Time a large matrix product as a ceiling.", rich_help_panel=MEASUREMENT)
 ]
+Vs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vs",
+        metavar="KEY=VALUE",
+        help="Run again with this setting changed, interleaved A B B A; repeat it to change more.",
+        rich_help_panel=MEASUREMENT,
+    ),
+]
 Device = Annotated[str | None, option("cpu|cuda", "Where to run; the GPU if there is one.", MEASUREMENT)]
 Experiment = Annotated[str | None, option("NAME", "Folder under results that groups the runs.", OUTPUT)]
 Results = Annotated[str | None, option("DIR", "Where run directories are written.", OUTPUT)]
@@ -48,6 +61,19 @@ PrintConfig = Annotated[
         "--print-config", help="Show every setting and where it comes from, and stop.", rich_help_panel=OUTPUT
     ),
 ]
+
+
+def under_torchrun(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, Any]:
+    """The world size that torchrun decided on. Raises UsageError where the command line contradicts it."""
+    decided = str(Ranks.from_environment().world_size)
+    asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
+    if asked != decided:
+        raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
+    if "target_precision" in overrides or "measurement.target_precision" in overrides:
+        raise UsageError("--target-precision starts fresh processes, which torchrun does not", "use --repeats")
+    if vs:
+        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
+    return {"world_size": decided}
 
 
 def given(**options: str | None) -> dict[str, str]:

@@ -1,14 +1,12 @@
 """gpubench train-bench"""
 
 import sys
-from typing import Annotated, Any
 
 import typer
 
 from gpubench.commands import options, output
 from gpubench.configs import presets
-from gpubench.errors import UsageError
-from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
+from gpubench.ranks import is_rank_zero, launched_by_torchrun
 from gpubench.zoo import MODELS
 
 EPILOG = f"""Examples:
@@ -44,14 +42,7 @@ def train_bench(
     target_precision: options.TargetPrecision = None,
     measure_peak: options.MeasurePeak = False,
     device: options.Device = None,
-    vs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Run again with this setting changed, interleaved A B B A; repeat it to change more.",
-            rich_help_panel=options.MEASUREMENT,
-        ),
-    ] = None,
+    vs: options.Vs = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
     json: options.Json = False,
@@ -62,7 +53,7 @@ def train_bench(
     """Measure how fast a model trains here, and where each step's time goes."""
     # Settings are imported here, and what measures and draws only when they are known to be right: help needs neither.
     from gpubench.configuration import load, parse_assignments, parse_unknown_overrides
-    from gpubench.defaults import completed
+    from gpubench.defaults import complete, completed
     from gpubench.settings import TrainSettings
 
     named = options.given(
@@ -81,23 +72,24 @@ def train_bench(
     )
     overrides = named | parse_unknown_overrides(ctx.args)
     if launched_by_torchrun():
-        overrides |= under_torchrun(overrides, vs)
+        overrides |= options.under_torchrun(overrides, vs)
     base = load(TrainSettings, config, overrides)
-    runs = [base, base.with_overrides(parse_assignments(vs), "--vs")] if vs else [base]
-    runs = [completed(run) for run in runs]  # before any run directory is made: it may refuse
+    runs = [base, base.with_overrides(parse_assignments(TrainSettings, vs), "--vs")] if vs else [base]
+    runs = [completed(run, complete) for run in runs]  # before any run directory is made: it may refuse
     if print_config:
         output.write("---\n".join(run.to_yaml() for run in runs), "gpubench train-bench --print-config > FILE")
         return
 
-    from gpubench import benchmark, notebook
+    from gpubench import benchmark, live, notebook
     from gpubench.report import training as report
     from gpubench.terminal import Terminal
+    from gpubench.train_recording import TrainRecorder
 
     if launched_by_torchrun() and not is_rank_zero():
         benchmark.join(runs[0].settings)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    recorders = benchmark.open_runs(runs, "train-bench", sys.argv)
-    with terminal.view() as view:
+    recorders = benchmark.open_runs(TrainRecorder, runs, sys.argv)
+    with terminal.view(live) as view:
         outcomes = benchmark.run(recorders, view)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     for path in paths:
@@ -108,16 +100,3 @@ def train_bench(
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error
-
-
-def under_torchrun(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, Any]:
-    """The world size that torchrun decided on. Raises UsageError where the command line contradicts it."""
-    decided = str(Ranks.from_environment().world_size)
-    asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
-    if asked != decided:
-        raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
-    if "target_precision" in overrides or "measurement.target_precision" in overrides:
-        raise UsageError("--target-precision starts fresh processes, which torchrun does not", "use --repeats")
-    if vs:
-        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
-    return {"world_size": decided}

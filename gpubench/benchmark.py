@@ -1,4 +1,4 @@
-"""A training benchmark from the host's side: which repeat of which run is next, and when there have been enough."""
+"""A benchmark from the host's side: which repeat of which run is next, and when there have been enough."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpubench import devices, runs, stats
 from gpubench.configuration import Configuration
@@ -16,8 +16,8 @@ from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
 from gpubench.launch import Workers
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.recording import Recorder
-from gpubench.settings import Device, MeasurementSettings, TrainSettings
+from gpubench.recording import Recorder, S
+from gpubench.settings import Device, RepeatSettings, RunSettings
 from gpubench.summary import Summary
 from gpubench.telemetry import Telemetry
 
@@ -30,20 +30,20 @@ log = logging.getLogger("gpubench.benchmark")
 class Outcome:
     """How a run ended."""
 
-    recorder: Recorder
+    recorder: Recorder[Any]
     status: str
     summary: Summary
     error: GpubenchError | None
 
 
-def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> list[Outcome]:
+def run(recorders: Sequence[Recorder[Any]], watch: Callable[[Recorder[Any]], None]) -> list[Outcome]:
     """Runs every recorder's repeats, interleaved A B B A where there are several, and closes their directories.
 
     `watch` is called about ten times a second with the recorder in hand. An error ends all runs: what was measured is
     kept, and the error stands in every outcome it touched.
     """
     error: BaseException | None = None
-    failed: Recorder | None = None
+    failed: Recorder[Any] | None = None
     with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's notice is as good as Ctrl-C
         try:
             for recorder, repeats in schedule(recorders):
@@ -56,30 +56,34 @@ def run(recorders: Sequence[Recorder], watch: Callable[[Recorder], None]) -> lis
             error = caught
     with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # impatience must not stop this
         outcomes = [_close(recorder, error, recorder is failed) for recorder in recorders]
+    if launched_by_torchrun():  # it ends all ranks with the first that exits, and this one has yet to report
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if error and not isinstance(error, GpubenchError):
         raise error  # a bug: what was measured is kept all the same
     return outcomes
 
 
 def open_runs(
-    configurations: Sequence[Configuration[TrainSettings]], command: str, argv: Sequence[str]
-) -> list[Recorder]:
+    recorder: Callable[[Configuration[S], Sequence[str]], Recorder[S]],
+    configurations: Sequence[Configuration[S]],
+    argv: Sequence[str],
+) -> list[Recorder[S]]:
     """A run directory for each; all or none goes on. Raises what `Recorder` does."""
-    recorders: list[Recorder] = []
+    recorders: list[Recorder[S]] = []
     try:
         for configuration in configurations:
-            recorders.append(Recorder(configuration, command, argv))  # noqa: PERF401 - what was opened must be closed
+            recorders.append(recorder(configuration, argv))  # noqa: PERF401 - what was opened must be closed
     except BaseException as error:
-        for recorder in recorders:
-            _close(recorder, error, touched=False)
+        for opened in recorders:
+            _close(opened, error, touched=False)
         raise
-    for recorder in recorders:
-        others = [other.writer.path.name for other in recorders if other is not recorder]
-        recorder.writer.update(interleaved_with=others)
+    for opened in recorders:
+        others = [other.writer.path.name for other in recorders if other is not opened]
+        opened.writer.update(interleaved_with=others)
     return recorders
 
 
-def schedule(recorders: Sequence[Recorder]) -> Iterator[tuple[Recorder, list[int]]]:
+def schedule(recorders: Sequence[Recorder[Any]]) -> Iterator[tuple[Recorder[Any], list[int]]]:
     """Whose turn it is, and with which repeats: fresh processes for each, or all at once in those of torchrun."""
     if launched_by_torchrun():
         for recorder in recorders:
@@ -93,9 +97,9 @@ def schedule(recorders: Sequence[Recorder]) -> Iterator[tuple[Recorder, list[int
         number += 1
 
 
-def needs_more(recorder: Recorder, done: int) -> bool:
+def needs_more(recorder: Recorder[Any], done: int) -> bool:
     """Whether a run that has `done` repeats wants another."""
-    measurement: MeasurementSettings = recorder.settings.measurement
+    measurement: RepeatSettings = recorder.settings.measurement
     if measurement.target_precision is None:
         return done < measurement.repeats
     if done >= measurement.max_repeats:
@@ -104,18 +108,19 @@ def needs_more(recorder: Recorder, done: int) -> bool:
     return done < 2 or half_width is None or half_width > measurement.target_precision
 
 
-def measure(recorder: Recorder, repeats: list[int], watch: Callable[[Recorder], None]) -> None:
+def measure(recorder: Recorder[Any], repeats: list[int], watch: Callable[[Recorder[Any]], None]) -> None:
     """Starts the workers of one or more repeats and listens until they are done."""
     settings = recorder.settings
     wanted = settings.measurement.max_repeats if settings.measurement.target_precision else settings.measurement.repeats
     recorder.begin_repeat(repeats[0], wanted)
     recorder.listen_to_log(True)
     job = Job(
-        command="train-bench",
+        command=recorder.command,
         settings=settings.model_dump(mode="json"),
         repeats=repeats,
         clock=(time.time(), time.monotonic()),
         host=socket.gethostname(),
+        samples=recorder.samples,
     )
     telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval)
     try:
@@ -133,7 +138,9 @@ def measure(recorder: Recorder, repeats: list[int], watch: Callable[[Recorder], 
     recorder.end_repeat()
 
 
-def _listen(workers: Workers, recorder: Recorder, telemetry: Telemetry, watch: Callable[[Recorder], None]) -> None:
+def _listen(
+    workers: Workers, recorder: Recorder[Any], telemetry: Telemetry, watch: Callable[[Recorder[Any]], None]
+) -> None:
     flushed = 0.0
     watched: list[int] = []
     for event in workers.stream():
@@ -153,7 +160,7 @@ def _listen(workers: Workers, recorder: Recorder, telemetry: Telemetry, watch: C
     recorder.sample(telemetry.sample())  # so that the energy counter is known at the window's end too
 
 
-def thread_environment(settings: TrainSettings) -> Mapping[str, str]:
+def thread_environment(settings: RunSettings) -> Mapping[str, str]:
     """What must be in a worker's environment before torch loads. The user's own OMP settings for threads give way to
     performance.cpu_threads, which says what is recorded."""
     threads = str(settings.performance.cpu_threads)
@@ -172,14 +179,14 @@ def thread_environment(settings: TrainSettings) -> Mapping[str, str]:
     return variables
 
 
-def _gpu_indices(settings: TrainSettings) -> list[int]:
+def _gpu_indices(settings: RunSettings) -> list[int]:
     if settings.device is not Device.cuda:
         return []
     local = Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
     return [gpu.index for gpu in devices.visible_gpus()[:local]]
 
 
-def join(settings: TrainSettings) -> NoReturn:
+def join(settings: RunSettings) -> NoReturn:
     """Makes this process, one of the user's own torchrun, a worker, to its end."""
     os.environ.update(thread_environment(settings))  # before torch loads
 
@@ -188,9 +195,11 @@ def join(settings: TrainSettings) -> NoReturn:
     worker.leave(worker.main())
 
 
-def _close(recorder: Recorder, error: BaseException | None, touched: bool) -> Outcome:
+def _close(recorder: Recorder[Any], error: BaseException | None, touched: bool) -> Outcome:
     """`touched` is whether the error happened in this recorder's repeat, rather than beside it."""
     status: str = runs.COMPLETED
+    if error is None and (error := recorder.refutation()):
+        touched = True
     if error:
         status = runs.INTERRUPTED if isinstance(error, Interrupted) or not touched else runs.FAILED
     expected = error if isinstance(error, GpubenchError) else RunFailed(repr(error)) if error else None

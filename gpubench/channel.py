@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
@@ -24,6 +25,9 @@ HEARTBEAT_SECONDS = 1.0
 LAST_WORD_SECONDS = 10.0
 HOST_GONE = 75  # EX_TEMPFAIL: the host that would have explained is no longer there
 
+Doing = tuple[str, int | None]
+"""What a thread is doing, in words, and the rank without which it cannot go on."""
+
 
 class Activity:
     """What this process is doing now; written by the loop, read by the heartbeat and by whoever explains a failure."""
@@ -31,6 +35,26 @@ class Activity:
     def __init__(self) -> None:
         self.doing = "starting"
         self.step: int | None = None
+        self._waits_for: int | None = None
+        self._within: float | None = None
+        self._watched: Callable[[], Doing] | None = None
+
+    def enter(self, doing: str, *, waits_for: int | None = None, within: float | None = None) -> None:
+        """`waits_for` is the rank without which this one cannot go on, `within` the seconds it may take."""
+        self._watched = None
+        self.doing, self._waits_for, self._within = doing, waits_for, within
+
+    def watch(self, other: Callable[[], Doing], *, within: float | None = None) -> None:
+        """The loop waits for another thread, and `other` tells what that one is doing, and which rank it waits for."""
+        self._within = within
+        self._watched = other
+
+    def heartbeat(self, rank: int) -> events.Heartbeat:
+        if self._watched:
+            self.doing, self._waits_for = self._watched()
+        return events.Heartbeat(
+            rank=rank, doing=self.doing, step=self.step, waits_for=self._waits_for, within=self._within
+        )
 
 
 class Channel:
@@ -115,8 +139,7 @@ class Channel:
 
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_SECONDS):
-            beat = events.Heartbeat(rank=self.rank, doing=self.activity.doing, step=self.activity.step)
-            self._write(events.encode(beat))
+            self._write(events.encode(self.activity.heartbeat(self.rank)))
 
     def _listen(self) -> None:
         try:

@@ -7,38 +7,26 @@ frozen model that never looks at the environment again.
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError
+from gpubench.pipe_settings import PipeSettings
+from gpubench.settings import RunSettings, Section, TrainSettings
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
+SHOWN_BY = "--print-config shows every setting"
 RUN_FILE = "run.json"  # a config.yaml beside one is a finished run's, and is taken as it stands
 
-ALIASES = {
-    "model": "model.name",
-    "data": "data.source",
-    "batch_size": "training.batch_size",
-    "steps": "training.steps",
-    "epochs": "training.epochs",
-    "seconds": "training.seconds",
-    "world_size": "distributed.world_size",
-    "repeats": "measurement.repeats",
-    "target_precision": "measurement.target_precision",
-    "measure_peak": "measurement.measure_peak",
-}
-"""Short words, the same as option, override and `--vs` key."""
-
-
-S = TypeVar("S", bound=BaseModel)
+S = TypeVar("S", bound=RunSettings)
 
 
 @dataclass(frozen=True)
@@ -51,9 +39,10 @@ class Configuration(Generic[S]):
     def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
         """A copy with some keys changed. Raises SettingsError as `load` does."""
         given = {key: value for key, value in flatten(self.settings.model_dump()).items() if key in self.origins}
-        keys = {canonical(key): value for key, value in overrides.items()}
+        cls = type(self.settings)
+        keys = {canonical(cls, key): value for key, value in overrides.items()}
         origins = self.origins | dict.fromkeys(keys, origin)
-        return Configuration(validate(type(self.settings), given | keys, origins), origins)
+        return Configuration(validate(cls, given | keys, origins), origins)
 
     def to_yaml(self) -> str:
         """Every setting, with the source of each as a comment."""
@@ -92,7 +81,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, layer in layers:
-        keys = {canonical(key): parse_value(value) for key, value in layer.items()}
+        keys = {canonical(cls, key): parse_value(value) for key, value in layer.items()}
         values |= keys
         origins |= dict.fromkeys(keys, origin)
     return Configuration(validate(cls, values, origins), origins)
@@ -127,12 +116,12 @@ def parse_value(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in {"null", "none"} else value
 
 
-def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
     """`["precision=fp32"]` as {"precision": "fp32"}. Raises UsageError where the `=` is missing."""
     for assignment in assignments:
         if "=" not in assignment.strip("="):
             raise UsageError(f"{assignment!r} is not KEY=VALUE", "for example precision=fp32 or training.batch_size=64")
-    keys = [canonical(assignment.partition("=")[0]) for assignment in assignments]
+    keys = [canonical(cls, assignment.partition("=")[0]) for assignment in assignments]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UsageError(f"{twice[0]} is changed twice", "give each setting once")
     return parse_unknown_overrides([f"--{assignment}" for assignment in assignments])
@@ -140,21 +129,21 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
     """`settings` with some dot-keys (or aliases) changed. Raises SettingsError as `load` does."""
-    keys = {canonical(key): value for key, value in overrides.items()}
+    keys = {canonical(type(settings), key): value for key, value in overrides.items()}
     values = flatten(settings.model_dump()) | keys
     return validate(type(settings), values, dict.fromkeys(keys, "override"))
 
 
-def canonical(key: str) -> str:
+def canonical(cls: type[RunSettings], key: str) -> str:
     """The dot-key behind an alias."""
-    return ALIASES.get(key, key)
+    return cls.aliases.get(key, key)
 
 
-def fields(cls: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
     """Every leaf of a settings model by dot-key."""
     found: dict[str, FieldInfo] = {}
     for name, field in cls.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             found |= fields(field.annotation, f"{prefix}{name}.")
         else:
             found[prefix + name] = field
@@ -170,24 +159,24 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
                 raise SettingsError(
                     f"{key} = {value!r}: a section of settings takes no value{origin}", f"for example {inside[0]}"
                 )
-            raise SettingsError(f"unknown setting {key!r}{origin}", nearest(key, known))
+            raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key))
     try:
         return cls.model_validate(nest(values))
     except ValidationError as error:
         problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
-        raise SettingsError("; ".join(problems), "gpubench train-bench --print-config shows every setting") from None
+        raise SettingsError("; ".join(problems), SHOWN_BY) from None
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
+def nearest(cls: type[RunSettings], key: str) -> str:
     """A hint that offers the valid key closest to `key`."""
-    known = [*known, *ALIASES]
+    known = [*fields(cls), *cls.aliases]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close:
         close = [leaves[m] for m in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.6)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return "--print-config shows every setting; --help the common ones"
+    return f"{SHOWN_BY}; --help the common ones"
 
 
 def find_config(name: str) -> Path:
@@ -216,9 +205,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise SettingsError(
-            f"{path} cannot be read as YAML: {reason}", "gpubench train-bench --print-config shows one that can"
-        ) from None
+        raise SettingsError(f"{path} cannot be read as YAML: {reason}", "--print-config shows one that can") from None
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
@@ -226,7 +213,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def environment(cls: type[BaseModel]) -> dict[str, Any]:
+def environment(cls: type[RunSettings]) -> dict[str, Any]:
     """Settings from `GPUBENCH_SECTION__KEY` variables, flattened.
 
     Raises SettingsError for a variable that names no setting: pydantic-settings would pass over it in silence.
@@ -234,29 +221,30 @@ def environment(cls: type[BaseModel]) -> dict[str, Any]:
     from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
     from pydantic_settings import SettingsError as SourceError
 
-    known = fields(cls)
+    known = {key for command in (TrainSettings, PipeSettings) for key in fields(command)}
     for name in os.environ:
         if name.startswith(ENVIRONMENT_PREFIX):
             key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            if key not in known:
-                raise SettingsError(f"unknown setting in environment variable {name}", _variable(nearest(key, known)))
+            if key not in known:  # to any command: the environment is not made for one
+                hint = _variable(cls, nearest(cls, key))
+                raise SettingsError(f"unknown setting in environment variable {name}", hint)
 
     class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
 
     try:
-        return flatten(EnvSettingsSource(Sources)())
+        found = flatten(EnvSettingsSource(Sources)())
     except SourceError as error:
-        raise SettingsError(
-            f"environment: {error}", "gpubench train-bench --print-config shows every setting"
-        ) from None
+        raise SettingsError(f"environment: {error}", SHOWN_BY) from None
+    own = fields(cls)
+    return {key: value for key, value in found.items() if key in own}
 
 
-def _variable(hint: str) -> str:
+def _variable(cls: type[RunSettings], hint: str) -> str:
     quoted = hint.split("'")
     if len(quoted) != 3:
         return hint
-    return f"did you mean {ENVIRONMENT_PREFIX}{canonical(quoted[1]).upper().replace('.', '__')}?"
+    return f"did you mean {ENVIRONMENT_PREFIX}{canonical(cls, quoted[1]).upper().replace('.', '__')}?"
 
 
 def _describe(problem: Any, origins: Mapping[str, str]) -> str:

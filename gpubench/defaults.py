@@ -6,6 +6,7 @@ No torch: this runs in the command line process, before anything is started.
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import psutil
 
 from gpubench import devices
-from gpubench.configuration import Configuration, apply_overrides
+from gpubench.configuration import Configuration, S, apply_overrides
 from gpubench.dotkeys import flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.settings import Device, Precision, TrainSettings
+from gpubench.settings import Device, Precision, RunSettings, TrainSettings
 from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
 from gpubench.zoo import find, is_builtin
 
@@ -39,7 +40,7 @@ class Choice:
 class Gaps:
     """The settings as given, and the choices made where they are silent."""
 
-    def __init__(self, settings: TrainSettings) -> None:
+    def __init__(self, settings: RunSettings) -> None:
         self._given = flatten(settings.model_dump())
         self.choices: list[Choice] = []
 
@@ -51,10 +52,10 @@ class Gaps:
         return value
 
 
-def completed(configuration: Configuration[TrainSettings]) -> Configuration[TrainSettings]:
+def completed(configuration: Configuration[S], complete: Callable[[S], tuple[S, list[Choice]]]) -> Configuration[S]:
     """The configuration without gaps; the origin of what was filled in begins with `FILLED_IN` and gives the reason.
 
-    Raises what `complete` raises.
+    `complete` is the command's own. Raises what it raises.
     """
     settings, choices = complete(configuration.settings)
     reasons = {choice.key: FILLED_IN + choice.reason for choice in choices}
@@ -98,15 +99,26 @@ def complete(settings: TrainSettings) -> tuple[TrainSettings, list[Choice]]:
     return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 
 
-def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
-    """Device and precision, which go together."""
+def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
+    """The device to run on, and the GPUs that are visible. Raises DeviceError for one that this machine has not got."""
     gpus, build = devices.visible_gpus(), devices.torch_build() or "none"
     usable = bool(gpus) and build != "cpu"
     why = f"{len(gpus)} x {gpus[0].name}" if usable else "no GPU found"
     if gpus and not usable:
         why = "a GPU is there, but this torch is a CPU build"
     device = Device(gaps.fill("device", Device.cuda if usable else Device.cpu, why))
-    refuse_device(settings, device, gpus, build)
+    if device is Device.cuda and not build.startswith("rocm"):
+        if build == "cpu":
+            raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
+        if not gpus:
+            raise DeviceError("device=cuda, but no NVIDIA GPU is visible", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return device, gpus
+
+
+def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
+    """Device and precision, which go together."""
+    device, gpus = find_device(gaps)
+    refuse_ranks(settings, device, gpus, settings.distributed.backend)
     modern = all((gpu.compute_capability or AMPERE) >= AMPERE for gpu in gpus)
     fastest = Precision.fp32 if device is Device.cpu else Precision.bf16 if modern else Precision.amp
     precision = gaps.fill("precision", fastest, "the fastest that trains safely here")
@@ -133,8 +145,7 @@ def available_memory() -> int:
 
 def refuse_combinations(settings: TrainSettings) -> None:
     """Raises SettingsError for settings that are valid alone and known not to work together."""
-    if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
-        raise SettingsError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'")
+    check_wandb(settings)
     if settings.distributed.strategy == "fsdp2" and settings.distributed.world_size == 1:
         raise SettingsError("distributed.strategy=fsdp2 shards among ranks, and there is one", "use --world-size 2")
     if settings.distributed.strategy == "fsdp2" and settings.performance.channels_last:
@@ -151,24 +162,25 @@ def refuse_combinations(settings: TrainSettings) -> None:
         )
 
 
-def local_ranks(settings: TrainSettings) -> int:
+def check_wandb(settings: RunSettings) -> None:
+    """Raises SettingsError where it is asked for and not installed."""
+    if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
+        raise SettingsError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'")
+
+
+def local_ranks(settings: RunSettings) -> int:
     """Ranks that share this machine: all of them, unless torchrun spread them over several."""
     return Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
 
 
-def refuse_device(settings: TrainSettings, device: Device, gpus: list[devices.Gpu], build: str) -> None:
-    """Raises DeviceError or SettingsError for what this machine has not got, or not for so many ranks."""
+def refuse_ranks(settings: RunSettings, device: Device, gpus: list[devices.Gpu], backend: str | None) -> None:
+    """Raises DeviceError or SettingsError for more ranks than there are GPUs, or memory on a CPU, to give each one."""
     ranks_here = local_ranks(settings)
-    if device is Device.cuda and not build.startswith("rocm"):
-        if build == "cpu":
-            raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
-        if not gpus:
-            raise DeviceError("device=cuda, but no NVIDIA GPU is visible", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
-        if ranks_here > len(gpus):
-            raise DeviceError(
-                f"distributed.world_size={ranks_here} needs as many GPUs, and {len(gpus)} are visible",
-                f"use --world-size {len(gpus)} or less",
-            )
+    if device is Device.cuda and gpus and ranks_here > len(gpus):
+        raise DeviceError(
+            f"distributed.world_size={ranks_here} needs as many GPUs, and {len(gpus)} are visible",
+            f"use --world-size {len(gpus)} or less",
+        )
     if device is Device.cpu:
         memory = available_memory()
         if ranks_here * WORKER_BYTES > memory:
@@ -177,7 +189,7 @@ def refuse_device(settings: TrainSettings, device: Device, gpus: list[devices.Gp
                 f"{memory >> 20} MiB of memory available",
                 f"use --world-size {max(1, memory // WORKER_BYTES)} or less",
             )
-        if settings.distributed.backend == "nccl":
+        if backend == "nccl":
             raise SettingsError("distributed.backend=nccl moves data between GPUs only", "use gloo on a CPU")
 
 

@@ -17,6 +17,7 @@ from gpubench.errors import DeviceError
 from gpubench.ranks import Ranks
 from gpubench.settings import Device, DistributedSettings, Precision
 
+UNLIMITED = timedelta(days=30)
 HOST_ADDRESS = "gpubench/host"  # key in the rendezvous store
 
 
@@ -56,6 +57,22 @@ def setup_ddp(settings: DistributedSettings, ranks: Ranks, store: Store | None, 
         world_size=ranks.world_size,
         timeout=timedelta(seconds=settings.timeout),
         device_id=device if device.type == "cuda" else None,
+    )
+
+
+def setup_control(ranks: Ranks, store: Store | None) -> None:
+    """Joins a group for words among ranks, in host memory; does nothing for a rank alone. `cleanup_ddp` leaves it.
+
+    It has no time limit to speak of: ranks wait there for others that measure. The host watches over them.
+    """
+    if store is None:
+        return
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore("gpubench", store),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=UNLIMITED,
     )
 
 

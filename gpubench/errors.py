@@ -10,7 +10,9 @@ GpubenchError                 1  something failed, and this says what
 ├── RunFailed                 1  a run started and did not finish
 │   ├── WorkerLost               a worker died without a word, or stopped making progress
 │   ├── OutOfMemory              the device's memory did not suffice
-│   └── NonFiniteLoss            the loss became NaN or infinite
+│   ├── NonFiniteLoss            the loss became NaN or infinite
+│   ├── NonFiniteLatent          a sample became NaN or infinite
+│   └── HandoverError            what one rank sent another is not what they agreed on
 └── Interrupted             130  the user pressed Ctrl-C
 
 The number is the exit code. They are caught in one place, `gpubench.commands`, and shown as `error:` and `hint:`
@@ -70,6 +72,14 @@ class OutOfMemory(RunFailed):
 
 
 class NonFiniteLoss(RunFailed):
+    pass
+
+
+class NonFiniteLatent(RunFailed):
+    pass
+
+
+class HandoverError(RunFailed):
     pass
 
 

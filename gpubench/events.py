@@ -5,7 +5,7 @@ the epoch on the host's own clock where worker and host share a machine (see `Jo
 samples can be laid side by side.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,72 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     """The gradient scaler found infinities and left the parameters alone: time spent, no work done."""
 
 
+SpanKind = Literal["prepare", "evaluate", "decode", "recv_wait", "send_wait"]
+BaselineKind = Literal["sequential", "replicas"]
+
+
+class Span(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the loop of one rank of a pipeline did for a while; also the record of one line in timeline.jsonl.
+
+    Work (prepare, evaluate, decode) is placed on the device's timeline, waits on the host's.
+    """
+
+    repeat: int
+    rank: int
+    kind: SpanKind
+    sample: int
+    """The first of its micro-batch."""
+    time: float
+    """When it began."""
+    total: float
+    step: int | None = None
+    """Of an evaluation: which, counting from 0 through all ranks."""
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """One micro-batch sent or received; also the record of one line in handoffs.jsonl."""
+
+    repeat: int
+    rank: int
+    peer: int
+    direction: Literal["send", "recv"]
+    sample: int
+    """The first of its micro-batch."""
+    step: int
+    """Evaluations done so far."""
+    sequence: int
+    time: float
+    """When it began: packing for a send, the header's arrival for a receive."""
+    total: float
+    """Until the last byte has left, or has arrived and is unpacked."""
+    waited: float
+    """Of a send, the part spent until the peer took the header; of a receive, the wait for the header before `time`."""
+    header_bytes: int
+    latent_bytes: int
+    state_bytes: int
+    generator_bytes: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One finished sample; also the record of one line in samples.jsonl."""
+
+    repeat: int
+    sample: int
+    seed: int
+    prompt: str | None
+    started: float
+    """When rank 0 took it up."""
+    finished: float
+    """When its latent, and its image where one is made, were ready on the last rank."""
+    sha256: str
+    """Of the final latent's bytes, contiguous, in the run's precision."""
+    latent: str | None = None
+    image: str | None = None
+    """Files in the run directory."""
+    resumed: bool = False
+    """Taken over from the run that this one resumes."""
+
+
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_only=True):
     rank: int
 
@@ -52,6 +118,10 @@ class Heartbeat(Event, frozen=True):
 
     doing: str
     step: int | None
+    waits_for: int | None = None
+    """The rank without which it cannot go on."""
+    within: float | None = None
+    """Seconds that what it is doing may take; None leaves it to the patience of the run."""
 
 
 class Log(Event, frozen=True):
@@ -126,6 +196,98 @@ class YardstickRead(Event, frozen=True):
     seconds: float
 
 
+class PipelineBuilt(Event, frozen=True):
+    """What a pipeline is made of, from each rank."""
+
+    repeat: int
+    model: str
+    parameters: int
+    """Of the denoiser, which every rank holds whole."""
+    weights: str
+    """sha256 of them."""
+    scheduler: str
+    timesteps: list[float]
+    """Of every evaluation, in order."""
+    ranges: list[tuple[int, int]]
+    """Evaluations [start, end) of each rank."""
+    latent_shape: list[int]
+    """Of one sample."""
+    carried: list[str]
+    """Attributes of the scheduler that travel with a sample, and what else does."""
+    seconds: float
+    """To build or load the model."""
+    encode_seconds: float | None = None
+    """To encode the prompts, on the rank that did."""
+
+
+class SpansMeasured(Event, frozen=True):
+    """Of one rank, not in order of time: a wait is over before the work that was issued earlier."""
+
+    spans: list[Span]
+
+
+class HandoffMeasured(Event, frozen=True):
+    handoff: Handoff
+
+
+class SampleFinished(Event, frozen=True):
+    sample: Sample
+    latent: bytes | None
+    """A safetensors file."""
+    image: bytes | None
+    """A PNG file."""
+
+
+class StageDone(Event, frozen=True):
+    """A rank has worked through all samples: the makespan is from rank 0's `started` to the last rank's `ended`."""
+
+    repeat: int
+    started: float
+    ended: float
+    sent: int
+    received: int
+    peak_allocated: int | None
+    peak_reserved: int | None
+    peak_rss: int
+
+
+class BaselineMeasured(Event, frozen=True):
+    """The same samples without a pipeline: all on one rank, or shared out over replicas of it."""
+
+    repeat: int
+    kind: BaselineKind
+    seconds: list[float]
+    """Of each micro-batch that this rank made."""
+    wall: float
+    samples: list[int]
+
+
+class Divergence(msgspec.Struct, frozen=True):
+    """Where a sample of the pipeline and its reference part."""
+
+    sample: int
+    largest_difference: float
+    """Of the final latents."""
+    step: int | None
+    """The first evaluation whose result differs; None where a second pass through the pipeline did not differ."""
+    rank: int | None
+    """Whose evaluation that is."""
+    step_difference: float | None
+
+
+class Verified(Event, frozen=True):
+    """Every sample beside the one that single-process diffusers makes."""
+
+    repeat: int
+    reference: str
+    """What made the references, in words."""
+    samples: list[int]
+    sha256: list[str]
+    """Of the references, in the order of `samples`."""
+    seconds: float
+    divergence: Divergence | None
+
+
 class Failed(Event, frozen=True):
     kind: str
     """Name of the error class; one of `gpubench.errors` keeps its exit code."""
@@ -144,7 +306,8 @@ class Done(Event, frozen=True):
 
 Message = (
     Hello | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
-    | PeakMeasured | GraphTraced | RepeatDone | YardstickRead | Failed | Done
+    | PeakMeasured | GraphTraced | RepeatDone | YardstickRead | PipelineBuilt | SpansMeasured | HandoffMeasured
+    | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 
 
@@ -158,6 +321,8 @@ class Job(msgspec.Struct, frozen=True):
     clock: tuple[float, float]
     """(seconds since the epoch, monotonic seconds) read together by the host."""
     host: str
+    samples: list[int] | None = None
+    """The samples still to be made; None for all."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True):

@@ -189,6 +189,7 @@ class Workers:
         now = time.monotonic()
         peer.heard = now
         if isinstance(message, events.Heartbeat):
+            peer.waits_for, peer.within = message.waits_for, message.within
             if (message.doing, message.step) != peer.position:
                 peer.position = (message.doing, message.step)
                 peer.progressed = now

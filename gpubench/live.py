@@ -3,7 +3,7 @@
 import time
 from statistics import fmean
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +13,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.recording import Progress, Recorder
 from gpubench.telemetry import TelemetrySample
+from gpubench.train_recording import TrainProgress
 
 REDRAW_SECONDS = 0.5  # the host shares the machine with the workers: draw seldom
 LINE_SECONDS = 5.0
@@ -29,10 +30,23 @@ COLOURS = {
 }
 
 
+P = TypeVar("P", bound=Progress, contravariant=True)
+
+
+class Drawing(Protocol[P]):
+    """How the progress of one command looks: this module for training."""
+
+    def describe(self, progress: P) -> str:
+        """In one plain line."""
+
+    def draw(self, experiment: str, progress: P) -> RenderableType:
+        """As a table."""
+
+
 class View(Protocol):
     """Something that shows a run while it goes on; a context manager, called often."""
 
-    def __call__(self, recorder: Recorder) -> None: ...
+    def __call__(self, recorder: Recorder[Any]) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -44,7 +58,7 @@ class View(Protocol):
 class Silence:
     """-q."""
 
-    def __call__(self, recorder: Recorder) -> None:
+    def __call__(self, recorder: Recorder[Any]) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -59,31 +73,33 @@ class Silence:
 class Lines(Silence):
     """One line every few seconds, for logs and pipes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
         self._console = console
+        self._drawing = drawing
         self._said = time.monotonic()
 
-    def __call__(self, recorder: Recorder) -> None:
+    def __call__(self, recorder: Recorder[Any]) -> None:
         now = time.monotonic()
         if now - self._said < LINE_SECONDS:
             return
         self._said = now
-        self._console.print(describe(recorder.progress), soft_wrap=True, highlight=False)
+        self._console.print(self._drawing.describe(recorder.progress), soft_wrap=True, highlight=False)
 
 
 class LiveTable(Silence):
     """Redrawn in place; wiped when the run is over, so that the report stands alone."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
+        self._drawing = drawing
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
 
-    def __call__(self, recorder: Recorder) -> None:
+    def __call__(self, recorder: Recorder[Any]) -> None:
         now = time.monotonic()
         if now - self._drawn < REDRAW_SECONDS:
             return
         self._drawn = now
-        self._live.update(draw(recorder.settings.experiment, recorder.progress), refresh=True)
+        self._live.update(self._drawing.draw(recorder.settings.experiment, recorder.progress), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -95,7 +111,7 @@ class LiveTable(Silence):
         self._live.stop()
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: TrainProgress) -> str:
     """The state of a run in one plain line."""
     head = f"repeat {progress.repeat + 1}/{progress.repeats}"
     if progress.step is None:
@@ -108,7 +124,7 @@ def describe(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def draw(experiment: str, progress: Progress) -> RenderableType:
+def draw(experiment: str, progress: TrainProgress) -> RenderableType:
     """The state of a run as a table."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -127,7 +143,7 @@ def draw(experiment: str, progress: Progress) -> RenderableType:
     )
     for name, share, seconds in _phases(progress):
         table.add_row(name.replace("_", " "), bar(share, COLOURS.get(name, "white"), units.seconds(seconds)))
-    for name, text in _hardware(progress.telemetry):
+    for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
     if progress.planned:
         table.add_row("left", f"{units.seconds((progress.planned - step.step - 1) * step_time)} in this repeat")
@@ -139,11 +155,11 @@ def bar(share: float, colour: str, label: str) -> Text:
     return Text.assemble(("█" * filled, colour), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}  {label}")
 
 
-def _step_time(progress: Progress) -> float:
+def _step_time(progress: TrainProgress) -> float:
     return fmean(step.total for step in progress.steps[-RECENT:])
 
 
-def _phases(progress: Progress) -> list[tuple[str, float, float]]:
+def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
     """(name, share of the step, seconds) over the recent steps."""
     recent = progress.steps[-RECENT:]
     total = _step_time(progress)
@@ -152,7 +168,7 @@ def _phases(progress: Progress) -> list[tuple[str, float, float]]:
     return [(name, seconds / total, seconds) for name, seconds in means.items()]
 
 
-def _hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
+def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if sample is None:
         return rows

@@ -47,10 +47,13 @@ class Definition(Struct, frozen=True):
     """What it grows with: the ranks of a job, or the samples of a step; None for neither."""
 
 
-# The steady window is the run after its warm-up; the wall is the host clock from its first step's start to its last
-# step's end. A step is one optimizer step, with all its gradient accumulation.
+# Of training, the steady window is the run after its warm-up; the wall is the host clock from its first step's start to
+# its last step's end. A step is one optimizer step, with all its gradient accumulation. Of a pipeline, the window is
+# all of the makespan, fill and drain included, and a step is one evaluation of the denoiser on one micro-batch.
 DEFINITIONS: dict[str, Definition] = {
-    "throughput": Definition("samples/s", "higher", "samples of all ranks / wall of the steady window", "job"),
+    "throughput": Definition(
+        "samples/s", "higher", "samples of all ranks / wall of the steady window; of a pipeline, / makespan", "job"
+    ),
     "token_throughput": Definition("tokens/s", "higher", "tokens of all ranks / wall of the steady window", "job"),
     "mean_of_rates": Definition(
         "samples/s", None, "mean over steady steps of samples / step time; cross-check only", "job"
@@ -74,7 +77,7 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "warmup_time": Definition("s", "lower", "sum of the times of all steps before the steady window", "step"),
     "model_build_time": Definition(
-        "s", "lower", "time to build the model and its optimizer and to place them on the device"
+        "s", "lower", "time to build or load the model, and its optimizer if any, and to place them on the device"
     ),
     "model_flops_per_sample": Definition(
         "FLOP", None, "operations of one forward and backward pass over one sample, without recomputation"
@@ -116,5 +119,56 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "closure_error": Definition(
         "fraction", None, "larger of |phases' sum / step time - 1| and |steps' sum / wall - 1|"
+    ),
+    "makespan": Definition(
+        "s", "lower", "from the first rank's start on the first sample to the last rank's end of the last one"
+    ),
+    "steady_throughput": Definition(
+        "samples/s",
+        "higher",
+        "samples finished after the first / time from the first one's finish to the last's",
+        "job",
+    ),
+    "time_to_first_sample": Definition("s", "lower", "from the start of the makespan until a first sample is finished"),
+    "sample_latency": Definition(
+        "s", "lower", "mean time from a sample's start on the first rank until it is finished"
+    ),
+    "evaluation_time": Definition(
+        "s", "lower", "mean time of one evaluation of the denoiser, with the scheduler's step, over all ranks"
+    ),
+    "encode_time": Definition("s", "lower", "time to encode all prompts, before the makespan begins"),
+    "decode_time": Definition("s", "lower", "mean time to decode the latents of one micro-batch"),
+    "bubble": Definition("fraction", "lower", "share of all ranks' time in the makespan in which they do not compute"),
+    "ideal_bubble": Definition(
+        "fraction",
+        "lower",
+        "the bubble that this split has by arithmetic alone, with equal evaluations and free hand-overs",
+    ),
+    "pipeline_efficiency": Definition(
+        "fraction", "higher", "least makespan of this split by the measured evaluation_time / makespan"
+    ),
+    "remainder_cost": Definition(
+        "fraction", "lower", "evaluations of the rank that has most / a fair share, total evaluations / ranks, - 1"
+    ),
+    "handover_bytes": Definition(
+        "B", "lower", "mean size of a hand-over: header, latents, scheduler and generator state"
+    ),
+    "handover_time": Definition(
+        "s", "lower", "mean time of a send from packing until the last byte has left, without the wait for its taker"
+    ),
+    "sequential_makespan": Definition(
+        "s", "lower", "time of the same samples made one after another on one rank alone"
+    ),
+    "pipeline_speedup": Definition("x", "higher", "sequential_makespan / makespan"),
+    "replicas_bound": Definition(
+        "s",
+        "lower",
+        "ceil(micro-batches / ranks) x the time of one: as measured on one rank alone, else by evaluation_time",
+    ),
+    "replicas_makespan": Definition(
+        "s", "lower", "time of the slowest rank where every rank makes its share of the samples from noise to the end"
+    ),
+    "verified_samples": Definition(
+        "fraction", "higher", "samples whose final latent equals, bit for bit, that of single-process diffusers"
     ),
 }

@@ -13,10 +13,11 @@ from gpubench import errors, events
 from gpubench.errors import GpubenchError, WorkerLost
 
 STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
+BEATS = 5.0  # seconds without a heartbeat that a busy machine may take, whatever the deadline
 SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
     """One connection, and once it has said hello, one rank."""
 
@@ -26,6 +27,8 @@ class Peer:
     heard: float = 0.0
     progressed: float = 0.0
     position: tuple[str, int | None] = ("starting", None)
+    waits_for: int | None = None
+    within: float | None = None
     done: bool = False
     lost: float | None = None
 
@@ -39,6 +42,8 @@ class Peer:
         doing = doing.replace("_", " ")
         if doing == "a step":
             return f"in step {step}"
+        if self.waits_for is not None:
+            return doing
         return f"in {doing}" if step is None else f"in {doing} of step {step}"
 
 
@@ -77,7 +82,8 @@ def blame(
     """
     causes: list[tuple[bool, float, GpubenchError]] = []
     for when, failure in failures:
-        rank = f"rank {failure.rank}: " if world_size > 1 else ""
+        named = world_size == 1 or failure.message.startswith(f"rank {failure.rank} ")
+        rank = "" if named else f"rank {failure.rank}: "
         error = errors.by_name(failure.kind)(rank + failure.message, failure.hint)
         causes.append((failure.secondary, when, error))
     reported = {failure.rank for _, failure in failures}
@@ -111,17 +117,46 @@ def stalled(
     """
     missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
     if missing and now - started > max(STARTUP, patience):
-        return WorkerLost(f"rank {missing} has not reported {now - started:.0f} s after the start", _STALL_HINT)
+        return WorkerLost(
+            f"rank {missing} has not reported {now - started:.0f} s after the start",
+            "run.log holds what the workers said; measurement.stall_timeout sets the patience",
+        )
     running = [peer for peer in peers.values() if not peer.done]
-    silent = [peer for peer in running if now - peer.heard > min(SILENCE, patience)]
-    stuck = [peer for peer in running if now - peer.progressed > patience]
+    silent = [peer for peer in running if now - peer.heard > max(BEATS, min(SILENCE, peer.within or patience))]
+    stuck = [peer for peer in running if now - peer.progressed > (peer.within or patience)]
+    # A rank that waits for one that gets on is only late.
+    stuck = [peer for peer in stuck if (cause := _cause(peer, peers)).done or cause in silent or cause in stuck]
     if not silent and not stuck:
         return None
     # Ranks that wait for another are stuck too: blame the silent one, or the one furthest behind.
-    culprit = min(silent or stuck, key=lambda peer: -1 if peer.position[1] is None else peer.position[1])
-    since = now - (culprit.heard if silent else culprit.progressed)
-    state = "has been silent" if silent else "has made no progress"
-    return WorkerLost(f"{culprit} {state} for {since:.0f} s, {culprit.where}", _STALL_HINT)
+    suspects = silent or [_cause(peer, peers) for peer in stuck]
+    culprit = min(suspects, key=lambda peer: -1 if peer.position[1] is None else peer.position[1])
+    if culprit.done:
+        state = "has finished"
+    else:
+        since = now - (culprit.heard if silent else culprit.progressed)
+        state = "has been silent" if silent else "has made no progress"
+        state += f" for {since:.0f} s, {culprit.where}"
+    waiting = [peer for peer in stuck if peer is not culprit and peer.waits_for is not None]
+    clauses = [
+        f"{culprit} {state}",
+        *(f"{_rank(peer)} has been {peer.where} for {now - peer.progressed:.0f} s" for peer in waiting),
+    ]
+    setting = "measurement.stall_timeout" if culprit.within is None else "pipeline.deadline"
+    return WorkerLost("; ".join(clauses), f"run.log holds every rank's stack; {setting} sets the patience")
 
 
-_STALL_HINT = "run.log holds every rank's stack; measurement.stall_timeout sets the patience"
+def _cause(peer: Peer, peers: Mapping[int, Peer]) -> Peer:
+    """The rank at the end of the chain of those that wait for one another, beginning with `peer`."""
+    chain = [peer]
+    while chain[-1].waits_for is not None and not chain[-1].done:
+        other = peers.get(chain[-1].waits_for)
+        if other is None or other in chain:
+            break
+        chain.append(other)
+    return chain[-1]
+
+
+def _rank(peer: Peer) -> str:
+    assert peer.hello
+    return f"rank {peer.hello.rank}"

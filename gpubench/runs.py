@@ -36,6 +36,12 @@ NOISE = "noise.json"
 REPORT = "report.html"
 LOG = "run.log"
 TENSORBOARD = "tensorboard"
+SAMPLES = "samples.jsonl"
+HANDOFFS = "handoffs.jsonl"
+TIMELINE = "timeline.jsonl"
+TRACE = "timeline.trace.json"
+SAMPLE_FOLDER = "samples"
+LATENT, IMAGE = "safetensors", "png"  # suffixes in there
 
 RUNNING: Final = "running"
 COMPLETED: Final = "completed"
@@ -74,6 +80,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the model turned out to be: parameters, sample shape, tokens per sample; None before it was built."""
     interleaved_with: list[str] = []
     """Run ids whose repeats were measured in turn with this one's: the other side of a `--vs`."""
+    resumed_from: str | None = None
+    """The run directory whose finished samples this run took over."""
     error: dict[str, str | None] | None = None
     """`kind`, `message` and `hint` of what ended the run."""
 
@@ -118,8 +126,9 @@ class RunWriter:
         self.replace(RUN, self._record)
 
     def replace(self, name: str, document: Any) -> None:
-        """Writes a whole file atomically; text as it is, anything else as JSON."""
+        """Writes a whole file atomically; text and bytes as they are, anything else as JSON."""
         with self._writing(name):
+            (self.path / name).parent.mkdir(exist_ok=True)
             write_document(self.path / name, document)
 
     def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
@@ -179,15 +188,16 @@ def create_directory(parent: Path) -> Path:
 
 
 def write_document(path: Path, document: Any) -> None:
-    """Writes a whole file aside and renames it; text as it is, anything else as JSON.
+    """Writes a whole file aside and renames it; text and bytes as they are, anything else as JSON.
 
     Raises OSError, and leaves nothing behind then.
     """
-    text = document if isinstance(document, str) else to_json(document)
+    text = document if isinstance(document, str | bytes) else to_json(document)
+    content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        with aside.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
@@ -195,6 +205,11 @@ def write_document(path: Path, document: Any) -> None:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
+
+
+def sample_file(sample: int, suffix: str) -> str:
+    """The name, within a run directory, of what is kept of a sample."""
+    return f"{SAMPLE_FOLDER}/{sample:05d}.{suffix}"
 
 
 def timestamp() -> str:

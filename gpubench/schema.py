@@ -6,13 +6,35 @@ from typing import Any
 import msgspec
 
 from gpubench.comparison.result import Noise
-from gpubench.events import Step
-from gpubench.runs import EPOCHS, NOISE, RUN, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunRecord
+from gpubench.events import Handoff, Sample, Span, Step
+from gpubench.runs import (
+    EPOCHS,
+    HANDOFFS,
+    NOISE,
+    RUN,
+    SAMPLES,
+    SCHEMA_VERSION,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+    TIMELINE,
+    RunRecord,
+)
 from gpubench.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.tracking import Epoch
 
-FILES = {RUN: RunRecord, STEPS: Step, EPOCHS: Epoch, TELEMETRY: TelemetrySample, SUMMARY: Summary, NOISE: Noise}
+FILES = {
+    RUN: RunRecord,
+    STEPS: Step,
+    EPOCHS: Epoch,
+    SAMPLES: Sample,
+    HANDOFFS: Handoff,
+    TIMELINE: Span,
+    TELEMETRY: TelemetrySample,
+    SUMMARY: Summary,
+    NOISE: Noise,
+}
 """The type of each file's document, or of each line where its name ends in .jsonl."""
 
 

@@ -6,7 +6,7 @@ config.yaml of a finished run holds no None that mattered. Durations are seconds
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -92,7 +92,16 @@ class TrainingSettings(Section):
         return self
 
 
-class PerformanceSettings(Section):
+class ThreadSettings(Section):
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="threads of each CPU worker; default: physical cores / ranks"
+    )
+    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(
+        "PASSIVE", description="what idle OpenMP threads do; ACTIVE spins and can starve a small machine"
+    )
+
+
+class PerformanceSettings(ThreadSettings):
     channels_last: bool | None = Field(
         None, description="NHWC memory format for convolutional models; default: on a GPU"
     )
@@ -104,32 +113,27 @@ class PerformanceSettings(Section):
     matmul_precision: Literal["highest", "high", "medium"] | None = Field(
         None, description="torch.set_float32_matmul_precision; default: highest for fp32, high otherwise"
     )
-    cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="threads of each CPU worker; default: physical cores / ranks"
-    )
-    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(
-        "PASSIVE", description="what idle OpenMP threads do; ACTIVE spins and can starve a small machine"
-    )
 
 
-class DistributedSettings(Section):
+class RankSettings(Section):
     world_size: Positive = Field(1, description="ranks, one process each")
-    strategy: Literal["ddp", "fsdp2"] = Field("ddp", description="how more than one rank shares the work")
     backend: Literal["nccl", "gloo"] | None = Field(
-        None, description="collective library; default: nccl on GPUs, gloo on CPU"
+        None, description="communication library; default: nccl on GPUs, gloo on CPU"
     )
+
+
+class DistributedSettings(RankSettings):
+    strategy: Literal["ddp", "fsdp2"] = Field("ddp", description="how more than one rank shares the work")
     bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = Field(25.0, description="DDP gradient bucket in MiB")
     timeout: Seconds = Field(300.0, description="seconds a collective may take before the run fails")
 
 
-class MeasurementSettings(Section):
+class RepeatSettings(Section):
     repeats: Positive = Field(3, description="fresh processes that repeat the measurement")
     target_precision: Fraction | None = Field(
         None, description="repeat until the throughput's 95 % interval is within this fraction of it (0.01 or 1%)"
     )
     max_repeats: Positive = Field(20, description="cap for target_precision")
-    count_flops: bool = Field(True, description="count the model's floating-point operations after the timed steps")
-    measure_peak: bool = Field(False, description="time a large matrix product as an attainable ceiling")
     telemetry_interval: Annotated[float, Field(ge=0.02, le=60)] = Field(
         0.2, description="seconds between hardware samples"
     )
@@ -152,6 +156,11 @@ class MeasurementSettings(Section):
         return values | {"target_precision": fraction}
 
 
+class MeasurementSettings(RepeatSettings):
+    count_flops: bool = Field(True, description="count the model's floating-point operations after the timed steps")
+    measure_peak: bool = Field(False, description="time a large matrix product as an attainable ceiling")
+
+
 class LoggingSettings(Section):
     level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR"] = Field(
         "DEBUG", description="least level that reaches run.log"
@@ -164,13 +173,41 @@ class LoggingSettings(Section):
     )
 
 
-class TrainSettings(Section):
+class RunSettings(Section):
+    """What every command that starts workers can be asked."""
+
+    aliases: ClassVar[dict[str, str]] = {
+        "model": "model.name",
+        "world_size": "distributed.world_size",
+        "repeats": "measurement.repeats",
+        "target_precision": "measurement.target_precision",
+    }
+    """Short words, the same as option, override and `--vs` key."""
+
+    experiment: FolderName
+    results: Path = Field(Path("results"), description="where run directories are written")
+    seed: Natural
+    device: Device | None = Field(None, description="cpu or cuda; default: cuda where there is a GPU")
+    performance: ThreadSettings = ThreadSettings()
+    distributed: RankSettings = RankSettings()
+    measurement: RepeatSettings = RepeatSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+
+class TrainSettings(RunSettings):
     """Settings of `gpubench train-bench`."""
 
+    aliases: ClassVar[dict[str, str]] = RunSettings.aliases | {
+        "data": "data.source",
+        "batch_size": "training.batch_size",
+        "steps": "training.steps",
+        "epochs": "training.epochs",
+        "seconds": "training.seconds",
+        "measure_peak": "measurement.measure_peak",
+    }
+
     experiment: FolderName = Field("train-bench", description="folder under results that groups the runs")
-    results: Path = Field(Path("results"), description="where run directories are written")
     seed: Natural = Field(0, description="seed of weights and data; each rank adds its rank for data")
-    device: Device | None = Field(None, description="cpu or cuda; default: cuda where there is a GPU")
     precision: Precision | None = Field(
         None, description="fp32 | tf32 | amp | bf16; default: bf16 on a GPU that has it, else fp32"
     )
@@ -180,4 +217,3 @@ class TrainSettings(Section):
     performance: PerformanceSettings = PerformanceSettings()
     distributed: DistributedSettings = DistributedSettings()
     measurement: MeasurementSettings = MeasurementSettings()
-    logging: LoggingSettings = LoggingSettings()

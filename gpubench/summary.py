@@ -12,6 +12,7 @@ import msgspec
 from gpubench import hardware, stats
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, Step
 from gpubench.metrics import DEFINITIONS, Distribution, Metric
+from gpubench.stages import Pipeline
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
 from gpubench.telemetry import TelemetrySample, energy_between, throttled
 
@@ -40,6 +41,8 @@ class Summary(msgspec.Struct, frozen=True):
     throttled: dict[str, float]
     """Fraction of the steady time in which each reason held the GPU's clocks down."""
     warnings: list[str]
+    pipeline: Pipeline | None = None
+    """What only a pipeline has."""
 
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
@@ -70,10 +73,7 @@ def summarise(
         _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
         _costs(metrics)
     windows = [measured.window for measured in found]
-    slowed: dict[str, float] = {}
-    for window in windows:
-        for reason, share in throttled(telemetry, window.start, window.end).items():
-            slowed[reason] = slowed.get(reason, 0.0) + share / len(windows)
+    slowed = held_down(telemetry, windows)
     return Summary(
         metrics=metrics.made,
         steady=windows,
@@ -84,6 +84,39 @@ def summarise(
         throttled=slowed,
         warnings=_warnings(metrics, slowed, peak, flops, device_name, precision),
     )
+
+
+def metric_of(
+    name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
+) -> Metric:
+    """The defined metric `name` with its estimate in each repeat; `steps` are those behind them."""
+    definition = DEFINITIONS[name]
+    return Metric(
+        name=name,
+        unit=definition.unit,
+        better=definition.better,
+        estimate=fmean(repeats),
+        interval=stats.student_interval(repeats),
+        n=steps,
+        effective_n=effective_steps,
+        repeats=repeats,
+        distribution=distribution,
+    )
+
+
+def held_down(telemetry: Sequence[TelemetrySample], windows: Sequence[SteadyWindow]) -> dict[str, float]:
+    """Fraction of the windows' time in which each reason held the GPU's clocks down."""
+    slowed: dict[str, float] = {}
+    for window in windows:
+        for reason, share in throttled(telemetry, window.start, window.end).items():
+            slowed[reason] = slowed.get(reason, 0.0) + share / len(windows)
+    return slowed
+
+
+def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
+    """What may be wrong with the measurement of any command."""
+    said = ["fewer than two repeats were measured: there is no interval; raise --repeats"] * (repeats < 2)
+    return said + [f"clocks were held down by {reason} for {share:.0%} of the time" for reason, share in slowed.items()]
 
 
 class _Metrics:
@@ -101,20 +134,9 @@ class _Metrics:
         known = [value for value in estimates if value is not None]
         if not known or len(known) < len(estimates):
             return
-        definition = DEFINITIONS[name]
-        self.made.append(
-            Metric(
-                name=name,
-                unit=definition.unit,
-                better=definition.better,
-                estimate=fmean(known),
-                interval=stats.student_interval(known),
-                n=sum(measured.window.steps for measured in self.found),
-                effective_n=sum(stats.effective_size(measured.totals) for measured in self.found),
-                repeats=known,
-                distribution=distribution,
-            )
-        )
+        steps = sum(measured.window.steps for measured in self.found)
+        effective = sum(stats.effective_size(measured.totals) for measured in self.found)
+        self.made.append(metric_of(name, known, steps, effective, distribution))
 
     def get(self, name: str) -> Metric | None:
         return next((metric for metric in self.made if metric.name == name), None)
@@ -246,9 +268,7 @@ def _warnings(
     device_name: str | None,
     precision: str,
 ) -> list[str]:
-    said: list[str] = []
-    if len(metrics.found) < 2:
-        said.append("fewer than two repeats were measured: there is no interval; raise --repeats")
+    said = shared_warnings(len(metrics.found), slowed)
     for measured in metrics.found:
         if not measured.window.settled:
             number = measured.repeat.number
@@ -263,7 +283,6 @@ def _warnings(
         said.append(
             f"the gradient scaler skipped {sum(skipped.repeats):.0f} steady steps: they count as time, not as work"
         )
-    said += [f"clocks were held down by {reason} for {share:.0%} of the time" for reason, share in slowed.items()]
     if device_name and not peak:
         said.append(f"no MFU: the dense {precision} peak of {device_name!r} is not known")
     if flops and flops.reason:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT
 
 if TYPE_CHECKING:
-    from gpubench.live import View
+    from gpubench.live import Drawing, View
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
@@ -63,15 +63,15 @@ class Terminal:
         )
         return text.getvalue()
 
-    def view(self) -> "View":
+    def view(self, drawing: "Drawing[Any]") -> "View":
         """The live view that suits: a table on a terminal, lines in a pipe, nothing with -q."""
         from gpubench.live import Lines, LiveTable, Silence  # and with it what only a running benchmark needs
 
         if self._quiet:
             return Silence()
         if self.err.is_terminal and not self.err.is_dumb_terminal:
-            return LiveTable(self.err)
-        return Lines(self.err)
+            return LiveTable(self.err, drawing)
+        return Lines(self.err, drawing)
 
 
 class _OnConsole(logging.Handler):

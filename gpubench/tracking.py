@@ -78,7 +78,11 @@ class MetricLogger:
             }
             if step.loss is not None:
                 values["rank0/loss"] = step.loss
-            self._tell(lambda tracker: tracker.scalars(step.repeat, step.step, step.time, values))  # noqa: B023
+            self.scalars(step.repeat, step.step, step.time, values)
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        """Figures of one moment, `when` in seconds since the epoch."""
+        self._tell(lambda tracker: tracker.scalars(repeat, step, when, values))
 
     def graph(self, definition: bytes) -> None:
         self._tell(lambda tracker: tracker.graph(definition))

@@ -32,6 +32,11 @@ def rate(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{digits(value)} {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 repeat", "2 repeats"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def size(value: float) -> str:
     for scale, unit in _BINARY:
         if abs(value) >= scale:

@@ -4,31 +4,20 @@ import faulthandler
 import logging
 import os
 import signal
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch._C._distributed_c10d import Store
 
 from gpubench import distributed, events
 from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
-from gpubench.data import Feed, open_dataset
 from gpubench.distributed import HOST_ADDRESS
-from gpubench.environment import capture_env_metadata
 from gpubench.errors import GpubenchError, OutOfMemory
-from gpubench.inspection import inspect
 from gpubench.logs import fields_of
-from gpubench.models import build
-from gpubench.precision import arithmetic, refuse, set_float32_matmul
 from gpubench.ranks import Ranks
-from gpubench.settings import TrainSettings
-from gpubench.timing import StepTimer, clock_of
-from gpubench.training import Event, build_trainer, train
-from gpubench.yardstick import time_yardstick
 
 FLUSH_SECONDS = 0.2
 MEET_SECONDS = 120.0
@@ -56,9 +45,9 @@ def main() -> int:
         channel, job = Channel.connect(store.get(HOST_ADDRESS).decode(), ranks.rank, ranks.world_size, activity)
     _log_through(channel)
     try:
-        for event in work(job, ranks, store, activity):
+        for event in _work(job, ranks, store, activity, channel):
             channel.put(event)
-            channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured) else 0.0)
+            channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured | events.SpansMeasured) else 0.0)
         channel.close()
     except (Exception, SystemExit) as error:  # a model of the user's own may call sys.exit
         channel.fail(explain(error, ranks, activity))
@@ -68,93 +57,17 @@ def main() -> int:
     return 0
 
 
-def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
-    """Every repeat of the job, as events."""
-    settings = TrainSettings.model_validate(job.settings)
-    assert settings.device
-    assert settings.precision
-    if settings.performance.cpu_threads:
-        torch.set_num_threads(settings.performance.cpu_threads)
-    device = distributed.pick_device(settings.device, ranks)
-    set_float32_matmul(settings.precision, settings.performance.matmul_precision)
-    torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
-    refuse(settings.precision, device)
-    distributed.setup_ddp(settings.distributed, ranks, store, device)
-    if ranks.is_rank_zero:
-        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
-    for repeat in job.repeats:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        yield from run_repeat(settings, ranks, device, activity, repeat, job)
-    # Not after an error: leaving the group can wait for ranks that will never come, before the error is told.
-    distributed.cleanup_ddp()
+def _work(
+    job: events.Job, ranks: Ranks, store: Store | None, activity: Activity, channel: Channel
+) -> Iterator[events.Message]:
+    """What the command asks for, loaded only now: training needs no diffusers."""
+    if job.command == "pipe-infer":
+        from gpubench.pipeline.worker import work as pipe_infer
 
+        return pipe_infer(job, ranks, store, activity, channel.send)
+    from gpubench.train_worker import work as train_bench
 
-def run_repeat(
-    settings: TrainSettings,
-    ranks: Ranks,
-    device: torch.device,
-    activity: Activity,
-    repeat: int,
-    job: events.Job,
-) -> Iterator[Event]:
-    """Builds the model anew, trains it, and then looks at what needs no clock."""
-    began = time.perf_counter()
-    activity.doing = "building the model"
-    workload = build(settings.model, settings.data, settings.seed)
-    activity.doing = "opening the data"
-    dataset = open_dataset(
-        settings.data,
-        workload.task,
-        workload.image_size or settings.data.image_size,
-        workload.sequence_length or settings.data.sequence_length,
-        workload.vocabulary,
-        workload.classes,
-    )
-    timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
-    assert settings.precision
-    rules = arithmetic(settings.precision, device)
-    trainer = build_trainer(settings, ranks, device, workload, rules, timer)
-    parameters = list(workload.module.parameters())
-    yield events.ModelBuilt(
-        rank=ranks.rank,
-        repeat=repeat,
-        parameters=sum(p.numel() for p in parameters),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        sample_shape=workload.sample_shape,
-        tokens_per_sample=workload.sequence_length,
-        seconds=time.perf_counter() - began,
-    )
-    activity.doing = "starting the data"
-    batch_size = settings.training.batch_size
-    assert batch_size
-    torch.manual_seed(settings.seed + ranks.rank)
-    with Feed(
-        settings.data,
-        dataset,
-        workload.make_batch,
-        batch_size,
-        ranks.rank,
-        ranks.world_size,
-        settings.seed,
-        device,
-        channels_last=bool(settings.performance.channels_last),
-    ) as feed:
-        on_cpu = device.type == "cpu"  # a GPU's clocks are on record
-        before = time_yardstick() if on_cpu else 0.0
-        yield from train(trainer, feed, repeat, calendar(job))
-        if on_cpu:
-            yield events.YardstickRead(rank=ranks.rank, repeat=repeat, seconds=(before + time_yardstick()) / 2)
-        if repeat == 0:
-            yield from inspect(trainer, feed, activity)
-
-
-def calendar(job: events.Job) -> float:
-    """Now, in seconds since the epoch: on the host's machine by the host's clock, whatever NTP has done since."""
-    if job.host != socket.gethostname():
-        return time.time()
-    unix, monotonic = job.clock
-    return unix + time.monotonic() - monotonic
+    return train_bench(job, ranks, store, activity)
 
 
 def explain(error: BaseException, ranks: Ranks, activity: Activity) -> events.Failed:

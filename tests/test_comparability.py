@@ -14,8 +14,10 @@ from gpubench.comparison.comparability import (
     summarise_side,
 )
 from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.configuration import fields
 from gpubench.dotkeys import flatten
 from gpubench.metrics import DEFINITIONS
+from gpubench.pipe_settings import PipeSettings
 from gpubench.runs import RunRecord
 from gpubench.settings import TrainSettings
 from gpubench.steady import SteadyWindow
@@ -87,7 +89,7 @@ def keys(baseline: RunEvidence, candidate: RunEvidence) -> list[str]:
 def test_every_setting_is_given_one_kind() -> None:
     classified = [key for group in SETTINGS.values() for key in group]
     assert len(classified) == len(set(classified))
-    assert set(classified) == set(DEFAULTS)
+    assert set(classified) == {*fields(TrainSettings), *fields(PipeSettings)}
     assert set(SETTINGS) == {"workload", "scale", "treatment", "protocol", None}
 
 
@@ -222,7 +224,8 @@ def test_figures_of_more_ranks_are_judged_per_device() -> None:
 
 def test_times_of_a_step_and_rates_of_a_job_are_known_as_such() -> None:
     per = {name: definition.per for name, definition in DEFINITIONS.items()}
-    assert {name for name, what in per.items() if what == "job"} == {"throughput", "token_throughput", "mean_of_rates"}
+    rates = {"throughput", "steady_throughput", "token_throughput", "mean_of_rates"}
+    assert {name for name, what in per.items() if what == "job"} == rates
     timed = {name for name in per if name.startswith("phase_")} | {"step_time", "first_step_time", "warmup_time"}
     assert {name for name, what in per.items() if what == "step"} == timed
 

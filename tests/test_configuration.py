@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.configuration import (
-    ALIASES,
     Configuration,
     apply_overrides,
     fields,
@@ -56,12 +55,12 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
     assert load(TrainSettings, write(tmp_path, text)).settings == TrainSettings()
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("alias", TrainSettings.aliases)
 def test_an_alias_means_its_dot_key(tmp_path: Path, alias: str) -> None:
     value = {"model": "text", "data": "text", "target_precision": "1%", "measure_peak": "true"}.get(alias, "3")
     by_alias = load(TrainSettings, write(tmp_path, f"{alias}: {value}"))
-    assert by_alias.settings == load(TrainSettings, None, {ALIASES[alias]: value}).settings
-    assert list(by_alias.origins) == [ALIASES[alias]]
+    assert by_alias.settings == load(TrainSettings, None, {TrainSettings.aliases[alias]: value}).settings
+    assert list(by_alias.origins) == [TrainSettings.aliases[alias]]
 
 
 @pytest.mark.parametrize("text", ["training: {epochs: 3}", "training.epochs: 3", "epochs: 3"])
@@ -141,13 +140,14 @@ def test_what_is_no_option_is_refused_by_name(arguments: list[str]) -> None:
 
 
 def test_assignments_are_options_without_dashes() -> None:
-    assert parse_assignments(["precision=fp32", "data.path=a=b"]) == {"precision": "fp32", "data.path": "a=b"}
+    found = parse_assignments(TrainSettings, ["precision=fp32", "data.path=a=b"])
+    assert found == {"precision": "fp32", "data.path": "a=b"}
 
 
 @pytest.mark.parametrize("text", ["", "precision", "precision=", "=fp32", "="])
 def test_an_assignment_needs_both_sides(text: str) -> None:
     with pytest.raises(UsageError, match="is not KEY=VALUE"):
-        parse_assignments([text])
+        parse_assignments(TrainSettings, [text])
 
 
 def test_overrides_are_applied_to_a_copy() -> None:

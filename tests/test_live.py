@@ -3,14 +3,15 @@ import io
 import pytest
 from rich.console import Console
 
+from gpubench import live
 from gpubench.events import Step
 from gpubench.live import Lines, LiveTable, describe, draw
-from gpubench.recording import Progress
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 from gpubench.terminal import Stream, Terminal
+from gpubench.train_recording import TrainProgress
 
 
-def progress() -> Progress:
+def progress() -> TrainProgress:
     steps = [
         Step(0, 0, 1, i, 0.0, 0.1, {"forward": 0.025, "backward": 0.075}, 0.1, samples=32, loss=2.5) for i in range(10)
     ]
@@ -20,10 +21,10 @@ def progress() -> Progress:
         gpus=[GpuSample(index=0, utilization=0.97, memory_used_bytes=3 << 30, power_w=412.0)],
         cpu=CpuSample(load=0.5, memory_rss_bytes=1 << 30),
     )
-    return Progress(1, 3, 2, planned=60, step=steps[-1], telemetry=telemetry, steps=steps)
+    return TrainProgress(1, 3, 2, planned=60, step=steps[-1], telemetry=telemetry, steps=steps)
 
 
-def rendered(found: Progress) -> str:
+def rendered(found: TrainProgress) -> str:
     console = Console(file=io.StringIO(), width=100)
     console.print(draw("trial", found))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -51,8 +52,8 @@ def test_the_table_shows_where_the_run_stands() -> None:
 
 
 def test_before_the_first_step_the_table_says_what_is_being_done() -> None:
-    assert "building the model" in rendered(Progress(0, 3, doing="building the model"))
-    assert describe(Progress(0, 3, doing="counting_FLOPs")) == "repeat 1/3  counting FLOPs"
+    assert "building the model" in rendered(TrainProgress(0, 3, doing="building the model"))
+    assert describe(TrainProgress(0, 3, doing="counting_FLOPs")) == "repeat 1/3  counting FLOPs"
 
 
 def test_a_line_holds_the_same_figures() -> None:
@@ -63,8 +64,8 @@ def test_a_line_holds_the_same_figures() -> None:
 def test_the_table_is_for_terminals_and_lines_for_pipes(quiet: bool, terminal: bool, expected: type) -> None:
     screen = Terminal(quiet=quiet, verbosity=0)
     screen.err = Stream(file=io.StringIO(), force_terminal=terminal)
-    assert type(screen.view()) is expected
+    assert type(screen.view(live)) is expected
 
 
 def test_quiet_shows_nothing() -> None:
-    assert type(Terminal(quiet=True, verbosity=0).view()) not in (LiveTable, Lines)
+    assert type(Terminal(quiet=True, verbosity=0).view(live)) not in (LiveTable, Lines)

@@ -16,21 +16,24 @@ ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
 SETTINGS: dict[Kind | None, tuple[str, ...]] = {
     "workload": (
         "model.name", "data.source", "data.path", "data.image_size", "data.sequence_length", "data.tokenizer",
-        "training.optimizer",
+        "training.optimizer", "model.unet", "model.step_ms", "model.height", "model.width", "sampling.scheduler",
+        "sampling.options", "sampling.steps", "sampling.guidance_scale", "sampling.eta", "work.samples", "work.prompts",
+        "work.negative_prompt", "output.images",
     ),
-    "scale": ("training.batch_size", "training.grad_accumulation", "distributed.world_size"),
+    "scale": ("work.micro_batch", "training.batch_size", "training.grad_accumulation", "distributed.world_size"),
     "treatment": (
         "seed", "device", "precision", "model.activation_checkpointing", "data.workers", "data.pin_memory",
         "data.prefetch", "training.optimizer_impl", "training.learning_rate", "training.momentum",
         "training.weight_decay", "performance.channels_last", "performance.compile", "performance.compile_mode",
         "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads",
         "performance.omp_wait_policy", "distributed.strategy", "distributed.backend", "distributed.bucket_mb",
+        "performance.deterministic", "pipeline.split", "pipeline.in_flight", "output.latents", "inject",
     ),
     "protocol": (
         "data.samples", "training.steps", "training.epochs", "training.seconds", "training.warmup_steps",
         "distributed.timeout", "measurement.repeats", "measurement.target_precision", "measurement.max_repeats",
         "measurement.count_flops", "measurement.measure_peak", "measurement.telemetry_interval",
-        "measurement.stall_timeout",
+        "measurement.stall_timeout", "measurement.baseline", "pipeline.deadline", "verify",
     ),
     None: (
         "experiment", "results", "logging.level", "logging.graph", "logging.wandb", "logging.wandb_project",
@@ -113,10 +116,19 @@ def headline(run: RunEvidence) -> str:
     settings = run.settings
     if not settings:
         return f"{run.record.command}, settings unknown"
+    if run.record.command == "pipe-infer":
+        return _pipeline_headline(run, run.record.world_size)
     facts = (settings.get(key) for key in ("model.name", "precision", "training.batch_size", "device"))
     model, precision, batch, device = ("?" if fact is None else fact for fact in facts)
     ranks = f" x {run.record.world_size} ranks" if run.record.world_size > 1 else ""
     return f"{model}, {precision}, batch {batch}{ranks} on {device}"
+
+
+def _pipeline_headline(run: RunEvidence, ranks: int) -> str:
+    model, scheduler = (run.workload.get(key) or "?" for key in ("model", "scheduler"))
+    keys = ("precision", "sampling.steps", "work.samples", "device")
+    precision, steps, samples, device = (run.settings.get(key) or "?" for key in keys)
+    return f"{model}, {precision}, {steps} steps of {scheduler}, {samples} samples over {ranks} ranks on {device}"
 
 
 def summarise_side(side: Side) -> SideSummary:

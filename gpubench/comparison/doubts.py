@@ -51,7 +51,7 @@ def out_of_turn(baseline: Side, candidate: Side) -> str | None:
         return None
     return (
         "one run each, not measured in turn: how runs of this machine differ is not in the interval; "
-        "train-bench --vs measures in turn, and four runs or more a side show it"
+        "--vs measures in turn, and four runs or more a side show it"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
-from gpubench.events import FlopsCounted, PeakMeasured
+from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.hardware import Peak
 from gpubench.metrics import Metric
 from gpubench.runs import (
@@ -27,14 +27,17 @@ from gpubench.runs import (
     STEPS,
     SUMMARY,
     TELEMETRY,
+    TIMELINE,
     Run,
     RunRecord,
 )
+from gpubench.stages import Pipeline
 from gpubench.steady import SteadyWindow
 from gpubench.summary import Rank, Summary
 from gpubench.telemetry import TelemetrySample
 
 Series = NDArray[np.float64]
+T = TypeVar("T")
 
 OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
 PHASE = "phase_"
@@ -68,6 +71,7 @@ class RunEvidence:
     flops: FlopsCounted | None = None
     peak: Peak | None = None
     measured_peak: PeakMeasured | None = None
+    pipeline: Pipeline | None = None
     warnings: Sequence[str] = ()
     """What the run said of itself."""
     problems: list[str] = field(default_factory=list)
@@ -84,7 +88,7 @@ class RunEvidence:
         whose steady window took longest), so that their mean is the estimate; phase_* give that phase's.
         """
         phase = metric.removeprefix(PHASE) if metric.startswith(PHASE) else None
-        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES):
+        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES) or self.pipeline:
             return None
         if phase is not None and phase not in self.steps.phases:
             return None
@@ -93,16 +97,22 @@ class RunEvidence:
 
     @cached_property
     def steps(self) -> StepTable:
-        """Every step that was recorded, warm-up included; read when first asked for."""
-        return read_steps(self.path / STEPS, self.problems)
+        """Every step that was recorded, warm-up included; read when first asked for. A pipeline has spans instead."""
+        return StepTable.of_totals(np.empty(0)) if self.pipeline else read_steps(self.path / STEPS, self.problems)
 
     @cached_property
     def telemetry(self) -> list[TelemetrySample]:
         """In order of time; empty where none was taken."""
-        if self.record is None:
-            return []
-        run = Run(self.path, self.record, self.problems)
-        return sorted(run.lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+        return sorted(self._lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """What the ranks of a pipeline did, in order of time; empty where nothing was recorded."""
+        return sorted(self._lines(TIMELINE, Span), key=lambda span: span.time)
+
+    def _lines(self, name: str, type_: type[T]) -> Iterator[T]:
+        """Of a run directory's line file."""
+        return Run(self.path, self.record, self.problems).lines(name, type_) if self.record else iter(())
 
     @cached_property
     def _spoken(self) -> list[StepTable]:
@@ -182,6 +192,7 @@ def open_run(path: Path) -> RunEvidence:
         flops=summary.flops,
         peak=summary.peak,
         measured_peak=summary.measured_peak,
+        pipeline=summary.pipeline,
         warnings=summary.warnings,
         problems=problems,
     )

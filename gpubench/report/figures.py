@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.report import phrases, plots, recorded, wording
+from gpubench.report import plots, recorded, wording
 from gpubench.report.plots import Curve, Plane, Span
 from gpubench.report.recorded import RepeatSteps
 from gpubench.report.scales import Series, bulk
@@ -107,7 +107,7 @@ def _in_words(sides: Sequence[Recording]) -> str:
     for (_, label), side in zip(styles(sides), sides, strict=True):
         steady = [repeat.steady for repeat in side.repeats if len(repeat.steady)]
         median = units.quantity(float(np.median(np.concatenate(steady))), side.unit) if steady else "not known"
-        said.append(f"{label} {phrases.counted(len(side.repeats), 'repeat')}, median steady step {median}".strip())
+        said.append(f"{label} {units.counted(len(side.repeats), 'repeat')}, median steady step {median}".strip())
     return "; ".join(said)
 
 

@@ -38,8 +38,8 @@ def headline(noise: Noise) -> str:
     leading = _leading(noise.metrics)
     if leading is None:
         return "nothing to learn from: no metric was measured often enough"
-    runs = phrases.counted(len(noise.runs), "run")
-    whose = runs if leading.level == "run" else f"{phrases.counted(leading.units, 'repeat')} of {runs}"
+    runs = units.counted(len(noise.runs), "run")
+    whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
     sentence = f"{whose}: {phrases.metric(leading.metric)} varies by"
     sentence += f" {units.percent(leading.spread)} where nothing was changed"
     if leading.resolvable is None:

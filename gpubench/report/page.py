@@ -12,10 +12,13 @@ from gpubench import __version__, units
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Comparison, Comparisons, Verdict
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.report import figures, hardware, phrases, recorded, rows, wording
+from gpubench.report import figures, gantt, hardware, phrases, pipe_phrases, recorded, rows, wording
 from gpubench.report.ceilings import ceilings
 from gpubench.report.figures import Figure
+from gpubench.stages import Pipeline
+from gpubench.timeline import PARTS
 
+LEADING = {"throughput": "", "step_time": " a step", "makespan": " in all"}  # figures, and what each is of
 PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
 
 
@@ -49,6 +52,7 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
         steps=figures.steps([side]),
         phases=_phases(run),
         distribution=distribution,
+        pipeline=_pipeline(run.pipeline, run) if run.pipeline else None,
         telemetry=hardware.whole_run(run, recorded.GPU) or hardware.whole_run(run, recorded.CPU),
         peaks=hardware.peaks([side], [_estimates([run])]),
         memory=hardware.whole_run(run, [recorded.GPU_MEMORY]) or hardware.whole_run(run, [recorded.CPU_MEMORY]),
@@ -103,11 +107,9 @@ def _is_news(metric: Metric) -> bool:
 
 def _in_short(run: RunEvidence) -> str:
     """The run's leading figures in a line."""
-    known = [run.metrics[name] for name in ("throughput", "step_time") if name in run.metrics]
-    said = [units.quantity(metric.estimate, metric.unit) for metric in known or list(run.metrics.values())[:1]]
-    if len(known) == 2:
-        said[1] += " a step"
-    return wording.typeset(", ".join([*said, phrases.counted(run.repeats, "repeat")]))
+    known = [run.metrics[name] for name in LEADING if name in run.metrics] or list(run.metrics.values())[:1]
+    said = [units.quantity(metric.estimate, metric.unit) + LEADING.get(metric.name, "") for metric in known]
+    return wording.typeset(", ".join([*said, units.counted(run.repeats, "repeat")]))
 
 
 def _phases(run: RunEvidence) -> dict[str, Any] | None:
@@ -125,6 +127,27 @@ def _phases(run: RunEvidence) -> dict[str, Any] | None:
     whole = sum(found.values())
     parts = [(wording.name(name), found[name], found[name] / whole, styles[name]) for name in ordered]
     return {"drawing": drawing, "parts": parts}
+
+
+def _pipeline(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:
+    first = min((span.repeat for span in run.spans), default=0)
+    found = gantt.bars(span for span in run.spans if span.repeat == first)
+    chart = gantt.chart(found, len(pipeline.stages))
+    sizes = pipe_phrases.handover_parts(pipeline.handover) if pipeline.handover else {}
+    bars = rows.bars("size of a hand-over", "B", [(name, size, "fill solid a") for name, size in sizes.items()])
+    note = "Boxes: at work on the sample of that number. Lines: waiting for it. Blank: idle."
+    if len(found) > gantt.MOST_BARS:
+        note += f" Only the first {gantt.MOST_BARS:,} of {len(found):,} are drawn."
+    return {
+        "pipeline": pipeline,
+        "chart": Figure(f"What each rank did in repeat {first}", chart, note) if chart else None,
+        "shares": gantt.shares(pipeline.stages),
+        "parts": PARTS,
+        "baselines": pipe_phrases.baselines(run.metrics),
+        "handover": pipe_phrases.handover(pipeline),
+        "sizes": Figure("Size of a hand-over", bars) if bars else None,
+        "verification": pipe_phrases.verification(pipeline.verification),
+    }
 
 
 def _by_head(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -180,6 +203,8 @@ def _environment() -> Environment:
         difference=_known(units.difference),
         worse=wording.worse,
         words=wording.name,
+        sentence=wording.opening,
+        evaluations=pipe_phrases.evaluations,
         sign=wording.sign,
         standing=wording.standing,
         open_ends=phrases.note,

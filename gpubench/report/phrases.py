@@ -70,7 +70,7 @@ def method(verdict: Verdict) -> str:
 
 def side(summary: SideSummary) -> str:
     """One side in a line: its name, what ran, how often, and when."""
-    parts = [clean(summary.headline), counted(summary.runs, "run"), counted(summary.repeats, "repeat")]
+    parts = [clean(summary.headline), units.counted(summary.runs, "run"), units.counted(summary.repeats, "repeat")]
     if summary.started:
         parts.append(clean(moment(summary.started)))
     label, paths = clean(summary.label), [clean(path) for path in summary.paths]
@@ -150,10 +150,6 @@ def worse(result: GateResult, interval: bool = True) -> str:
 
 def metric(name: str) -> str:
     return clean(name).replace("_", " ")
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def cell(value: Any) -> str:
@@ -240,7 +236,7 @@ def note(verdict: Verdict) -> str:
 
 
 def to_settle(verdict: Verdict) -> str:
-    more = counted(verdict.more_repeats or 0, "more run" if verdict.level == "run" else "more repeat")
+    more = units.counted(verdict.more_repeats or 0, "more run" if verdict.level == "run" else "more repeat")
     return f"about {more} a side would settle it"
 
 

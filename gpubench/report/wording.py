@@ -73,8 +73,12 @@ def sentence(comparison: Comparison, baseline: str, candidate: str) -> str:
         baseline=msgspec.structs.replace(comparison.baseline, label=baseline),
         candidate=msgspec.structs.replace(comparison.candidate, label=candidate),
     )
-    said = typeset(headline(named))
-    return said[:1].upper() + said[1:]
+    return opening(headline(named))
+
+
+def opening(said: str) -> str:
+    """Words that begin a sentence."""
+    return typeset(said[:1].upper() + said[1:])
 
 
 def rests_on(verdict: Verdict) -> str:

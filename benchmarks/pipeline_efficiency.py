@@ -1,0 +1,212 @@
+"""What a pipeline loses to its hand-overs: `python benchmarks/pipeline_efficiency.py`.
+
+Three tables, each made by `gpubench pipe-infer` or by the modules behind it:
+
+    the pipeline itself   an evaluation of fixed latency t, so that nothing but the pipeline can be slow:
+                          makespan over the ideal (M + N - 1) S/N t, for M samples over N ranks of S evaluations.
+                          Beside it the shortest program that does the work: sleep, the scheduler's step, and blocking
+                          send and recv of the latent alone. It checks nothing and measures nothing, and what it
+                          takes above the ideal is the machine's and the scheduler's.
+    a real UNet           the tiny one, against its own evaluation time in the same run
+    a hand-over           its bytes, and the time to pack and to unpack it, by scheduler
+
+Exits 1 if a makespan of the first table misses its bar.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+STEPS = 48  # divided by every world size here
+BARS = {2: 1.02, 4: 1.03, 8: 1.05}
+SCHEDULERS = (
+    "DDIMScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "DPMSolverMultistepScheduler",
+    "UniPCMultistepScheduler",
+    "PNDMScheduler",
+    "SASolverScheduler",
+)
+LATENT = (4, 64, 64)  # of a 512 x 512 image
+ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One pipeline that was run, in seconds."""
+
+    samples: int
+    ranks: int
+    makespan: float
+    evaluation: float
+    efficiency: float
+    identical: str
+
+    def ideal(self, step: float) -> float:
+        """(M + N - 1) S/N t."""
+        return (self.samples + self.ranks - 1) * STEPS / self.ranks * step
+
+
+def run(folder: Path, samples: int, ranks: int, *arguments: str) -> Pipeline:
+    """One `gpubench pipe-infer`; the best of its repeats, as only the machine's other work makes one slower."""
+    command = [sys.executable, "-m", "gpubench", "pipe-infer", "--quiet", "--json", "--results", str(folder)]
+    command += ["--device", "cpu", "--performance.cpu_threads=1", "--samples", str(samples), "--steps", str(STEPS)]
+    command += ["--world-size", str(ranks), "--baseline", "off", *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
+    summary = json.loads(finished.stdout)["runs"][0]
+    metrics = {metric["name"]: metric["repeats"] for metric in summary["metrics"]}
+    best = min(range(len(metrics["makespan"])), key=metrics["makespan"].__getitem__)
+    verified = summary["pipeline"]["verification"]
+    return Pipeline(
+        samples,
+        ranks,
+        metrics["makespan"][best],
+        metrics["evaluation_time"][best],
+        metrics["pipeline_efficiency"][best],
+        f"{verified['identical']}/{verified['samples']}" if verified else "not verified",
+    )
+
+
+def bare(samples: int, ranks: int, step: float) -> float:
+    """The makespan of the bare loop, in seconds."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    arguments = ["--bare", str(samples), str(step)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *launcher, str(Path(__file__).resolve()), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return float(finished.stdout.split()[-1])
+
+
+def bare_rank(samples: int, step: float) -> None:
+    """One rank of the bare loop: receive, sleep, send, as the shortest program would."""
+    import torch
+    import torch.distributed as dist
+    from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+
+    scheduler = DDIMScheduler()
+    scheduler.set_timesteps(STEPS)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    first = STEPS // ranks * rank
+    own = scheduler.timesteps[first : first + STEPS // ranks]
+    latent = torch.zeros(1, *LATENT)
+    for _ in range(2):  # the first round opens the connections
+        dist.barrier()
+        began = time.monotonic()
+        for _ in range(samples):
+            if rank > 0:
+                dist.recv(latent, rank - 1)
+            for timestep in own:
+                output = latent * 0.1
+                time.sleep(step)
+                latent = scheduler.step(output, timestep, latent, return_dict=False)[0]
+            if rank < ranks - 1:
+                dist.send(latent, rank + 1)
+        ended = torch.tensor(time.monotonic() - began, dtype=torch.float64)
+        dist.all_reduce(ended, dist.ReduceOp.MAX)
+    if rank == 0:
+        print(float(ended), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def fixed_latency(folder: Path, counts: list[int], repeats: int, step: float) -> Iterator[tuple[list[str], bool]]:
+    """Rows of the first table, and whether each is within its bar."""
+    for ranks, bar in BARS.items():
+        for samples in counts:
+            options = ("--unet", "dummy", "--step-ms", str(step * 1e3), "--repeats", str(repeats))
+            found = run(folder, samples, ranks, *options)
+            ideal = found.ideal(step)
+            ratio, loop = found.makespan / ideal, bare(samples, ranks, step) / ideal
+            row = [str(ranks), str(samples), f"{ideal:.3f}", f"{found.makespan:.3f}", f"{ratio:.4f}", f"{bar:.2f}"]
+            yield [*row, "PASS" if ratio <= bar else "MISS", f"{loop:.4f}", found.identical], ratio <= bar
+
+
+def real_model(folder: Path, counts: list[int], repeats: int) -> Iterator[list[str]]:
+    """Rows of the second table."""
+    for ranks in BARS:
+        for samples in counts:
+            options = ("--unet", "tiny", "--repeats", str(repeats), "--scheduler", "DDIMScheduler")
+            found = run(folder, samples, ranks, *options)
+            row = [str(ranks), str(samples), f"{found.evaluation * 1e3:.2f}", f"{found.makespan:.3f}"]
+            yield [*row, f"{1 / found.efficiency:.4f}", found.identical]
+
+
+def handovers() -> Iterator[list[str]]:
+    """Rows of the third table."""
+    import torch
+
+    from gpubench.pipeline.batch import Batch
+    from gpubench.pipeline.handover import pack, unpack
+    from gpubench.pipeline.proof import prove
+    from gpubench.pipeline.schedulers import build, create
+
+    torch.set_num_threads(1)
+    for name in SCHEDULERS:
+        sampler = build(create(name, {}, {}), 20, torch.device("cpu"))
+        prove(sampler, [(0, 1), (1, sampler.total)], 1, torch.float32)
+        generators = [torch.Generator().manual_seed(0)]
+        batch = Batch([0], torch.randn(1, *LATENT, generator=generators[0]), sampler.fresh(0), generators)
+        for _ in range(min(11, sampler.total - 1)):  # histories are full, and a second-order step is half done
+            sampler.step(batch, sampler.scale(batch, batch.latents) * 0.1)
+        parcel = pack(batch, sampler)
+        packing = typical(partial(pack, batch, sampler))
+        unpacking = typical(partial(unpack, parcel.manifest, parcel.payload, sampler, [0]))
+        sizes = [parcel.latent_bytes, parcel.state_bytes, parcel.generator_bytes, len(parcel.manifest)]
+        yield [name, *map(str, sizes), f"{packing * 1e6:.0f}", f"{unpacking * 1e6:.0f}"]
+
+
+def typical(work: Callable[[], Any]) -> float:
+    """Median seconds of `ROUNDS` calls."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def table(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    print(f"\n{title}")
+    for row in [heads, *rows]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--repeats", type=int, default=2, help="fresh processes for each cell")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="the fixed latency")
+    parser.add_argument("--bare", nargs=2, metavar=("SAMPLES", "SECONDS"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.bare:
+        bare_rank(int(given.bare[0]), float(given.bare[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = list(fixed_latency(Path(folder), given.samples, given.repeats, given.step_ms / 1e3))
+        real = list(real_model(Path(folder), given.samples, given.repeats))
+    heads = ["ranks", "samples", "ideal s", "makespan s", "over ideal", "bar", "", "shortest", "bit-identical"]
+    table(f"{STEPS} evaluations of {given.step_ms:g} ms each", heads, [row for row, _ in fixed])
+    heads = ["ranks", "samples", "evaluation ms", "makespan s", "over ideal", "bit-identical"]
+    title = f"tiny UNet, {STEPS} evaluations, {os.cpu_count()} cores: over the ideal by its own evaluation time"
+    table(title, heads, real)
+    heads = ["scheduler", "latent B", "state B", "generator B", "manifest B", "pack us", "unpack us"]
+    table("one hand-over of one 4 x 64 x 64 fp32 latent", heads, list(handovers()))
+    return 0 if all(passed for _, passed in fixed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

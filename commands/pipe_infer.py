@@ -1,0 +1,195 @@
+"""gpubench pipe-infer"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpubench.commands import options, output
+from gpubench.errors import UsageError
+from gpubench.ranks import is_rank_zero, launched_by_torchrun
+
+if TYPE_CHECKING:
+    from gpubench.configuration import Configuration
+    from gpubench.pipe_settings import PipeSettings
+    from gpubench.resuming import Finished
+
+EPILOG = """Examples:
+
+gpubench pipe-infer --world-size 4
+
+gpubench pipe-infer --world-size 4 --unet dummy --step-ms 20
+
+gpubench pipe-infer --model path/to/sd15 --prompts prompts.txt --world-size 4 --output.images=true
+
+gpubench pipe-infer --world-size 3 --scheduler DPMSolverMultistepScheduler --steps 50 --verify
+
+torchrun --nproc-per-node 4 -m gpubench pipe-infer
+
+Every setting of --print-config is an option by its dot-key: --pipeline.deadline=120.
+"""
+
+
+def pipe_infer(
+    ctx: typer.Context,
+    config: options.Config = None,
+    model: Annotated[str | None, options.option("DIR", "Folder of a local diffusers pipeline.", options.MODEL)] = None,
+    unet: Annotated[
+        str | None, options.option("dummy|tiny|unet2d|sd15|sdxl", "Random weights instead.", options.MODEL)
+    ] = None,
+    step_ms: Annotated[
+        str | None, options.option("MS", "Milliseconds of one evaluation of the dummy.", options.MODEL)
+    ] = None,
+    prompts: Annotated[str | None, options.option("FILE", "One prompt a line.", options.MODEL)] = None,
+    precision: Annotated[
+        str | None, options.option("fp32|fp16|bf16", "Type of weights and latents.", options.MODEL)
+    ] = None,
+    scheduler: Annotated[
+        str | None, options.option("CLASS", "diffusers scheduler; the model's own by default.", options.SAMPLING)
+    ] = None,
+    steps: Annotated[str | None, options.option("N", "Inference steps of a sample.", options.SAMPLING)] = None,
+    guidance_scale: Annotated[
+        str | None, options.option("X", "Classifier-free guidance; 1 or less is none.", options.SAMPLING)
+    ] = None,
+    samples: Annotated[str | None, options.option("N", "Images to make.", options.SAMPLING)] = None,
+    micro_batch: Annotated[
+        str | None, options.option("N", "Images that are evaluated and travel together.", options.SAMPLING)
+    ] = None,
+    world_size: options.WorldSize = None,
+    split: Annotated[
+        str | None,
+        options.option(
+            "even|balanced|A,B,...",
+            "Evaluations of each rank; even leaves the remainder to the last.",
+            options.PIPELINE,
+        ),
+    ] = None,
+    in_flight: Annotated[
+        str | None, options.option("N", "Hand-overs under way at each end of a rank.", options.PIPELINE)
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Compare every sample with single-process diffusers, bit by bit; by default for small models.",
+            rich_help_panel=options.PIPELINE,
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        options.option("off|sequential|replicas", "What is measured beside the pipeline.", options.MEASUREMENT),
+    ] = None,
+    repeats: options.Repeats = None,
+    vs: options.Vs = None,
+    device: options.Device = None,
+    resume: Annotated[
+        str | None,
+        options.option("RUN", "Run directory of a run that ended early: make only what it lacks.", options.PIPELINE),
+    ] = None,
+    inject: Annotated[
+        str | None,
+        options.option(
+            "FAULT", "Provoke a fault, to see it named: KIND,rank=R,sample=S[,seconds=T].", options.PIPELINE
+        ),
+    ] = None,
+    experiment: options.Experiment = None,
+    results: options.Results = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    print_config: options.PrintConfig = False,
+) -> None:
+    """Split the denoising steps of a diffusion model over ranks: how fast, how idle, and is every sample the same?"""
+    from gpubench.configuration import load, parse_assignments, parse_unknown_overrides
+    from gpubench.defaults import completed
+    from gpubench.pipe_defaults import complete
+    from gpubench.pipe_settings import PipeSettings
+
+    named = options.given(
+        model=model,
+        unet=unet,
+        step_ms=step_ms,
+        prompts=prompts,
+        precision=precision,
+        scheduler=scheduler,
+        steps=steps,
+        guidance_scale=guidance_scale,
+        samples=samples,
+        micro_batch=micro_batch,
+        world_size=world_size,
+        split=split,
+        in_flight=in_flight,
+        verify=None if verify is None else str(verify).lower(),
+        baseline=baseline,
+        repeats=repeats,
+        device=device,
+        inject=inject,
+        experiment=experiment,
+        results=results,
+    )
+    overrides = named | parse_unknown_overrides(ctx.args)
+    if launched_by_torchrun():
+        overrides |= options.under_torchrun(overrides, vs)
+    done = None
+    if resume:
+        done, base = resumed(Path(resume), config, overrides, vs)
+    else:
+        base = load(PipeSettings, config, overrides)
+    runs = [base, base.with_overrides(parse_assignments(PipeSettings, vs), "--vs")] if vs else [base]
+    runs = [completed(run, complete) for run in runs]  # before any run directory is made: it may refuse
+    if print_config:
+        output.write("---\n".join(run.to_yaml() for run in runs), "gpubench pipe-infer --print-config > FILE")
+        return
+    if done and not done.missing(base.settings.work.samples):
+        output.write(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished\n", "")
+        return
+
+    from gpubench import benchmark, live_pipeline, notebook
+    from gpubench.pipe_recording import PipeRecorder
+    from gpubench.report import pipelining as report
+    from gpubench.terminal import Terminal
+
+    if launched_by_torchrun() and not is_rank_zero():
+        benchmark.join(runs[0].settings)
+    terminal = Terminal(quiet=quiet, verbosity=verbose)
+    recorders = benchmark.open_runs(partial(PipeRecorder, finished=done), runs, sys.argv)
+    with terminal.view(live_pipeline) as view:
+        outcomes = benchmark.run(recorders, view)
+    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    for path in paths:
+        notebook.write_up(path)
+    pair = notebook.judge_pair(paths, report.differences(*outcomes)) if len(paths) == 2 else None
+    text = report.to_json(outcomes, pair) if json else terminal.render(report.show, outcomes, pair)
+    output.write(text, "the run directory has it all")
+    for outcome in outcomes:
+        if outcome.error:
+            raise outcome.error
+
+
+def resumed(
+    path: Path, config: str | None, overrides: dict[str, Any], vs: list[str] | None
+) -> "tuple[Finished, Configuration[PipeSettings]]":
+    """What the run at `path` finished, and its configuration for the rest: no fault again, and one repeat.
+
+    Raises UsageError, RunDirectoryError or SettingsError where the rest cannot be made.
+    """
+    from gpubench.configuration import load
+    from gpubench.pipe_settings import PipeSettings
+    from gpubench.resuming import config_of, finished, refuse_changes
+
+    if vs:
+        raise UsageError("--resume makes the rest of one run, and --vs starts two", "leave one of them out")
+    if config:
+        raise UsageError("--resume brings the configuration of its run", "leave --config out")
+    if launched_by_torchrun():
+        raise UsageError("--resume does not go with torchrun", "start it without; gpubench starts the ranks itself")
+    done = finished(path, images=False)
+    before = load(PipeSettings, config_of(path))
+    run = load(PipeSettings, config_of(path), {"inject": None, "measurement.repeats": 1} | overrides)
+    refuse_changes(before.settings, run.settings)
+    if run.settings.output.images:
+        done = finished(path, images=True)
+    return done, run

@@ -1,0 +1,112 @@
+"""Faults that a pipeline can be asked to provoke in itself: `--inject drop,rank=1,sample=3`."""
+
+import difflib
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpubench.errors import SettingsError
+
+FORM = "KIND,rank=R,sample=S[,seconds=T]"
+DEFAULT_SECONDS = 1.0
+
+
+class FaultKind(StrEnum):
+    # of the hand-over that a rank sends
+    drop = "drop"
+    duplicate = "duplicate"
+    late = "late"
+    shape = "shape"
+    dtype = "dtype"
+    corrupt = "corrupt"
+    step = "step"
+    # of the rank itself
+    kill = "kill"
+    stop = "stop"
+    slow = "slow"
+
+
+OF_THE_RANK = frozenset({FaultKind.kill, FaultKind.stop, FaultKind.slow})
+TIMED = frozenset({FaultKind.late, FaultKind.slow})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong once."""
+
+    kind: FaultKind
+    rank: int
+    """Where; of a hand-over, its sender."""
+    sample: int
+    """With which sample."""
+    seconds: float = 0.0
+    """How long `late` and `slow` hold things up."""
+
+
+def parse(text: str, world_size: int, samples: int) -> Fault:
+    """The fault that `text` describes, in the form of `FORM`.
+
+    Raises SettingsError for another form, an unknown kind (naming the nearest), and a fault that cannot happen in a
+    pipeline of `world_size` ranks and `samples` samples.
+    """
+    name, *pairs = (part.strip() for part in text.split(","))
+    kind = _kind(name)
+    given = dict(_pair(pair) for pair in pairs)
+    known = ("rank", "sample", "seconds") if kind in TIMED else ("rank", "sample")
+    if unknown := [key for key in given if key not in known]:
+        raise SettingsError(f"inject: {kind} takes no {unknown[0]!r}", f"{kind} takes {' and '.join(known)}")
+    fault = Fault(
+        kind,
+        _whole(given, "rank"),
+        _whole(given, "sample"),
+        _seconds(given.get("seconds", str(DEFAULT_SECONDS))) if kind in TIMED else 0.0,
+    )
+    _refuse_impossible(fault, world_size, samples)
+    return fault
+
+
+def _kind(name: str) -> FaultKind:
+    if name in set(FaultKind):
+        return FaultKind(name)
+    close = difflib.get_close_matches(name, list(FaultKind), n=1, cutoff=0.0)
+    raise SettingsError(
+        f"inject: there is no fault {name!r}", f"did you mean {close[0]}? (one of {', '.join(FaultKind)})"
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise SettingsError(f"inject: {text!r} is no key=value", f"write {FORM}")
+    return key.strip(), value.strip()
+
+
+def _whole(given: dict[str, str], key: str) -> int:
+    value = given.get(key)
+    if value is None:
+        raise SettingsError(f"inject: no {key} is given", f"write {FORM}")
+    if not (value.isascii() and value.isdigit()):
+        raise SettingsError(f"inject: {key} is {value!r}, not a whole number from 0", f"write {FORM}")
+    return int(value)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise SettingsError(f"inject: seconds is {text!r}, not a time", f"write {FORM}")
+    return value
+
+
+def _refuse_impossible(fault: Fault, world_size: int, samples: int) -> None:
+    if fault.rank >= world_size:
+        raise SettingsError(f"inject: there is no rank {fault.rank} among {world_size}", "ranks count from 0")
+    if fault.sample >= samples:
+        raise SettingsError(f"inject: there is no sample {fault.sample} among {samples}", "samples count from 0")
+    if fault.kind not in OF_THE_RANK and fault.rank == world_size - 1:
+        raise SettingsError(
+            f"inject: {fault.kind} is a fault of what a rank sends, and rank {fault.rank}, the last, sends nothing",
+            f"name a rank below {world_size - 1}" if world_size > 1 else "use two ranks or more",
+        )

@@ -1,0 +1,83 @@
+"""Fills in what the settings of `pipe-infer` leave open, from model and device, and refuses what cannot work."""
+
+from gpubench import devices, faults
+from gpubench.configuration import apply_overrides
+from gpubench.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
+from gpubench.errors import SettingsError
+from gpubench.pipe_settings import Arithmetic, PipeSettings
+from gpubench.pipelines import PipelineFolder, check
+from gpubench.prompts import read_prompts
+from gpubench.scheduler_names import check_scheduler_name, parse_options
+from gpubench.settings import Device
+from gpubench.split import BALANCED, EVEN
+
+UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
+GUIDANCE = {
+    "sdxl": 5.0,
+    "StableDiffusionXLPipeline": 5.0,
+    "StableDiffusion3Pipeline": 7.0,
+    "PixArtAlphaPipeline": 4.5,
+    "PixArtSigmaPipeline": 4.5,
+    "FluxPipeline": 3.5,
+}
+"""The defaults of the pipelines' own `__call__` where they are not the usual one."""
+USUAL_GUIDANCE = 7.5
+SMALL = ("dummy", "tiny")
+
+
+def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
+    """Settings without gaps, and what was chosen.
+
+    Raises DeviceError, ModelError, DataError or SettingsError for what is known not to work on this machine.
+    """
+    gaps = Gaps(settings)
+    check_request(settings)
+    folder = check(settings.model.name) if settings.model.name else None
+    device, gpus = find_device(gaps)
+    on_gpu = device is Device.cuda
+    where = "on a GPU" if on_gpu else "on a CPU"
+    ranks, cores = local_ranks(settings), devices.physical_cores()
+    shared = on_gpu and ranks > len(gpus)
+    backend = "nccl" if on_gpu and not shared else "gloo"
+    why = f"{ranks} ranks share {len(gpus)} GPU{'s' * (len(gpus) != 1)}" if shared else where
+    backend = gaps.fill("distributed.backend", backend, why)
+    if not shared or backend == "nccl":
+        refuse_ranks(settings, device, gpus, backend)
+    gaps.fill("precision", Arithmetic.fp16 if on_gpu else Arithmetic.fp32, where)
+    model = fill_model(settings, gaps, folder, on_gpu)
+    gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
+    if model not in UNCONDITIONAL:
+        gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "as its pipeline has it")
+    verify = gaps.fill("verify", model in SMALL, f"{model} is {'' if model in SMALL else 'not '}small")
+    gaps.fill("performance.deterministic", verify, "as verify needs it" if verify else "nothing is verified")
+    gaps.fill("performance.cpu_threads", max(1, cores // ranks), f"{cores} cores for {ranks} ranks")
+    return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
+
+
+def check_request(settings: PipeSettings) -> None:
+    """Raises SettingsError or DataError for what is wrong whatever the machine."""
+    check_wandb(settings)
+    if settings.sampling.scheduler:
+        check_scheduler_name(settings.sampling.scheduler)
+    parse_options(settings.sampling.options)
+    read_prompts(settings.work.prompts)
+    if settings.inject:
+        faults.parse(settings.inject, settings.distributed.world_size, settings.work.samples)
+    split, ranks = settings.pipeline.split, settings.distributed.world_size
+    if split not in (EVEN, BALANCED) and len(split.split(",")) != ranks:
+        raise SettingsError(
+            f"pipeline.split = {split!r} is not even, balanced or {ranks} counts, one a rank",
+            f"for example {','.join(['10'] * ranks)}: together as many as the scheduler makes evaluations",
+        )
+    if settings.model.name and settings.model.unet:
+        raise SettingsError("model.name and model.unet both say which model to run", "leave one of them out")
+    if settings.output.images and not settings.model.name:
+        raise SettingsError("output.images: random weights have no decoder", "give --model PIPELINE_FOLDER")
+
+
+def fill_model(settings: PipeSettings, gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:
+    """What the model is called among those known here."""
+    if folder:
+        return folder.pipeline
+    reason = "random weights in a size that suits the device"
+    return str(gaps.fill("model.unet", "sd15" if on_gpu else "tiny", reason))

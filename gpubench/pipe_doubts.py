@@ -1,0 +1,94 @@
+"""What a run of a pipeline has to say against itself, and whether splitting the steps was worth it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpubench import units
+from gpubench.pipe_repeat import Completed, PipeRepeat
+from gpubench.split import Assignment
+from gpubench.summary import shared_warnings
+
+DEAR_REMAINDER = 0.05
+NAMED = 5  # samples that a warning lists
+
+
+def warnings(
+    repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: dict[str, float]
+) -> list[str]:
+    """`found` are the repeats that count, `samples` how many each was to make, `slowed` what held the clocks down."""
+    said = [warning for repeat in repeats for warning in _unlike_reference(repeat)]
+    said += _not_reproduced(repeats)
+    said += [warning for repeat in repeats for warning in _unpaired(repeat)]
+    said += [warning for repeat in repeats for warning in _missing(repeat, samples)]
+    if found:
+        said += _remainder(found[0].assignment)
+    return said + shared_warnings(len(found), slowed)
+
+
+def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | None:
+    """Against replicas: one whole model a rank, each with its share of the samples. None for one rank alone."""
+    bound, measured = estimates.get("replicas_bound"), estimates.get("replicas_makespan")
+    pipeline, replicas = estimates.get("makespan"), measured if measured is not None else bound
+    if len(assignment.ranges) == 1 or pipeline is None or replicas is None:
+        return None
+    alone = f"{len(assignment.ranges)} replicas, one whole model a rank,"
+    alone += f" {'made' if measured is not None else 'could make'} the same samples in {units.seconds(replicas)}"
+    took = f"the pipeline took {units.seconds(pipeline)}"
+    if replicas < pipeline:
+        return (
+            f"plain data-parallel is faster: {alone}, {took}; splitting the steps pays only where a rank cannot hold "
+            "every part of the model, or where samples must come one by one"
+        )
+    return f"splitting the steps was worth it here: {took}, {alone}"
+
+
+def _unlike_reference(repeat: PipeRepeat) -> Iterator[str]:
+    different = [number for number, identical in repeat.comparisons().items() if not identical]
+    if different:
+        yield f"repeat {repeat.number}: {_samples(different)} not bit-identical to single-process diffusers"
+
+
+def _not_reproduced(repeats: Sequence[PipeRepeat]) -> Iterator[str]:
+    first: dict[int, tuple[str, int]] = {}
+    for repeat in repeats:
+        different = []
+        for number, sample in sorted(repeat.samples.items()):
+            sha256, _ = first.setdefault(number, (sample.sha256, repeat.number))
+            if sha256 != sample.sha256:
+                different.append(number)
+        if different:
+            yield f"repeat {repeat.number}: {_samples(different)} not what an earlier repeat made of the same seed"
+
+
+def _unpaired(repeat: PipeRepeat) -> Iterator[str]:
+    for rank, stage in sorted(repeat.stages.items()):
+        taker = repeat.stages.get(rank + 1)
+        if taker and stage.sent != taker.received:
+            yield (
+                f"repeat {repeat.number}: rank {rank} sent {units.counted(stage.sent, 'hand-over')}, "
+                f"and rank {rank + 1} received {taker.received}"
+            )
+
+
+def _missing(repeat: PipeRepeat, samples: int) -> Iterator[str]:
+    missing = sorted(set(range(samples)) - repeat.samples.keys())
+    if repeat.samples and missing:
+        yield f"repeat {repeat.number}: {_samples(missing)} missing"
+
+
+def _remainder(assignment: Assignment) -> Iterator[str]:
+    better = assignment.better
+    if better and assignment.remainder_cost > DEAR_REMAINDER:
+        yield (
+            f"rank {assignment.bottleneck} has {assignment.largest} of {assignment.total} evaluations, "
+            f"{units.percent(assignment.remainder_cost)} more than a fair share: --split balanced ({better.split}) "
+            f"comes to {units.percent(better.remainder_cost)}"
+        )
+
+
+def _samples(numbers: Sequence[int]) -> str:
+    """ "sample 3 is", "samples 3, 4 and 7 more are"."""
+    if len(numbers) == 1:
+        return f"sample {numbers[0]} is"
+    named = ", ".join(map(str, numbers[:NAMED]))
+    rest = len(numbers) - NAMED
+    return f"samples {named}{f' and {rest} more' if rest > 0 else ''} are"

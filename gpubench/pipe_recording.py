@@ -1,0 +1,148 @@
+"""What is kept of a pipeline's run."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from gpubench import events
+from gpubench.configuration import Configuration
+from gpubench.errors import GpubenchError, RunFailed
+from gpubench.pipe_progress import PipeProgress
+from gpubench.pipe_repeat import PipeRepeat
+from gpubench.pipe_settings import PipeSettings
+from gpubench.pipe_summary import summarise
+from gpubench.recording import Recorder
+from gpubench.resuming import Finished
+from gpubench.runs import HANDOFFS, SAMPLES, TIMELINE, TRACE
+from gpubench.summary import Summary
+from gpubench.trace import chrome_trace
+
+
+class PipeRecorder(Recorder[PipeSettings]):
+    """One run of `gpubench pipe-infer`."""
+
+    command = "pipe-infer"
+    progress: PipeProgress
+
+    def __init__(
+        self, configuration: Configuration[PipeSettings], argv: Sequence[str], finished: Finished | None = None
+    ) -> None:
+        """`finished` samples are taken over, and the others made. Raises what `Recorder` does."""
+        super().__init__(configuration, argv)
+        self._repeats: dict[int, PipeRepeat] = {}
+        self._evaluations: Counter[tuple[int, int]] = Counter()
+        self.samples = finished.missing(self.settings.work.samples) if finished else None
+        self.progress = self._progress(0, self.settings.measurement.repeats)
+        if finished:
+            self._take_over(finished)
+
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        telemetry = self.progress.telemetry
+        self.progress = self._progress(number, repeats)
+        self.progress.telemetry = telemetry
+        self._repeats.setdefault(number, PipeRepeat(number))
+
+    def keep(self, event: events.Message) -> bool:
+        self.progress.take(event)
+        match event:
+            case events.PipelineBuilt():
+                self._take_built(event)
+            case events.SpansMeasured():
+                self._take_spans(event)
+            case events.HandoffMeasured(handoff=handoff):
+                self._repeats[handoff.repeat].handoffs.append(handoff)
+                self.writer.append(HANDOFFS, handoff)
+            case events.SampleFinished():
+                self._take_sample(event)
+            case events.StageDone():
+                self._repeats[event.repeat].stages[event.rank] = event
+            case events.YardstickRead(rank=0):
+                self._repeats[event.repeat].yardstick = event.seconds
+            case events.BaselineMeasured():
+                self._repeats[event.repeat].baselines.append(event)
+            case events.Verified():
+                self._repeats[event.repeat].verified = event
+            case _:
+                return isinstance(event, events.Heartbeat)
+        return True
+
+    def completed(self) -> int:
+        return sum(len(repeat.stages) == self.settings.distributed.world_size for repeat in self._repeats.values())
+
+    def end_repeat(self) -> None:
+        super().end_repeat()
+        spans = [span for repeat in self._repeats.values() for span in repeat.spans]
+        handoffs = [handoff for repeat in self._repeats.values() for handoff in repeat.handoffs]
+        self.writer.replace(TRACE, chrome_trace(spans, handoffs))
+
+    def refutation(self) -> GpubenchError | None:
+        """Samples that are not what diffusers makes."""
+        pipeline = self.summary().pipeline
+        if pipeline is None or pipeline.verification is None:
+            return None
+        found = pipeline.verification
+        if found.identical == found.samples:
+            return None
+        return RunFailed(
+            f"{found.samples - found.identical} of {found.samples} samples differ from {found.reference}",
+            "summary.json says which, and where the first one parts",
+        )
+
+    def summary(self) -> Summary:
+        repeats = [repeat for _, repeat in sorted(self._repeats.items())]
+        return summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus)
+
+    def _progress(self, repeat: int, repeats: int) -> PipeProgress:
+        total = self.settings.work.samples if self.samples is None else len(self.samples)
+        return PipeProgress(repeat, repeats, self.settings.distributed.world_size, total=total)
+
+    def _take_over(self, finished: Finished) -> None:
+        self._repeats[0] = PipeRepeat(0)
+        self.writer.update(resumed_from=str(finished.path))
+        for number, sample in sorted(finished.samples.items()):
+            for name, content in finished.files(number).items():
+                self.writer.replace(name, content)
+            self._keep_sample(msgspec.structs.replace(sample, repeat=0, resumed=True))
+
+    def _take_built(self, event: events.PipelineBuilt) -> None:
+        if event.repeat != self.progress.repeat:  # under torchrun repeats follow one another in one process
+            self.begin_repeat(event.repeat, self.progress.repeats)
+            self.progress.take(event)
+        self._repeats[event.repeat].built[event.rank] = event
+        if event.rank == 0:
+            self.writer.update(
+                workload={
+                    "model": event.model,
+                    "parameters": event.parameters,
+                    "weights": event.weights,
+                    "scheduler": event.scheduler,
+                    "evaluations": len(event.timesteps),
+                    "sample_shape": " x ".join(map(str, event.latent_shape)),
+                }
+            )
+
+    def _take_spans(self, event: events.SpansMeasured) -> None:
+        for span in event.spans:
+            self._repeats[span.repeat].spans.append(span)
+            self.writer.append(TIMELINE, span)
+            if span.step is not None:
+                place = (span.repeat, span.rank)
+                values = {f"rank{span.rank}/evaluation_time_ms": span.total * 1e3}
+                self.metrics.scalars(span.repeat, self._evaluations[place], span.time, values)
+                self._evaluations[place] += 1
+
+    def _take_sample(self, event: events.SampleFinished) -> None:
+        sample = event.sample
+        for name, content in ((sample.latent, event.latent), (sample.image, event.image)):
+            if name and content:
+                self.writer.replace(name, content)
+        self._keep_sample(sample)
+        latency = {"sample/latency_ms": (sample.finished - sample.started) * 1e3}
+        self.metrics.scalars(sample.repeat, sample.sample, sample.finished, latency)
+
+    def _keep_sample(self, sample: events.Sample) -> None:
+        """At once: whatever happens next, this one need not be made again."""
+        self._repeats[sample.repeat].samples[sample.sample] = sample
+        self.writer.append(SAMPLES, sample)
+        self.writer.flush()

@@ -1,0 +1,1 @@
+"""Diffusion inference with the denoising steps split over ranks: the worker side."""

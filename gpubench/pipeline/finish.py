@@ -1,0 +1,103 @@
+"""The last rank's sink: what a finished sample leaves behind."""
+
+import io
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from gpubench import events
+from gpubench.channel import Doing
+from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.reference import sha256
+from gpubench.runs import IMAGE, LATENT, sample_file
+
+
+class Finisher:
+    """Copies finished latents to the host and tells of them, beside the next evaluations."""
+
+    def __init__(
+        self,
+        tell: Callable[[events.Message], None],
+        now: Callable[[], float],
+        repeat: int,
+        rank: int,
+        seed: int,
+        prompts: Sequence[str],
+        keep_latents: bool,
+        inspect: Callable[[Batch], None],
+    ) -> None:
+        self.latents: dict[int, Tensor] = {}
+        """Every sample's final latent, on the CPU, without the batch dimension."""
+        self._tell = tell
+        self._now = now
+        self._repeat = repeat
+        self._rank = rank
+        self._seed = seed
+        self._prompts = prompts
+        self._keep_latents = keep_latents
+        self._inspect = inspect
+        self._finished: SimpleQueue[tuple[Batch, float, torch.cuda.Event | None] | None] = SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="gpubench-finisher")
+        self._thread.start()
+
+    def put(self, batch: Batch) -> None:
+        """Raises what went wrong with a batch before."""
+        if self._failure:
+            raise self._failure
+        issued = None
+        if batch.latents.is_cuda:
+            issued = torch.cuda.current_stream(batch.latents.device).record_event()
+        self._finished.put((batch, self._now(), issued))
+
+    def doing(self) -> Doing:
+        return "keeping what is finished", None
+
+    def close(self) -> None:
+        self._finished.put(None)
+        self._thread.join()
+        if self._failure:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while finished := self._finished.get():
+                batch, at, issued = finished
+                if issued:
+                    issued.synchronize()
+                    at = self._now()
+                self._inspect(batch)
+                self._finish(batch, at)
+        except BaseException as error:
+            self._failure = error
+
+    def _finish(self, batch: Batch, at: float) -> None:
+        for place, sample in enumerate(batch.samples):
+            latent = batch.latents[place].cpu().contiguous()
+            image = batch.images[place] if batch.images else None
+            self.latents[sample] = latent
+            png = io.BytesIO()
+            if image:
+                image.save(png, "PNG")
+            self._tell(
+                events.SampleFinished(
+                    rank=self._rank,
+                    sample=events.Sample(
+                        repeat=self._repeat,
+                        sample=sample,
+                        seed=self._seed + sample,
+                        prompt=self._prompts[sample % len(self._prompts)] if self._prompts else None,
+                        started=batch.started,
+                        finished=at,
+                        sha256=sha256(latent),
+                        latent=sample_file(sample, LATENT) if self._keep_latents else None,
+                        image=sample_file(sample, IMAGE) if image else None,
+                    ),
+                    latent=save({"latent": latent}) if self._keep_latents else None,
+                    image=png.getvalue() or None,
+                )
+            )

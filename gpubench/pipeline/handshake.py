@@ -1,0 +1,118 @@
+"""What the ranks tell each other before the first evaluation, over the default process group and in plain bytes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpubench.errors import HandoverError
+from gpubench.pipeline.wire import RUN_ID
+from gpubench.ranks import Ranks
+
+Fact = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+SHOWN = 40  # characters of a value in a message
+
+
+def agree(facts: Mapping[str, Fact], ranks: Ranks) -> None:
+    """Compares the facts of all ranks, which have to call this together.
+
+    Raises HandoverError, on every rank, naming the first rank and fact that differ from rank 0's.
+    """
+    everyone = [msgspec.json.decode(data) for data in gather_bytes(msgspec.json.encode(dict(facts)), ranks)]
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise HandoverError(
+                f"the ranks cannot work together: {_first_difference(rank, theirs, everyone[0])}",
+                "all ranks need the same settings, files and installed versions",
+            )
+
+
+def _first_difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    name = next(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    there, here = theirs.get(name), ours.get(name)
+    if isinstance(there, list) and isinstance(here, list):
+        if len(there) != len(here):
+            return f"rank {rank} has {len(there)} {name}, rank 0 has {len(here)}"
+        at = _alike(there, here)
+        name, there, here = f"{name}[{at}]", there[at], here[at]
+    alike = _alike(str(there), str(here))
+    return f"rank {rank} has {name} {_excerpt(str(there), alike)}, rank 0 has {_excerpt(str(here), alike)}"
+
+
+def _alike(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _excerpt(text: str, alike: int) -> str:
+    """`text`, or of a long one the part around its character `alike`, from which on it differs from another."""
+    if len(text) <= SHOWN:
+        return text
+    start = max(0, alike - SHOWN // 2)
+    return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if start + SHOWN < len(text) else ''}"
+
+
+def draw_run_id(ranks: Ranks) -> bytes:
+    """RUN_ID bytes that rank 0 drew, the same on every rank: what tells this run's hand-overs from another's."""
+    return broadcast_bytes(os.urandom(RUN_ID) if ranks.is_rank_zero else None, ranks)
+
+
+def broadcast_conditioning(
+    conditioning: Sequence[Mapping[str, Tensor]] | None, ranks: Ranks
+) -> list[dict[str, Tensor]]:
+    """Rank 0's `conditioning` (tensors by name for each prompt; None on the other ranks) on every rank, on the CPU."""
+    if ranks.world_size == 1:
+        return [dict(prompt) for prompt in conditioning or ()]
+    data = _as_safetensors(conditioning or ()) if ranks.is_rank_zero else None
+    prompts: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in safetensors.torch.load(broadcast_bytes(data, ranks)).items():
+        number, _, name = key.partition("/")
+        prompts.setdefault(int(number), {})[name] = tensor
+    return [prompts[number] for number in sorted(prompts)]
+
+
+def _as_safetensors(conditioning: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """One file, in which `3/prompt_embeds` is the tensor of that name for prompt 3."""
+    tensors = {
+        f"{number}/{name}": tensor.cpu().clone(memory_format=torch.contiguous_format)  # the format has no shared memory
+        for number, prompt in enumerate(conditioning)
+        for name, tensor in prompt.items()
+    }
+    return safetensors.torch.save(tensors)
+
+
+def gather_bytes(data: bytes, ranks: Ranks) -> list[bytes]:
+    """Every rank's `data`, in the order of the ranks, on every rank."""
+    if ranks.world_size == 1:
+        return [data]
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.world_size)]
+    dist.all_gather(sizes, torch.tensor([len(data)]))
+    longest = max(int(size) for size in sizes)
+    padded = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(padded, _tensor(data.ljust(longest, b"\0")))
+    return [_bytes(mine[: int(size)]) for mine, size in zip(padded, sizes, strict=True)]
+
+
+def broadcast_bytes(data: bytes | None, ranks: Ranks) -> bytes:
+    """Rank 0's `data` (None on the other ranks), on every rank."""
+    if ranks.world_size == 1:
+        return data or b""
+    size = torch.tensor([len(data or b"")])
+    dist.broadcast(size, 0)
+    whole = _tensor(data or bytes(int(size)))
+    dist.broadcast(whole, 0)
+    return _bytes(whole)
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()

@@ -1,0 +1,227 @@
+"""diffusers' schedulers, set up alike on every rank: one `Sampler` for a run, one scheduler object for each batch."""
+
+import copy
+import hashlib
+import inspect
+import warnings
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpubench.errors import SettingsError
+from gpubench.pipeline import conventions
+from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.quiet import quiet
+from gpubench.scheduler_names import check_scheduler_name
+
+if TYPE_CHECKING:
+    from diffusers.schedulers import SchedulerMixin
+
+_ERRORS = (ValueError, TypeError, NotImplementedError, AssertionError, ImportError)  # diffusers' ways to say no
+
+
+class Sampler:
+    """What all ranks agree on about the way from noise to image.
+
+    It holds a scheduler as `set_timesteps` left it. That one is never stepped: it is the template of each batch's own
+    scheduler, and whatever in one of those differs from it has to travel.
+    """
+
+    def __init__(self, template: "SchedulerMixin", device: torch.device, eta: float) -> None:
+        self.name = type(template).__name__
+        self.template = template
+        self.device = device
+        schedule = torch.as_tensor(template.timesteps)
+        self.timesteps: Tensor = schedule[:-1] if self.name in conventions.TERMINAL else schedule
+        """(total,), of every evaluation in order: some classes evaluate twice in a step."""
+        self.total = len(self.timesteps)
+        self.carried: tuple[str, ...] = ()
+        """What travels besides the latents, as `gpubench.pipeline.proof` has found."""
+        parameters = inspect.signature(template.step).parameters
+        self._options = {"eta": eta} if "eta" in parameters else {}
+        self._takes_generator = "generator" in parameters
+        self._step = conventions.step_of(self.name)
+        self.fingerprint = _fingerprint(template, eta)
+        """sha256 over class, configuration, timesteps and tables; ranks that differ in it would mix two processes."""
+
+    @property
+    def noise_scale(self) -> float | Tensor:
+        """What standard normal noise is multiplied by to be the first latents."""
+        scale: float | Tensor = getattr(self.template, "init_noise_sigma", 1.0)
+        return scale
+
+    def fresh(self, seed: int) -> Any:
+        """A scheduler for one batch, before its first step; `seed` is that of its first sample.
+
+        Tensors are the template's own, which no step writes to; containers, which steps do write to, are copies.
+        """
+        scheduler = copy.copy(self.template)
+        for name, value in vars(self.template).items():
+            setattr(scheduler, name, _copied(value))
+        if self.name == conventions.SEEDED:
+            scheduler.noise_sampler_seed = seed
+        return scheduler
+
+    def scale(self, batch: Batch, latents: Tensor) -> Tensor:
+        """`latents`, which may be the batch's doubled for guidance, as the model wants them at the next evaluation."""
+        if not hasattr(batch.scheduler, "scale_model_input"):
+            return latents
+        scaled: Tensor = batch.scheduler.scale_model_input(latents, self.timesteps[batch.done])
+        return scaled
+
+    def step(self, batch: Batch, output: Tensor) -> None:
+        """Takes `batch` one evaluation further, called as diffusers' own pipelines call their scheduler.
+
+        `output` is the model's, for the batch's latents at the timestep `timesteps[batch.done]`.
+        """
+        options = self._options | ({"generator": batch.generators} if self._takes_generator else {})
+        batch.latents = self._step(batch, output, self.timesteps, options)
+        batch.done += 1
+        if self.name in conventions.HISTORY:
+            attribute, read = conventions.HISTORY[self.name]
+            del getattr(batch.scheduler, attribute)[:-read]
+
+
+def create(name: str, options: Mapping[str, Any], base_config: Mapping[str, Any]) -> "SchedulerMixin":
+    """The scheduler of the class `name`, configured as the model's own is, and by `options` over that.
+
+    Of `base_config` only what the class knows is used, as its `from_config` does. Options that are text are read as
+    the type of their default. Raises SettingsError for a name, an option or a value that cannot be.
+    """
+    check_scheduler_name(name)
+    conventions.check_class(name)
+    from diffusers import schedulers
+
+    found = getattr(schedulers, name)
+    parameters = inspect.signature(found.__init__).parameters
+    known = {key: value for key, value in base_config.items() if key in parameters or key == "_use_default_values"}
+    given = {key: _option(name, key, value, parameters) for key, value in options.items()}
+    try:
+        with quiet():
+            return found.from_config(known, **given)
+    except _ERRORS as error:
+        raise SettingsError(f"{name} does not take these options: {error}", "change --sampling.options") from error
+
+
+def build(
+    scheduler: "SchedulerMixin", steps: int, device: torch.device, *, eta: float = 0.0, **set_timesteps_kwargs: Any
+) -> Sampler:
+    """The sampler of a run: `scheduler`, which stays as it is, set to `steps` inference steps.
+
+    With `sigmas` or `timesteps` among the keywords these are the schedule, as `retrieve_timesteps` of diffusers has it.
+    Raises SettingsError with the reason for what cannot be split over ranks, or not into so many steps.
+    """
+    name = type(scheduler).__name__
+    conventions.check_class(name)
+    conventions.check_config(name, scheduler.config)
+    _check_signature(scheduler, eta)
+    _hush()
+    template = copy.deepcopy(scheduler)
+    arguments = conventions.schedule_arguments(name, steps) | set_timesteps_kwargs
+    if not {"sigmas", "timesteps"} & arguments.keys():
+        arguments["num_inference_steps"] = steps
+    try:
+        with quiet():
+            template.set_timesteps(device=device, **arguments)
+    except _ERRORS as error:
+        raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", "change --steps") from error
+    return Sampler(template, torch.device(device), eta)
+
+
+def _hush() -> None:
+    """Silences for good what steps provoke in the libraries below diffusers, and no user can mend."""
+    warnings.filterwarnings("ignore", message="__array", category=DeprecationWarning)  # numpy, of the use of tensors
+    warnings.filterwarnings("ignore", message="Should have t", module="torchsde")  # ends of a schedule, rounded
+
+
+def _check_signature(scheduler: "SchedulerMixin", eta: float) -> None:
+    name = type(scheduler).__name__
+    parameters = inspect.signature(scheduler.step).parameters
+    known = {"model_output", "timestep", "sample", "old_pred_original_sample", "timestep_back"}
+    unknown = [key for key, value in parameters.items() if value.default is value.empty and key not in known]
+    if unknown:
+        raise SettingsError(f"{name}.step() needs {', '.join(unknown)}, which nobody here holds")
+    if eta and "eta" not in parameters:
+        raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")
+
+
+def _option(name: str, key: str, value: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
+    known = [parameter for parameter in parameters if parameter != "self"]
+    if key not in known:
+        close = get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+        raise SettingsError(f"{name} has no option {key!r}", hint)
+    if not isinstance(value, str):
+        return value
+    default = parameters[key].default
+    try:
+        return _read(value, default)
+    except (ValueError, KeyError):
+        raise SettingsError(f"option {key} of {name} cannot be {value!r}", f"its default is {default!r}") from None
+
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+def _read(text: str, default: Any) -> Any:
+    """`text` as the type of `default`, or where that is None as what it looks like. Raises ValueError or KeyError."""
+    if text.lower() == "none":
+        return None
+    if isinstance(default, bool):
+        return _BOOLEANS[text.lower()]
+    if isinstance(default, int | float):
+        return type(default)(text)
+    if isinstance(default, str):
+        return text
+    if default is not None:
+        raise ValueError("a list or another thing that text does not say")
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is list:
+        return [_copied(element) for element in value]
+    if type(value) is dict:
+        return {key: _copied(element) for key, element in value.items()}
+    return value
+
+
+def _fingerprint(template: "SchedulerMixin", eta: float) -> str:
+    # Private keys of a configuration record where it came from, some of them in no fixed order.
+    config = {key: value for key, value in template.config.items() if not key.startswith("_")}
+    digest = hashlib.sha256(type(template).__name__.encode())
+    _feed(digest, vars(template) | {"_internal_dict": config, "eta": eta})
+    return digest.hexdigest()
+
+
+def _feed(digest: "hashlib._Hash", value: Any) -> None:
+    """Everything a scheduler is made of, unambiguously; of an object of a class unknown here, its class."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.view(torch.uint8).numpy() if value.dtype is torch.bfloat16 else value.numpy()
+    if isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        keys = sorted(value, key=str)
+        digest.update(f"{keys}".encode())
+        for key in keys:
+            _feed(digest, value[key])
+    elif isinstance(value, list | tuple):
+        digest.update(f"{type(value).__name__}{len(value)}".encode())
+        for element in value:
+            _feed(digest, element)
+    else:
+        plain = value is None or isinstance(value, bool | int | float | str)
+        digest.update(f"{value!r};".encode() if plain else f"{type(value).__name__};".encode())

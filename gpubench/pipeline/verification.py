@@ -1,0 +1,102 @@
+"""Whether the pipeline made the samples that diffusers makes in one process, to the bit; and if not, where."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import safetensors.torch
+from torch import Tensor
+
+from gpubench import events
+from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.handshake import broadcast_bytes, draw_run_id, gather_bytes
+from gpubench.pipeline.reference import compare, largest_difference, sha256
+from gpubench.pipeline.session import Passage, Session
+
+
+def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.Message]:
+    """Makes every sample again on rank 0, and compares; all ranks call this. `finished` are the last rank's latents.
+
+    Where a sample differs, its micro-batch goes through pipeline and reference once more, step by step.
+    """
+    activity = session.stage.activity
+    activity.enter("waiting for rank 0 to make the references", waits_for=None if session.ranks.is_rank_zero else 0)
+    ours = _unpacked(gather_bytes(_packed(finished), session.ranks)[session.last])
+    if not session.ranks.is_rank_zero:
+        different = msgspec.json.decode(broadcast_bytes(None, session.ranks), type=list[int])
+        if different:
+            _trace(session, different)
+        return
+    began = time.perf_counter()
+    theirs = _references(session)
+    seconds = time.perf_counter() - began
+    wrong = [sample for sample in theirs if sha256(ours[sample]) != sha256(theirs[sample])]
+    different = next((samples for samples in session.batches if wrong and wrong[0] in samples), [])
+    broadcast_bytes(msgspec.json.encode(different), session.ranks)
+    divergence = None
+    if wrong:
+        apart = largest_difference(ours[wrong[0]], theirs[wrong[0]])
+        divergence = _divergence(session, different, wrong[0], apart)
+    yield events.Verified(
+        rank=0,
+        repeat=session.repeat,
+        reference=session.stage.denoiser.reference_name,
+        samples=list(theirs),
+        sha256=[sha256(latent) for latent in theirs.values()],
+        seconds=seconds,
+        divergence=divergence,
+    )
+
+
+def _references(session: Session) -> dict[int, Tensor]:
+    stage = session.stage
+    found: dict[int, Tensor] = {}
+    for samples in session.batches:
+        stage.activity.enter(f"making the reference of sample {samples[0]}")
+        latents = stage.denoiser.reference(stage.sampler, samples, session.seeds(samples))
+        found |= dict(zip(samples, latents, strict=True))
+    return found
+
+
+def _divergence(session: Session, samples: Sequence[int], sample: int, apart: float) -> events.Divergence:
+    """Where `sample`, whose final latents are `apart`, leaves its reference."""
+    ours = _trace(session, samples)
+    session.stage.activity.enter(f"making the reference of sample {sample}, step by step")
+    theirs: list[Tensor] = []
+    sampler = session.stage.sampler
+    session.stage.denoiser.reference(
+        sampler, samples, session.seeds(samples), lambda step, latents: theirs.append(latents.cpu().clone())
+    )
+    place = samples.index(sample)
+    found = compare([latents[place] for latents in ours], [latents[place] for latents in theirs])
+    if found is None:
+        return events.Divergence(sample, apart, None, None, None)
+    step, difference = found
+    rank = next(rank for rank, (start, end) in enumerate(session.ranges) if start <= step < end)
+    return events.Divergence(sample, apart, step, rank, difference)
+
+
+def _trace(session: Session, samples: Sequence[int]) -> list[Tensor]:
+    """The latents of a micro-batch after each evaluation of the pipeline, on every rank."""
+    own: dict[int, Tensor] = {}
+
+    def keep(batch: Batch, step: int) -> None:
+        own[step] = batch.latents.cpu().clone()
+
+    passage = Passage(session, [samples], draw_run_id(session.ranks), announce=False)
+    for _ in passage.run(keep):
+        pass  # what is traced is not timed
+    session.stage.activity.enter("gathering the steps of all ranks")
+    steps: dict[int, Tensor] = {}
+    for data in gather_bytes(_packed(own), session.ranks):
+        steps |= _unpacked(data)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _packed(latents: Mapping[int, Tensor]) -> bytes:
+    data: bytes = safetensors.torch.save({str(number): latent.contiguous() for number, latent in latents.items()})
+    return data
+
+
+def _unpacked(data: bytes) -> dict[int, Tensor]:
+    return {int(number): latent for number, latent in safetensors.torch.load(data).items()}

@@ -1,0 +1,246 @@
+"""What a worker of `gpubench pipe-infer` does: agrees with the others, passes samples through, and checks them."""
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch._C._distributed_c10d import Store
+
+import gpubench
+from gpubench import distributed, events, faults
+from gpubench.calendar import calendar
+from gpubench.channel import Activity
+from gpubench.environment import capture_env_metadata
+from gpubench.errors import DeviceError
+from gpubench.pipe_settings import Arithmetic, PipeSettings
+from gpubench.pipeline import baselines
+from gpubench.pipeline.denoiser import Denoiser, load
+from gpubench.pipeline.edges import Edge, open_edges
+from gpubench.pipeline.handshake import agree, broadcast_conditioning, draw_run_id
+from gpubench.pipeline.proof import prove
+from gpubench.pipeline.schedulers import Sampler, build
+from gpubench.pipeline.session import Passage, Session
+from gpubench.pipeline.spans import SpanTimer
+from gpubench.pipeline.stage import Stage
+from gpubench.pipeline.verification import verify
+from gpubench.prompts import read_prompts
+from gpubench.ranks import Ranks
+from gpubench.settings import Device
+from gpubench.split import assign
+from gpubench.timing import clock_of
+from gpubench.yardstick import time_yardstick
+
+DTYPES = {Arithmetic.fp32: torch.float32, Arithmetic.fp16: torch.float16, Arithmetic.bf16: torch.bfloat16}
+WARM_UP = 2  # evaluations: the first allocates and tunes, the second is like all others
+
+Tell = Callable[[events.Message], None]
+
+
+def work(
+    job: events.Job, ranks: Ranks, store: Store | None, activity: Activity, tell: Tell
+) -> Iterator[events.Message]:
+    """Every repeat of the job, as events; `tell` takes those of threads, at once."""
+    settings = PipeSettings.model_validate(job.settings)
+    if settings.performance.cpu_threads:
+        torch.set_num_threads(settings.performance.cpu_threads)
+    if settings.performance.deterministic:
+        make_deterministic()
+    device = pick_device(settings, ranks)
+    distributed.setup_control(ranks, store)
+    if ranks.is_rank_zero:
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+    activity.enter("opening the links to its neighbours")
+    assert settings.distributed.backend
+    edges = open_edges(ranks.rank, ranks.world_size, settings.distributed.backend, device)
+    for repeat in job.repeats:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        yield from run_repeat(settings, job, ranks, repeat, device, edges, activity, tell)
+    activity.enter("leaving")
+    distributed.cleanup_ddp()
+
+
+def make_deterministic() -> None:
+    """Settings under which a GPU repeats itself bit by bit, as pytorch.org's notes on randomness have them."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # What this fills is never read; it costs a kernel for every tensor. (torch's stubs do not know it.)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def pick_device(settings: PipeSettings, ranks: Ranks) -> torch.device:
+    """Over gloo, ranks may share a GPU. Raises DeviceError where there is none."""
+    assert settings.device
+    if settings.device is Device.cpu or settings.distributed.backend == "nccl":
+        return distributed.pick_device(settings.device, ranks)
+    if not torch.cuda.is_available():
+        raise DeviceError(f"torch {torch.__version__} finds no usable GPU", "use --device cpu")
+    device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def run_repeat(
+    settings: PipeSettings,
+    job: events.Job,
+    ranks: Ranks,
+    repeat: int,
+    device: torch.device,
+    edges: tuple[Edge | None, Edge | None],
+    activity: Activity,
+    tell: Tell,
+) -> Iterator[events.Message]:
+    """Builds everything anew and takes the job's samples through once; then what they are compared with."""
+    assert settings.precision
+    assert settings.sampling.steps
+    activity.enter("building the model")
+    began = time.perf_counter()
+    dtype, last = DTYPES[settings.precision], ranks.rank == ranks.world_size - 1
+    decoding = last or settings.measurement.baseline == "replicas"
+    denoiser = load(settings, device, dtype, first=ranks.is_rank_zero, last=decoding, images=settings.output.images)
+    seconds = time.perf_counter() - began
+    sampler = build(
+        denoiser.scheduler(),
+        settings.sampling.steps,
+        device,
+        eta=settings.sampling.eta,
+        **denoiser.set_timesteps_kwargs(settings.sampling.steps),
+    )
+    ranges = assign(sampler.total, ranks.world_size, settings.pipeline.split)
+    activity.enter("trying the hand-over")
+    prove(sampler, ranges, settings.work.micro_batch, dtype)
+    prompts = read_prompts(settings.work.prompts)
+    began = time.perf_counter()
+    activity.enter("encoding the prompts")
+    conditioning = broadcast_conditioning(denoiser.encode(prompts) if ranks.is_rank_zero else None, ranks)
+    denoiser.admit(conditioning)
+    encoded = time.perf_counter() - began
+    activity.enter("agreeing with the other ranks")
+    digest = denoiser.weights_digest()
+    agree(facts(settings, ranges, sampler, denoiser, digest), ranks)
+    built = events.PipelineBuilt(
+        rank=ranks.rank,
+        repeat=repeat,
+        model=denoiser.name,
+        parameters=denoiser.parameters,
+        weights=digest,
+        scheduler=sampler.name,
+        timesteps=[float(timestep) for timestep in sampler.timesteps],
+        ranges=ranges,
+        latent_shape=list(denoiser.latent_shape),
+        carried=list(sampler.carried),
+        seconds=seconds,
+        encode_seconds=encoded if ranks.is_rank_zero and conditioning else None,
+    )
+    yield built
+    now = calendar(job)
+    start, end = ranges[ranks.rank]
+    session = Session(
+        settings=settings,
+        ranks=ranks,
+        repeat=repeat,
+        stage=Stage(
+            rank=ranks.rank,
+            denoiser=denoiser,
+            sampler=sampler,
+            start=start,
+            end=end,
+            decodes=last and settings.output.images,
+            activity=activity,
+            deadline=settings.pipeline.deadline,
+            beat=lambda: tell(activity.heartbeat(ranks.rank)),
+            fault=faults.parse(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
+        ),
+        ranges=ranges,
+        batches=due(settings, job.samples),
+        prompts=prompts if settings.work.prompts else [],
+        before=edges[0],
+        after=edges[1],
+        tell=tell,
+        now=now,
+        timer=SpanTimer(clock_of(device), now, repeat, ranks.rank),
+    )
+    yield from passes(session)
+
+
+def passes(session: Session) -> Iterator[events.Message]:
+    """The timed pass, then the baselines and the references."""
+    stage = session.stage
+    warm_up(session)
+    passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
+    on_gpu = stage.denoiser.device.type == "cuda"
+    measures = session.ranks.is_rank_zero and not on_gpu  # a GPU's clocks are on record
+    before = time_yardstick() if measures else 0.0
+    stage.activity.enter("waiting for all ranks to begin")
+    distributed.barrier()
+    started = session.timer.start()
+    yield from passage.run()
+    ended = session.timer.synchronize()
+    yield events.SpansMeasured(rank=stage.rank, spans=session.timer.collect())
+    yield events.StageDone(
+        rank=stage.rank,
+        repeat=session.repeat,
+        started=started,
+        ended=ended,
+        sent=passage.sent,
+        received=passage.received,
+        peak_allocated=torch.cuda.max_memory_allocated() if on_gpu else None,
+        peak_reserved=torch.cuda.max_memory_reserved() if on_gpu else None,
+        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+    stage.activity.enter("waiting for all ranks to finish")
+    distributed.barrier()
+    if measures:
+        yield events.YardstickRead(rank=0, repeat=session.repeat, seconds=(before + time_yardstick()) / 2)
+    yield from baselines.measure(session)
+    if session.settings.verify:
+        yield from verify(session, passage.latents)
+
+
+def warm_up(session: Session) -> None:
+    """A few evaluations that are thrown away, and a decoding, on every rank by itself."""
+    stage = session.stage
+    stage.activity.enter("warming up")
+    batch = session.prepare(session.batches[0])
+    for _ in range(min(WARM_UP, stage.sampler.total)):
+        stage.sampler.step(batch, stage.denoiser.predict(batch, stage.sampler))
+    if stage.decodes:
+        stage.denoiser.decode(batch)
+
+
+def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:
+    """Micro-batches with a sample that is still to be made. They stay whole: a sample's bits depend on its company."""
+    size, total = settings.work.micro_batch, settings.work.samples
+    every = [list(range(first, min(first + size, total))) for first in range(0, total, size)]
+    return [batch for batch in every if samples is None or any(sample in samples for sample in batch)]
+
+
+def facts(
+    settings: PipeSettings, ranges: list[tuple[int, int]], sampler: Sampler, denoiser: Denoiser, weights: str
+) -> dict[str, str | int | float | list[str] | list[int] | list[float]]:
+    """What all ranks have to have in common before the first evaluation."""
+    import diffusers
+
+    return {
+        "gpubench": gpubench.__version__,
+        "torch": str(torch.__version__),
+        "diffusers": diffusers.__version__,
+        "world size": len(ranges),
+        "ranges": [border for pair in ranges for border in pair],
+        "timesteps": [float(timestep) for timestep in sampler.timesteps],
+        "scheduler": sampler.fingerprint,
+        "model": denoiser.name,
+        "weights": weights,
+        "latent shape": list(denoiser.latent_shape),
+        "precision": str(denoiser.dtype),
+        "seed": settings.seed,
+        "samples": settings.work.samples,
+        "micro-batch": settings.work.micro_batch,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(denoiser.device) if denoiser.device.type == "cuda" else "cpu",
+    }

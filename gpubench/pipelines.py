@@ -1,0 +1,151 @@
+"""Which diffusers pipelines there are adapters for, and whether a folder holds one whole: without loading anything."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpubench.errors import ModelError
+
+INDEX = "model_index.json"
+HALF = "fp16"
+"""The one variant that published weights come in: `diffusion_pytorch_model.fp16.safetensors`."""
+
+
+@dataclass(frozen=True)
+class PipelineKind:
+    """What is loaded of a pipeline; safety checkers and image encoders never are."""
+
+    denoiser: str
+    """The component that is asked at every step."""
+    denoiser_class: str
+    others: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """May be null."""
+    older_class: str | None = None
+    """Of the denoiser, in folders that older versions of diffusers wrote."""
+
+
+_IMAGE = ("scheduler", "vae")
+_TEXT = ("text_encoder", "tokenizer")
+_TEXT_2 = ("text_encoder_2", "tokenizer_2")
+_PIXART = PipelineKind("transformer", "PixArtTransformer2DModel", (*_IMAGE, *_TEXT), older_class="Transformer2DModel")
+SUPPORTED: Mapping[str, PipelineKind] = {
+    "DDPMPipeline": PipelineKind("unet", "UNet2DModel", ("scheduler",)),
+    "FluxPipeline": PipelineKind("transformer", "FluxTransformer2DModel", (*_IMAGE, *_TEXT, *_TEXT_2)),
+    "PixArtAlphaPipeline": _PIXART,
+    "PixArtSigmaPipeline": _PIXART,
+    "StableDiffusionPipeline": PipelineKind("unet", "UNet2DConditionModel", (*_IMAGE, *_TEXT)),
+    "StableDiffusionXLPipeline": PipelineKind("unet", "UNet2DConditionModel", (*_IMAGE, *_TEXT, *_TEXT_2)),
+    "StableDiffusion3Pipeline": PipelineKind(
+        "transformer",
+        "SD3Transformer2DModel",
+        (*_IMAGE, *_TEXT, *_TEXT_2),
+        optional=("text_encoder_3", "tokenizer_3"),
+    ),
+}
+"""By the name of the class in diffusers."""
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """A folder as `save_pretrained()` of a supported pipeline writes it, with every file that will be read."""
+
+    path: Path
+    pipeline: str
+    kind: PipelineKind
+    absent: tuple[str, ...]
+    """Which of the optional components are null."""
+    variant: str | None
+    """HALF where the denoiser's weights are there in no other."""
+
+
+def check(path: Path) -> PipelineFolder:
+    """What the folder `path` holds.
+
+    Raises ModelError with the reason why it cannot be run: no supported pipeline, or not all of one.
+    """
+    index = _read(path, INDEX)
+    pipeline = index.get("_class_name")
+    kind = SUPPORTED.get(str(pipeline))
+    if kind is None:
+        raise ModelError(
+            f"pipeline folder {path} is for {pipeline}, which gpubench does not run", f"it runs {', '.join(SUPPORTED)}"
+        )
+    absent = tuple(name for name in kind.optional if not any(index.get(name) or ()))
+    present = (kind.denoiser, *kind.others, *(name for name in kind.optional if name not in absent))
+    libraries = {name: _library(path, index, name) for name in present}
+    denoiser_class = index[kind.denoiser][1]
+    if denoiser_class not in (kind.denoiser_class, kind.older_class):
+        raise ModelError(
+            f"pipeline folder {path}: its {kind.denoiser} is a {denoiser_class}",
+            f"the {kind.denoiser} of a {pipeline} is a {kind.denoiser_class}",
+        )
+    stem = _WEIGHTS["diffusers"]
+    whole = _weights(path / kind.denoiser, stem, None)
+    variant = HALF if not whole and _weights(path / kind.denoiser, stem, HALF) else None
+    for name, library in libraries.items():
+        _check_component(path, name, library, variant)
+    return PipelineFolder(path, str(pipeline), kind, absent, variant)
+
+
+_AGAIN = "write the folder again with the pipeline's save_pretrained()"
+_WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "spiece.model")
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((path / name).read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"pipeline folder {path}: cannot read {name}: {reason}", _AGAIN) from error
+    if not isinstance(content, dict):
+        raise ModelError(f"pipeline folder {path}: {name} is not a JSON object", _AGAIN)
+    return content
+
+
+def _library(path: Path, index: Mapping[str, Any], name: str) -> str:
+    """Where the class of a component comes from; code of a folder's own is never run."""
+    match index.get(name):
+        case ["diffusers" | "transformers" as library, str()]:
+            return str(library)
+        case [str() as library, str() as found]:
+            raise ModelError(
+                f"pipeline folder {path}: its {name} is {library}.{found}", "only diffusers and transformers are loaded"
+            )
+    raise ModelError(f"pipeline folder {path}: {INDEX} names no {name}", _AGAIN)
+
+
+def _check_component(path: Path, name: str, library: str, variant: str | None) -> None:
+    if name == "scheduler":
+        _read(path, f"{name}/scheduler_config.json")
+        return
+    if name.startswith("tokenizer"):
+        _read(path, f"{name}/tokenizer_config.json")
+        if not any((path / name / file).is_file() for file in _VOCABULARIES):
+            raise ModelError(f"pipeline folder {path}: no {' or '.join(_VOCABULARIES)} in {name}", _AGAIN)
+        return
+    _read(path, f"{name}/config.json")
+    stem = _WEIGHTS[library]
+    if _weights(path / name, stem, variant) or _weights(path / name, stem, None):
+        return
+    if any((path / name).glob("*.bin")) or any((path / name).glob("*.ckpt")):
+        raise ModelError(
+            f"pipeline folder {path}: {name} has its weights in pickle format, which is not loaded",
+            "save the pipeline again with save_pretrained(), which writes safetensors",
+        )
+    raise ModelError(f"pipeline folder {path}: {name} lacks {stem}.safetensors or a part of it", _AGAIN)
+
+
+def _weights(folder: Path, stem: str, variant: str | None) -> bool:
+    """Whether a component's weights are there whole, in one file or as an index and its parts."""
+    ending = f".{variant}" if variant else ""
+    if (folder / f"{stem}{ending}.safetensors").is_file():
+        return True
+    index = f"{stem}.safetensors.index{ending}.json"
+    if not (folder / index).is_file():
+        return False
+    parts = _read(folder, index).get("weight_map")
+    return isinstance(parts, dict) and all((folder / str(part)).is_file() for part in set(parts.values()))

@@ -1,0 +1,95 @@
+"""What the reports of all commands share: a run as JSON, its frame in the terminal, its table of metrics."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gpubench import stats, units
+from gpubench.benchmark import Outcome
+from gpubench.comparison.result import Comparisons
+from gpubench.dotkeys import flatten
+from gpubench.metrics import Metric
+from gpubench.report import comparing, phrases
+from gpubench.summary import Summary
+
+
+def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str:
+    """One document: every run with its path, status, error and summary, and of two runs how they compare."""
+    document: dict[str, Any] = {"runs": [_document(outcome) for outcome in outcomes]}
+    if comparisons:
+        document["comparison"] = msgspec.to_builtins(comparisons.comparisons[0])
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def show(
+    outcomes: Sequence[Outcome],
+    comparisons: Comparisons | None,
+    console: Console,
+    show_run: Callable[[Outcome, Console], None],
+) -> None:
+    """Every run as `show_run` has it, how two compare, and where all of it is."""
+    for outcome in outcomes:
+        console.print()
+        show_run(outcome, console)
+    if comparisons:
+        console.print()
+        comparing.show(comparisons, console)
+    for outcome in outcomes:
+        console.print(f"{outcome.status}: {outcome.recorder.writer.path}", soft_wrap=True)
+
+
+def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
+    """The settings in which two runs differ, as each has them: ("precision=bf16", "precision=fp32")."""
+    ours, theirs = (flatten(outcome.recorder.settings.model_dump(mode="json")) for outcome in (base, other))
+    keys = [key for key in ours if ours[key] != theirs[key]]
+    first, second = (" ".join(f"{key}={values[key]}" for key in keys) for values in (ours, theirs))
+    return first or "the first", second or "the same again"
+
+
+def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table:
+    """Those of `names` that are known and news; with quantiles of the single values, unless it has to be narrow."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    spreads = () if narrow else ("median", "p95", "p99")
+    for column in ("metric", "estimate", "+- 95 %", *spreads):
+        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    for name in names:
+        metric = summary.get(name)
+        if metric is None or phrases.WITHOUT_NEWS.get(name) == metric.estimate:
+            continue
+        spread = metric.distribution
+        cells = [spread.median, spread.p95, spread.p99] if spread and not narrow else []
+        table.add_row(
+            name.replace("_", " "),
+            units.quantity(metric.estimate, metric.unit),
+            half_width(metric),
+            *(units.quantity(cell, metric.unit) for cell in cells),
+        )
+    return table
+
+
+def speed(summary: Summary) -> str:
+    """The throughput with its uncertainty, behind a colon; nothing where it is not known."""
+    throughput = summary.get("throughput")
+    if throughput is None:
+        return ""
+    return f": {units.quantity(throughput.estimate, throughput.unit)} {half_width(throughput)}".rstrip()
+
+
+def half_width(metric: Metric) -> str:
+    """Half the 95 % interval over repeats, relative to the estimate; nothing where there is no interval."""
+    width = stats.relative_half_width(metric.repeats)
+    return "" if width is None or not metric.estimate else f"+- {units.percent(width)}"
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    error = outcome.error
+    return {
+        "path": str(outcome.recorder.writer.path),
+        "status": outcome.status,
+        "error": error.record() if error else None,
+        **msgspec.to_builtins(outcome.summary),
+    }

@@ -1,0 +1,123 @@
+"""What the ranks of a pipeline did and when: a row for each rank, and below it where each rank's time went."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
+
+from gpubench import units
+from gpubench.events import Span
+from gpubench.report import svg
+from gpubench.report.scales import Scale, measure, ticks
+from gpubench.stages import Stage
+from gpubench.timeline import OF_KIND, PARTS, Part
+
+MOST_BARS = 3000  # that a browser draws at once
+HUES = 6  # of samples, in turn
+PITCH = 34.0
+THICKNESS = 22.0
+TOP = 8.0
+FOOT = 44.0
+ROOM_FOR_NUMBER = 2.5  # percent of the drawing
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What one rank did with one micro-batch."""
+
+    rank: int
+    part: Part
+    sample: int
+    """The first of the micro-batch."""
+    start: float
+    end: float
+    first: int | None = None
+    """Evaluations [first, last]; None for anything else."""
+    last: int | None = None
+
+
+def bars(spans: Iterable[Span]) -> list[Bar]:
+    """Spans in order of time, joined where a rank goes on with the same micro-batch."""
+    done: list[Bar] = []
+    latest: dict[tuple[int, Part], Bar] = {}
+    for span in spans:
+        bar = Bar(span.rank, OF_KIND[span.kind], span.sample, span.time, span.time + span.total, span.step, span.step)
+        before = latest.get((bar.rank, bar.part))
+        if before and before.sample == bar.sample:
+            bar = _joined(before, bar)
+        elif before:
+            done.append(before)
+        latest[bar.rank, bar.part] = bar
+    return sorted([*done, *latest.values()], key=lambda bar: (bar.start, bar.rank))
+
+
+def _joined(before: Bar, bar: Bar) -> Bar:
+    first = bar.first if before.first is None else before.first
+    last = before.last if bar.last is None else bar.last
+    return replace(before, end=max(before.end, bar.end), first=first, last=last)
+
+
+def chart(found: Sequence[Bar], ranks: int) -> Markup | None:
+    """The first MOST_BARS of the bars, in seconds from the first one's start; None if there are none."""
+    drawn = [bar for bar in found[:MOST_BARS] if 0 <= bar.rank < ranks]
+    began, ended = min((bar.start for bar in drawn), default=0.0), max((bar.end for bar in drawn), default=0.0)
+    if ended <= began:
+        return None
+    x = Scale(began, ended, 0, 100)
+    measured = measure("s", ended - began)
+    bottom = TOP + PITCH * ranks
+    places = [(x(began + tick.value), tick) for tick in ticks(0, ended - began, 6, measured)]
+    order = {sample: place for place, sample in enumerate(sorted({bar.sample for bar in drawn}))}
+    parts = [svg.bottom_axis(places, bottom, TOP, f"time since the first rank began, {measured.name}")]
+    parts += _rank_names(range(ranks))
+    parts += [part for bar in drawn for part in _drawn(bar, x, order[bar.sample])]
+    said = f"{units.counted(ranks, 'rank')}, {units.seconds(ended - began)}, {units.counted(len(order), 'micro-batch')}"
+    return svg.drawing("What each rank did over time", said, bottom + FOOT, parts)
+
+
+def _drawn(bar: Bar, x: Scale, place: int) -> list[Markup]:
+    left, right, y = x(bar.start), x(bar.end), _middle(bar.rank)
+    hint = f"rank {bar.rank}, {_what(bar)}, {units.seconds(bar.end - bar.start)}"
+    if bar.part != "compute":
+        return [svg.bar(left, right, y - 3, 6, "wait", hint)]
+    box = svg.bar(left, right, y - THICKNESS / 2, THICKNESS, f"box sample-{place % HUES}", hint)
+    if right - left < ROOM_FOR_NUMBER:
+        return [box]
+    return [box, svg.text((left + right) / 2, y + 4, str(bar.sample), "inside middle")]
+
+
+def _what(bar: Bar) -> str:
+    if bar.part != "compute":
+        return f"{bar.part.replace('_', ' ')} of sample {bar.sample}"
+    return f"sample {bar.sample}" + (f", evaluations {bar.first} to {bar.last}" if bar.first is not None else "")
+
+
+def shares(stages: Sequence[Stage]) -> Markup | None:
+    """Where the makespan of each rank went, as a bar of its parts; None where no repeat was completed."""
+    known = [(stage.rank, stage.times) for stage in stages if stage.times]
+    if not known:
+        return None
+    bottom = TOP + PITCH * len(known)
+    x = Scale(0, 1, 0, 100)
+    places = [(x(tick.value), tick) for tick in ticks(0, 1, 5, measure("fraction", 1))]
+    parts = [svg.bottom_axis(places, bottom, TOP, "of the makespan, %"), *_rank_names(rank for rank, _ in known)]
+    said = []
+    for row, (rank, times) in enumerate(known):
+        start = 0.0
+        for part in PARTS:
+            share, name = times.share(part), part.replace("_", " ")
+            hint = f"rank {rank}, {name} {units.percent(share)}, {units.seconds(getattr(times, part))}"
+            parts.append(
+                svg.bar(x(start), x(start + share), _middle(row) - THICKNESS / 2, THICKNESS, f"part-{part}", hint)
+            )
+            start += share
+        said.append(f"rank {rank} computes {units.percent(times.share('compute'))}")
+    return svg.drawing("Where each rank's time went", "; ".join(said), bottom + FOOT, parts)
+
+
+def _rank_names(ranks: Iterable[int]) -> list[Markup]:
+    return [svg.text(0, _middle(row) + 4, f"rank {rank}", "tick outside") for row, rank in enumerate(ranks)]
+
+
+def _middle(row: int) -> float:
+    return TOP + PITCH * (row + 0.5)

@@ -1,0 +1,122 @@
+"""What a finished run of a pipeline has to say, in the terminal and as JSON; both from the same summary."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpubench import units
+from gpubench.benchmark import Outcome
+from gpubench.comparison.result import Comparisons
+from gpubench.pipe_settings import PipeSettings
+from gpubench.report import frame, pipe_phrases
+from gpubench.report.frame import differences, to_json
+from gpubench.stages import Digest, Pipeline, Stage
+from gpubench.summary import Summary
+from gpubench.timeline import PARTS
+
+__all__ = ["differences", "headline", "show", "to_json"]
+
+HEADLINES = (
+    "throughput",
+    "steady_throughput",
+    "makespan",
+    "time_to_first_sample",
+    "sample_latency",
+    "evaluation_time",
+    "pipeline_efficiency",
+    "bubble",
+    "ideal_bubble",
+    "handover_bytes",
+    "handover_time",
+    "encode_time",
+    "decode_time",
+    "model_build_time",
+    "energy_per_sample",
+    "peak_memory_allocated",
+    "peak_memory_reserved",
+    "peak_memory_rss",
+)
+DIGESTS = 4  # that the terminal shows
+DIGITS = 12  # of each
+
+
+def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: Console) -> None:
+    frame.show(outcomes, comparisons, console, _show_run)
+
+
+def headline(settings: PipeSettings, summary: Summary) -> str:
+    """The run in one line."""
+    model = summary.pipeline.model if summary.pipeline else settings.model.name or settings.model.unet
+    scheduler = summary.pipeline.scheduler if summary.pipeline else settings.sampling.scheduler
+    what = f"{model}, {settings.precision}, {settings.sampling.steps} steps"
+    what += f" of {scheduler}" if scheduler else ""
+    what += f", {units.counted(settings.work.samples, 'sample')}"
+    what += f" over {units.counted(settings.distributed.world_size, 'rank')} on {settings.device}"
+    return what + frame.speed(summary)
+
+
+def _show_run(outcome: Outcome, console: Console) -> None:
+    summary, settings = outcome.summary, outcome.recorder.settings
+    console.print(Text(headline(settings, summary), style="bold"), soft_wrap=True)
+    pipeline, narrow = summary.pipeline, console.width < 80
+    if pipeline is None:
+        console.print("nothing was measured: the pipeline was never built")
+        return
+    console.print(pipeline.assignment, soft_wrap=True)
+    console.print(_stages(pipeline.stages, narrow))
+    console.print()
+    if summary.metrics:
+        console.print(frame.metrics_table(summary, HEADLINES, narrow))
+        console.print(Text(_caption(summary, pipeline), style="dim"), soft_wrap=True)
+        console.print(_baselines(summary))
+        console.print()
+    else:
+        made = f"{len(pipeline.samples)} of {units.counted(settings.work.samples, 'sample')}"
+        console.print(f"no repeat was completed: {made} finished", soft_wrap=True)
+    for line in _words(pipeline):
+        console.print(line, soft_wrap=True)
+
+
+def _stages(stages: Sequence[Stage], narrow: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = ["rank", "evaluations", *(part.replace("_", " ") for part in PARTS)]
+    for column in columns if narrow else [*columns, "evaluation time", "peak memory"]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for stage in stages:
+        shares = [units.percent(stage.times.share(part)) if stage.times else "" for part in PARTS]
+        time = "" if stage.evaluation_time is None else units.seconds(stage.evaluation_time)
+        memory = "" if stage.peak_memory is None else units.size(stage.peak_memory)
+        cells = [str(stage.rank), pipe_phrases.evaluations(stage), *shares]
+        table.add_row(*cells, *(() if narrow else (time, memory)))
+    return table
+
+
+def _caption(summary: Summary, pipeline: Pipeline) -> str:
+    caption = f"{units.counted(len(summary.steady), 'repeat')}, {summary['makespan'].n} evaluations; +- is over repeats"
+    if pipeline.steady and "steady_throughput" in {metric.name for metric in summary.metrics}:
+        first, last = (units.seconds(moment) for moment in pipeline.steady)
+        caption += f"; steady from the first finished sample at {first} to the last at {last}"
+    return f"{caption}\n"
+
+
+def _baselines(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("the same samples by", "makespan", "pipeline's speed-up"):
+        table.add_column(column, justify="left" if column.startswith("the") else "right", no_wrap=True)
+    for cells in pipe_phrases.baselines({metric.name: metric for metric in summary.metrics}):
+        table.add_row(*cells)
+    return table
+
+
+def _words(pipeline: Pipeline) -> list[str]:
+    said = [pipeline.verdict, pipe_phrases.handover(pipeline), pipe_phrases.verification(pipeline.verification)]
+    if pipeline.samples:
+        said.append(_digests(pipeline.samples))
+    return [sentence for sentence in said if sentence]
+
+
+def _digests(samples: Sequence[Digest]) -> str:
+    shown = ", ".join(f"{digest.sample} {digest.sha256[:DIGITS]}" for digest in samples[:DIGESTS])
+    return f"sha256 by sample: {shown}" + (", ...; all in summary.json" if len(samples) > DIGESTS else "")

@@ -1,0 +1,110 @@
+"""What is kept of a training benchmark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpubench import events
+from gpubench.configuration import Configuration
+from gpubench.recording import Progress, Recorder
+from gpubench.runs import STEPS
+from gpubench.settings import TrainSettings
+from gpubench.steady import Repeat
+from gpubench.summary import Summary, summarise
+
+
+@dataclass
+class TrainProgress(Progress):
+    planned: int = 0
+    step: events.Step | None = None
+    """Rank 0's latest."""
+    steps: list[events.Step] = field(default_factory=list)
+    """Rank 0's, of the repeat in hand."""
+
+
+class TrainRecorder(Recorder[TrainSettings]):
+    """One run of `gpubench train-bench`."""
+
+    command = "train-bench"
+    progress: TrainProgress
+
+    def __init__(self, configuration: Configuration[TrainSettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self.progress = TrainProgress(repeats=self.settings.measurement.repeats)
+        self._repeats: dict[int, Repeat] = {}
+        self._flops: events.FlopsCounted | None = None
+        self._peak: events.PeakMeasured | None = None
+
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        ranks = self.settings.distributed.world_size
+        self.progress = TrainProgress(number, repeats, ranks, telemetry=self.progress.telemetry)
+        self._repeats.setdefault(number, Repeat(number))
+
+    def keep(self, event: events.Message) -> bool:
+        match event:
+            case events.StepsMeasured():
+                self._take_steps(event)
+            case events.Heartbeat(rank=0):
+                self.progress.doing = event.doing
+            case events.ModelBuilt(rank=0):
+                self._start_repeat(event)
+            case events.Planned(rank=0):
+                self.progress.planned = event.steps
+            case events.RepeatDone():
+                self._repeats[event.repeat].done[event.rank] = event
+            case events.YardstickRead(rank=0):
+                self._repeats[event.repeat].yardstick = event.seconds
+            case _:
+                return self._keep_finding(event)
+        return True
+
+    def completed(self) -> int:
+        return sum(bool(repeat.done) for repeat in self._repeats.values())
+
+    def summary(self) -> Summary:
+        assert self.settings.precision
+        return summarise(
+            [repeat for _, repeat in sorted(self._repeats.items())],
+            self.settings.training.warmup_steps,
+            self.gpu_name,
+            self.settings.precision,
+            self._flops,
+            self._peak,
+            self.telemetry,
+            self.gpus,
+        )
+
+    def _keep_finding(self, event: events.Message) -> bool:
+        """What is said once a run."""
+        match event:
+            case events.FlopsCounted():
+                self._flops = event
+            case events.PeakMeasured():
+                self._peak = event
+            case events.GraphTraced():
+                self.metrics.graph(event.graph)
+            case _:
+                return False
+        return True
+
+    def _start_repeat(self, built: events.ModelBuilt) -> None:
+        """Under torchrun repeats follow one another in one process; the events say which is in hand."""
+        if built.repeat != self.progress.repeat:
+            self.begin_repeat(built.repeat, self.progress.repeats)
+        self._repeats[built.repeat].built = built
+        self.writer.update(
+            workload={
+                "parameters": built.parameters,
+                "trainable_parameters": built.trainable_parameters,
+                "sample_shape": built.sample_shape,
+                "tokens_per_sample": built.tokens_per_sample,
+            }
+        )
+
+    def _take_steps(self, event: events.StepsMeasured) -> None:
+        for step in event.steps:
+            self._repeats[step.repeat].steps.setdefault(step.rank, []).append(step)
+            self.writer.append(STEPS, step)
+        if event.rank == 0 and event.steps:
+            self.progress.step = event.steps[-1]
+            self.progress.steps += event.steps
+            self.metrics.steps(event.steps)

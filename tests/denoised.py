@@ -1,0 +1,44 @@
+"""Taking a batch through all evaluations in this process, and beside it the reference."""
+
+import torch
+from torch import Tensor
+
+from gpubench.pipeline import reference
+from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.schedulers import Sampler, build
+
+SCHEDULERS = (
+    "PNDMScheduler",
+    "DDIMScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "DPMSolverMultistepScheduler",
+    "UniPCMultistepScheduler",
+)
+"""Each with another kind of history or noise."""
+
+
+def sampler_of(loaded: Denoiser, steps: int = 4, eta: float = 0.0) -> Sampler:
+    return build(loaded.scheduler(), steps, loaded.device, eta=eta, **loaded.set_timesteps_kwargs(steps))
+
+
+def run(loaded: Denoiser, sampler: Sampler, samples: list[int]) -> tuple[Batch, list[Tensor]]:
+    """The finished batch, and its latents after each evaluation."""
+    batch = loaded.prepare(sampler, samples, [100 + sample for sample in samples])
+    trajectory = []
+    while batch.done < sampler.total:
+        sampler.step(batch, loaded.predict(batch, sampler))
+        trajectory.append(batch.latents.clone())
+    return batch, trajectory
+
+
+def assert_as_reference(loaded: Denoiser, samples: list[int], eta: float = 0.0) -> None:
+    sampler = sampler_of(loaded, eta=eta)
+    batch, ours = run(loaded, sampler, samples)
+    theirs: list[Tensor] = []
+    final = loaded.reference(
+        sampler, samples, [100 + sample for sample in samples], lambda step, latents: theirs.append(latents.clone())
+    )
+    assert reference.compare(ours, theirs) is None
+    assert [reference.sha256(one) for one in batch.latents] == [reference.sha256(one) for one in final]
+    assert torch.isfinite(final).all()

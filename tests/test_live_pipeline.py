@@ -1,0 +1,62 @@
+import io
+
+from piped import Line, finished
+from rich.console import Console
+
+from gpubench.events import Heartbeat, SampleFinished, SpansMeasured
+from gpubench.live_pipeline import describe, draw
+from gpubench.pipe_progress import PipeProgress
+from gpubench.telemetry import CpuSample, TelemetrySample
+
+LINE = Line((2, 3), micro_batches=4)
+
+
+def progress() -> PipeProgress:
+    """Two samples finished; rank 1 waits for the fourth."""
+    found = PipeProgress(repeat=1, repeats=3, ranks=2, total=4)
+    found.telemetry = TelemetrySample(time=0.0, cost=0.0, cpu=CpuSample(load=0.5, memory_rss_bytes=1 << 30))
+    repeat = LINE.repeat()
+    for built in repeat.built.values():
+        found.take(built)
+    for rank in range(2):
+        spans = [span for span in repeat.spans if span.rank == rank]
+        found.take(SpansMeasured(rank=rank, spans=spans))
+    for sample in range(2):
+        found.take(SampleFinished(rank=1, sample=finished(sample, 0.0, 1.0), latent=None, image=None))
+    found.take(Heartbeat(rank=1, doing="recv_wait", step=5, waits_for=0))
+    return found
+
+
+def rendered(found: PipeProgress) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw("trial", found))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_table_has_a_row_for_each_rank() -> None:
+    text = rendered(progress())
+    for expected in ("trial", "2 of 3", "2 of 4", "50% busy   1 GiB in the workers"):
+        assert expected in text, text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])}
+    assert rows["0"] == ["0", "0-1", "3", "1", "100", "ms", "starting", "100%", "0%", "0%", "0%"]
+    assert rows["1"] == ["1", "2-4", "3", "5", "100", "ms", "recv", "wait", "86%", "14%", "0%", "0%"]
+
+
+def test_before_the_first_span_the_line_says_what_is_being_done() -> None:
+    found = PipeProgress(ranks=2)
+    found.take(Heartbeat(rank=0, doing="building_the_model", step=None))
+    assert describe(found) == "repeat 1/1  building the model"
+    assert "building the model" in rendered(found)
+
+
+def test_a_line_holds_where_every_rank_is() -> None:
+    assert describe(progress()) == "repeat 2/3  samples 2/4  rank 0 sample 3 step 1  rank 1 sample 3 step 5"
+
+
+def test_a_rank_that_has_nothing_yet_says_what_it_does() -> None:
+    found = PipeProgress(ranks=2, total=4)
+    found.take(SpansMeasured(rank=0, spans=LINE.repeat().spans[:1]))
+    found.take(Heartbeat(rank=1, doing="recv_wait", step=None))
+    assert describe(found) == "repeat 1/1  samples 0/4  rank 0 sample 0 step 0  rank 1 recv wait"

@@ -1,0 +1,142 @@
+"""The page of a pipeline's run directory: what it draws, and what becomes of one that is not whole."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from piped import Line, sequential, verified
+
+from gpubench.comparison.compare import compare
+from gpubench.comparison.evidence import Side, open_run
+from gpubench.events import Span
+from gpubench.notebook import write_up
+from gpubench.pipe_repeat import PipeRepeat
+from gpubench.pipe_summary import summarise
+from gpubench.report import gantt
+from gpubench.report.page import run_page
+from gpubench.runs import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
+
+LINE = Line((4, 4, 6), micro_batches=5, jitter=0.02, transfer=0.01, decode=0.05)
+
+
+def write_run(results: Path, line: Line = LINE, change: Callable[[PipeRepeat], None] = lambda repeat: None) -> Path:
+    writer = RunWriter(
+        results,
+        "made",
+        "experiment: made\nprecision: fp32\n",
+        command="pipe-infer",
+        argv=["gpubench", "pipe-infer"],
+        world_size=len(line.counts),
+        git=None,
+    )
+    writer.replace(ENVIRONMENT, {"host": {"name": "here"}})
+    repeats = [line.repeat(number) for number in range(2)]
+    for repeat in repeats:
+        repeat.baselines.append(sequential(line, repeat.number))
+        repeat.verified = verified(line, repeat.number)
+        change(repeat)
+        for span in repeat.spans:
+            writer.append(TIMELINE, span)
+    summary = summarise(repeats, line.samples)
+    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
+    writer.finish(COMPLETED)
+    return writer.path
+
+
+def page_of(path: Path) -> str:
+    return run_page(open_run(path), None, None)
+
+
+def test_every_rank_has_a_row_of_boxes_with_its_samples(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path))
+    assert "What each rank did in repeat 0" in page
+    assert len(re.findall(r'<rect class="box sample-\d"', page)) == 3 * 5
+    assert re.search(r"<title>rank 2, sample 3, evaluations 8 to 13, [\d.]+ ms</title>", page)
+    assert re.search(r"<title>rank 1, recv wait of sample 0, [\d.]+ ms</title>", page)
+
+
+def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path))
+    for expected in (
+        "14 evaluations over 3 ranks, 4 + 4 + 6: rank 2 is the bottleneck",
+        "Where each rank&#39;s time went",
+        "Plain data-parallel is faster: 3 replicas",
+        "one rank alone",
+        "A hand-over is 8.44 KiB",
+        "Bit-identical: 5/5, beside a loop of single-process diffusers",
+        "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9",
+        "in all, 2 repeats",
+    ):
+        assert expected in page, expected
+
+
+def test_steps_are_not_missed_where_there_are_none(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    run = open_run(path)
+    page = run_page(run, None, None)
+    assert run.problems == []
+    assert "Steps are not recorded" not in page
+    assert run.series("throughput") is None
+
+
+def test_two_runs_of_a_pipeline_can_be_compared(tmp_path: Path) -> None:
+    runs = [open_run(write_run(tmp_path)) for _ in range(2)]
+    found = compare([Side(run.label, (run,)) for run in runs])
+    assert {"throughput", "makespan"} <= {verdict.metric for verdict in found.comparisons[0].verdicts}
+    assert [run.problems for run in runs] == [[], []]
+
+
+def test_a_finished_run_is_written_up(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    write_up(path)
+    assert "<h2>Pipeline</h2>" in (path / REPORT).read_text()
+
+
+def test_a_lost_timeline_leaves_the_rest_of_the_page(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    (path / TIMELINE).unlink()
+    page = page_of(path)
+    assert "No timeline is recorded" in page
+    assert "Where each rank&#39;s time went" in page
+
+
+def test_names_from_a_run_cannot_leave_their_place(tmp_path: Path) -> None:
+    def rename(repeat: PipeRepeat) -> None:
+        for rank, built in repeat.built.items():
+            hostile = "</p><script>alert(1)</script>"
+            repeat.built[rank] = msgspec.structs.replace(built, model=hostile, scheduler=hostile, carried=[hostile])
+
+    assert "<script" not in page_of(write_run(tmp_path, change=rename))
+
+
+def span(rank: int, sample: int, step: int, time: float) -> Span:
+    return Span(0, rank, "evaluate", sample, time, 1.0, step)
+
+
+def test_evaluations_of_one_sample_are_one_box() -> None:
+    found = gantt.bars([span(0, 0, 0, 0.0), span(1, 7, 5, 0.5), span(0, 0, 1, 1.0), span(0, 1, 0, 2.0)])
+    assert [(bar.rank, bar.sample, bar.start, bar.end, bar.first, bar.last) for bar in found] == [
+        (0, 0, 0.0, 2.0, 0, 1),
+        (1, 7, 0.5, 1.5, 5, 5),
+        (0, 1, 2.0, 3.0, 0, 0),
+    ]
+
+
+def test_a_wait_told_amid_the_work_does_not_cut_its_box() -> None:
+    found = gantt.bars([span(0, 0, 0, 0.0), Span(0, 0, "send_wait", 3, 0.5, 0.1), span(0, 0, 1, 1.0)])
+    assert [(bar.part, bar.sample, bar.end) for bar in found] == [("compute", 0, 2.0), ("send_wait", 3, 0.6)]
+
+
+def test_a_long_run_draws_no_more_than_a_browser_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gantt, "MOST_BARS", 10)
+    page = page_of(write_run(tmp_path))
+    assert len(re.findall(r'<rect class="(?:box sample-\d|wait)"', page)) == 10
+    assert re.search(r"Only the first 10 of \d+ are drawn", page)
+
+
+def test_nothing_to_draw_is_no_drawing() -> None:
+    assert gantt.chart([], 3) is None
+    assert gantt.chart(gantt.bars([span(9, 0, 0, 0.0)]), 3) is None
+    assert gantt.shares([]) is None

@@ -1,0 +1,106 @@
+"""Pipeline folders before anything is loaded: what they hold, and what is said of those that cannot be run."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pipelines_made
+import pytest
+
+from gpubench import pipelines
+from gpubench.errors import ModelError
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Stable Diffusion folder, not to be written to."""
+    return pipelines_made.stable_diffusion(tmp_path_factory.mktemp("whole") / "stable_diffusion")
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """One to change, or to take something away from."""
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def test_a_folder_that_is_whole_says_what_it_holds(whole: Path) -> None:
+    folder = pipelines.check(whole)
+    assert folder.pipeline == "StableDiffusionPipeline"
+    assert folder.kind.denoiser == "unet"
+    assert folder.variant is None
+
+
+def test_what_is_not_loaded_may_be_missing(copy: Path) -> None:
+    index = copy / "model_index.json"
+    checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"safety_checker": checker}))
+    pipelines.check(copy)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("model_index.json", r"cannot read model_index\.json: No such file"),
+        ("unet", r"cannot read unet/config\.json"),
+        ("unet/diffusion_pytorch_model.safetensors", r"unet lacks diffusion_pytorch_model\.safetensors"),
+        ("vae/config.json", r"cannot read vae/config\.json"),
+        ("text_encoder/model.safetensors", r"text_encoder lacks model\.safetensors"),
+        ("scheduler/scheduler_config.json", r"cannot read scheduler/scheduler_config\.json"),
+        ("tokenizer/tokenizer_config.json", r"cannot read tokenizer/tokenizer_config\.json"),
+        ("tokenizer/tokenizer.json", r"no tokenizer\.json or vocab\.json .* in tokenizer"),
+    ],
+)
+def test_what_a_folder_lacks_is_named(copy: Path, gone: str, message: str) -> None:
+    path = copy / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(ModelError, match=message):
+        pipelines.check(copy)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere: cannot read model_index\.json"):
+        pipelines.check(tmp_path / "nowhere")
+
+
+def test_a_missing_part_of_sharded_weights_is_noticed(copy: Path) -> None:
+    weights = copy / "unet/diffusion_pytorch_model.safetensors"
+    parts = {"a": weights.name.replace(".s", "-00001-of-00002.s"), "b": weights.name.replace(".s", "-00002-of-00002.s")}
+    weights.rename(weights.with_name(parts["a"]))
+    weights.with_name(f"{weights.name}.index.json").write_text(json.dumps({"weight_map": parts}))
+    with pytest.raises(ModelError, match=r"unet lacks .* or a part of it"):
+        pipelines.check(copy)
+    weights.with_name(parts["b"]).touch()
+    pipelines.check(copy)
+
+
+def test_pickled_weights_are_refused(copy: Path) -> None:
+    weights = copy / "unet/diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(ModelError, match="unet has its weights in pickle format"):
+        pipelines.check(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_class_name": "LDMPipeline"}, "is for LDMPipeline, which gpubench does not run"),
+        ({"unet": ["my_module", "MyUNet"]}, r"its unet is my_module\.MyUNet"),
+        ({"unet": ["diffusers", "UNet3DConditionModel"]}, "its unet is a UNet3DConditionModel"),
+        ({"vae": [None, None]}, "names no vae"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_run_is_refused_with_the_reason(
+    copy: Path, change: dict[str, Any], message: str
+) -> None:
+    index = copy / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | change))
+    with pytest.raises(ModelError, match=message):
+        pipelines.check(copy)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_an_index_that_is_damaged_is_refused(copy: Path, content: str) -> None:
+    (copy / "model_index.json").write_text(content)
+    with pytest.raises(ModelError, match=r"model_index\.json"):
+        pipelines.check(copy)

@@ -1,0 +1,166 @@
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from piped import Line, sequential, verified
+from rich.console import Console
+
+from gpubench.errors import HandoverError
+from gpubench.events import Divergence
+from gpubench.pipe_settings import PipeSettings
+from gpubench.pipe_summary import summarise
+from gpubench.report.pipelining import headline, show, to_json
+from gpubench.summary import Summary
+
+LINE = Line((12, 12, 12, 14), micro_batches=8, transfer=0.002)
+
+
+@dataclass
+class Made:
+    """Stands in for a finished run."""
+
+    settings: PipeSettings
+    path: Path = Path("results/pipe-infer/made")
+
+    @property
+    def writer(self) -> "Made":
+        return self
+
+
+@dataclass
+class Ended:
+    recorder: Made
+    summary: Summary
+    status: str = "completed"
+    error: HandoverError | None = None
+
+
+def outcome(summary: Summary, **how: Any) -> Any:
+    settings = PipeSettings.model_validate(
+        {
+            "precision": "fp32",
+            "device": "cpu",
+            "sampling": {"steps": 50},
+            "distributed": {"world_size": 4},
+        }
+    )
+    return Ended(Made(settings), summary, **how)
+
+
+def summary_of(divergence: Divergence | None = None) -> Summary:
+    repeats = [LINE.repeat(number) for number in range(2)]
+    for repeat in repeats:
+        repeat.baselines.append(sequential(LINE, repeat.number))
+        repeat.verified = msgspec.structs.replace(verified(LINE, repeat.number), divergence=divergence)
+    return summarise(repeats, LINE.samples)
+
+
+def rendered(summary: Summary, width: int = 120, **how: Any) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show([outcome(summary, **how)], None, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def row(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.split()[:1] == [name])
+
+
+def test_the_headline_says_what_ran_and_how_fast() -> None:
+    found = outcome(summary_of())
+    said = "tiny, fp32, 50 steps of DPMSolverMultistepScheduler, 8 samples over 4 ranks on cpu: 0.54 samples/s"
+    assert headline(found.recorder.settings, found.summary).startswith(said)
+
+
+def test_the_assignment_stands_above_the_ranks() -> None:
+    text = rendered(summary_of())
+    assert "50 evaluations over 4 ranks, 12 + 12 + 12 + 14: rank 3 is the bottleneck, 12.0 % above" in text
+    assert row(text, "3")[:2] == ["3", "36-49"]
+    assert row(text, "0")[-2:] == ["95.4", "MiB"]
+
+
+def test_the_shares_of_a_rank_come_to_all_of_its_time() -> None:
+    for rank in "0123":
+        cells = row(rendered(summary_of()), rank)
+        shares = [float(cells[place - 1]) for place, cell in enumerate(cells) if cell == "%"]
+        assert len(shares) == 4
+        assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_the_baselines_and_the_verdict_stand_beside_the_pipeline() -> None:
+    text = rendered(summary_of())
+    assert row(text, "one") == ["one", "rank", "alone", "40", "s", "2.70", "x"]
+    assert row(text, "replicas,") == ["replicas,", "at", "best", "10", "s", "0.675", "x"]
+    assert (
+        "plain data-parallel is faster: 4 replicas, one whole model a rank, could make the same samples in 10 s" in text
+    )
+
+
+def test_a_hand_over_is_told_by_its_parts() -> None:
+    said = "a hand-over is 8.44 KiB: 1 KiB latent, 2 KiB scheduler state, 4.94 KiB generator, 512 B header; it carries"
+    assert f"{said} _step_index, lower_order_nums, model_outputs, generators" in rendered(summary_of())
+
+
+def test_verified_samples_are_counted_and_the_first_digests_shown() -> None:
+    text = rendered(summary_of())
+    assert "bit-identical: 8/8, beside a loop of single-process diffusers" in text
+    assert "sha256 by sample: 0 5feceb66ffc8, 1 6b86b273ff34" in text
+    assert "all in summary.json" in text
+
+
+@pytest.mark.parametrize(
+    ("divergence", "said"),
+    [
+        (Divergence(3, 0.0125, 26, 2, 0.0001), "differs by up to 0.0125, first in evaluation 26 on rank 2 by 0.0001"),
+        (Divergence(3, 0.0125, None, None, None), "differs by up to 0.0125, and did not when it was made again"),
+    ],
+)
+def test_the_first_difference_is_named(divergence: Divergence, said: str) -> None:
+    assert f"; sample 3 {said}" in rendered(summary_of(divergence))
+
+
+def test_what_was_not_verified_says_how_it_could_be() -> None:
+    assert "not verified: --verify compares every sample" in rendered(summarise([LINE.repeat()], 8))
+
+
+def test_a_narrow_terminal_gets_whole_cells() -> None:
+    text = rendered(summary_of(), width=70)
+    assert "…" not in text
+    assert "peak memory  " not in text
+
+
+def test_a_run_that_was_never_built_says_so() -> None:
+    text = rendered(summarise([], 8), status="failed")
+    assert "nothing was measured: the pipeline was never built" in text
+    assert "failed: results/pipe-infer/made" in text
+
+
+def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
+    repeat = LINE.repeat()
+    repeat.stages.clear()
+    for sample in (5, 6, 7):
+        del repeat.samples[sample]
+    text = rendered(summarise([repeat], 8), status="failed")
+    assert "no repeat was completed: 5 of 8 samples finished" in text
+    assert row(text, "3")[:3] == ["3", "36-49", "(14)"]
+    assert "a hand-over is 8.44 KiB" in text
+
+
+def test_json_holds_everything() -> None:
+    failed = HandoverError("rank 1 got sample 3 for sample 2", "report it")
+    (run,) = json.loads(to_json([outcome(summary_of(), status="failed", error=failed)], None))["runs"]
+    assert run["status"] == "failed"
+    assert run["error"] == {"kind": "HandoverError", "message": "rank 1 got sample 3 for sample 2", "hint": "report it"}
+    assert run["pipeline"]["verification"] == {
+        "reference": "a loop of single-process diffusers",
+        "samples": 8,
+        "identical": 8,
+        "divergence": None,
+    }
+    assert len(run["pipeline"]["samples"]) == 8
+    assert [stage["start"] for stage in run["pipeline"]["stages"]] == [0, 12, 24, 36]
