@@ -82,6 +82,31 @@ LAMBDA = Reference(
     3091.0, "median of the per-step rates in Lambda's public ResNet-50 AMP log of one NVIDIA H200, batch 2560"
 )
 
+PIPE = ("--repeats=1", "--steps=20", "--samples=4", "--verify", "--pipeline.deadline=120")
+DRY_PIPE = (
+    "--device=cpu",
+    "--unet=tiny",
+    "--precision=fp32",
+    "--steps=4",
+    "--samples=2",
+    "--performance.cpu_threads=1",
+)
+
+
+def pipelines() -> Iterator[Job]:
+    """Random weights at full size; two ranks share the GPU, so that they show what is right and not what is fast."""
+    for unet, seconds in (("sd15", 60.0), ("sdxl", 120.0)):
+        for precision in ("fp16", "bf16"):
+            for ranks in (1, 2):
+                yield Job(
+                    f"pipe-{unet}-{precision}-{ranks}",
+                    cli("pipe-infer", *PIPE, f"--unet={unet}", f"--precision={precision}", f"--world-size={ranks}"),
+                    f"{unet} UNet, {precision}, 20 steps over {ranks} rank{'s' * (ranks > 1)} on one GPU, bit by bit",
+                    ranks * seconds,
+                    DRY_PIPE,
+                )
+
+
 JOBS = (
     Job(
         "resnet50-nchw",
@@ -153,6 +178,7 @@ JOBS = (
         (*DRY_RESNET, "--performance.channels_last=true"),
         LAMBDA,
     ),
+    *pipelines(),
 )
 BUDGET = 460.0  # seconds; with the patience for a job that is stopped, under 8 minutes
 
@@ -289,7 +315,10 @@ def write(results: Sequence[Result], waiting: Sequence[Job], output: Path) -> No
         aside.replace(output / name)
 
 
-HEAD = ("job", "throughput", "step", "MFU", "of measured peak", "J/sample", "peak memory", "reference", "ratio", "note")
+HEAD = (
+    *("job", "throughput", "step", "MFU", "of measured peak", "J/sample", "peak memory", "hand-over", "bit-identical"),
+    *("reference", "ratio", "note"),
+)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -313,11 +342,13 @@ def rows_of(result: Result) -> Iterator[list[str]]:
         yield [
             result.name if number == 0 else f"{result.name} ({number + 1})",
             cells.throughput(),
-            cells.show("step_time", 1e3, "{:.2f} ms"),
+            cells.show("step_time", 1e3, "{:.2f} ms") or cells.show("evaluation_time", 1e3, "{:.2f} ms"),
             cells.show("mfu", 100, "{:.1f} %"),
             cells.show("mfu_of_measured_peak", 100, "{:.1f} %"),
             cells.show("energy_per_sample", 1, "{:.4g}"),
             cells.show("peak_memory_allocated", 1 / 2**30, "{:.2f} GiB"),
+            cells.show("handover_time", 1e6, "{:.0f} us") + cells.show("handover_bytes", 1, ", {:,.0f} B"),
+            cells.show("verified_samples", 100, "{:.0f} %"),
             f"{reference.throughput:,.0f}" if reference else "",
             f"{throughput / reference.throughput:.3f}" if reference and throughput else "",
             note.replace("|", "/"),

@@ -134,7 +134,7 @@ def pipe_infer(
     if launched_by_torchrun():
         overrides |= options.under_torchrun(overrides, vs)
     done = None
-    if resume:
+    if resume is not None:
         done, base = resumed(Path(resume), config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
@@ -176,7 +176,7 @@ def resumed(
 
     Raises UsageError, RunDirectoryError or SettingsError where the rest cannot be made.
     """
-    from gpubench.configuration import load
+    from gpubench.configuration import canonical, load
     from gpubench.pipe_settings import PipeSettings
     from gpubench.resuming import config_of, finished, refuse_changes
 
@@ -188,7 +188,8 @@ def resumed(
         raise UsageError("--resume does not go with torchrun", "start it without; gpubench starts the ranks itself")
     done = finished(path, images=False)
     before = load(PipeSettings, config_of(path))
-    run = load(PipeSettings, config_of(path), {"inject": None, "measurement.repeats": 1} | overrides)
+    asked = {canonical(PipeSettings, key): value for key, value in overrides.items()}
+    run = load(PipeSettings, config_of(path), {"inject": None, "measurement.repeats": 1} | asked)
     refuse_changes(before.settings, run.settings)
     if run.settings.output.images:
         done = finished(path, images=True)

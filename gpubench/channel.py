@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -25,36 +25,50 @@ HEARTBEAT_SECONDS = 1.0
 LAST_WORD_SECONDS = 10.0
 HOST_GONE = 75  # EX_TEMPFAIL: the host that would have explained is no longer there
 
-Doing = tuple[str, int | None]
-"""What a thread is doing, in words, and the rank without which it cannot go on."""
+EVERYONE = -1  # in place of a rank: all of them
+
+
+class Doing(NamedTuple):
+    """What a rank is at."""
+
+    words: str
+    waits_for: int | None = None
+    """The rank without which it cannot go on, or `EVERYONE`."""
+    within: float | None = None
+    """Seconds that it may take; None leaves it to the patience of the run."""
 
 
 class Activity:
     """What this process is doing now; written by the loop, read by the heartbeat and by whoever explains a failure."""
 
     def __init__(self) -> None:
-        self.doing = "starting"
         self.step: int | None = None
-        self._waits_for: int | None = None
-        self._within: float | None = None
-        self._watched: Callable[[], Doing] | None = None
+        self._state: Doing | Callable[[], Doing] = Doing("starting")  # replaced whole: other threads read it
 
-    def enter(self, doing: str, *, waits_for: int | None = None, within: float | None = None) -> None:
-        """`waits_for` is the rank without which this one cannot go on, `within` the seconds it may take."""
-        self._watched = None
-        self.doing, self._waits_for, self._within = doing, waits_for, within
+    @property
+    def now(self) -> Doing:
+        state = self._state
+        return state if isinstance(state, Doing) else state()
 
-    def watch(self, other: Callable[[], Doing], *, within: float | None = None) -> None:
-        """The loop waits for another thread, and `other` tells what that one is doing, and which rank it waits for."""
-        self._within = within
-        self._watched = other
+    @property
+    def doing(self) -> str:
+        return self.now.words
+
+    @doing.setter
+    def doing(self, words: str) -> None:
+        self._state = Doing(words)
+
+    def enter(self, words: str, *, waits_for: int | None = None, within: float | None = None) -> None:
+        """See `Doing`."""
+        self._state = Doing(words, waits_for, within)
+
+    def watch(self, other: Callable[[], Doing]) -> None:
+        """The loop waits for another thread, and `other` tells what that one is doing."""
+        self._state = other
 
     def heartbeat(self, rank: int) -> events.Heartbeat:
-        if self._watched:
-            self.doing, self._waits_for = self._watched()
-        return events.Heartbeat(
-            rank=rank, doing=self.doing, step=self.step, waits_for=self._waits_for, within=self._within
-        )
+        words, waits_for, within = self.now
+        return events.Heartbeat(rank=rank, doing=words, step=self.step, waits_for=waits_for, within=within)
 
 
 class Channel:

@@ -81,7 +81,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, layer in layers:
-        keys = {canonical(cls, key): parse_value(value) for key, value in layer.items()}
+        keys = _by_key(cls, layer, origin)
         values |= keys
         origins |= dict.fromkeys(keys, origin)
     return Configuration(validate(cls, values, origins), origins)
@@ -132,6 +132,17 @@ def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
     keys = {canonical(type(settings), key): value for key, value in overrides.items()}
     values = flatten(settings.model_dump()) | keys
     return validate(type(settings), values, dict.fromkeys(keys, "override"))
+
+
+def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Raises SettingsError for a setting that has one value by its key and another by its alias."""
+    found: dict[str, Any] = {}
+    for name, text in layer.items():
+        key, value = canonical(cls, name), parse_value(text)
+        if found.get(key, value) != value:
+            raise SettingsError(f"{key} is {found[key]!r} and {value!r}{_from(origin)}", "give each setting once")
+        found[key] = value
+    return found
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:

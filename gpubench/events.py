@@ -75,8 +75,10 @@ class Handoff(msgspec.Struct, frozen=True):
     waited: float
     """Of a send, the part spent until the peer took the header; of a receive, the wait for the header before `time`."""
     header_bytes: int
+    """All that is none of what follows: header, manifest, padding."""
     latent_bytes: int
     state_bytes: int
+    """Of the scheduler's tensors, and of what its caller holds."""
     generator_bytes: int
 
 

@@ -51,7 +51,11 @@ def parse(text: str, world_size: int, samples: int) -> Fault:
     """
     name, *pairs = (part.strip() for part in text.split(","))
     kind = _kind(name)
-    given = dict(_pair(pair) for pair in pairs)
+    given: dict[str, str] = {}
+    for key, value in map(_pair, pairs):
+        if key in given:
+            raise SettingsError(f"inject: {key} is given twice", f"{given[key]!r} and {value!r}; keep one")
+        given[key] = value
     known = ("rank", "sample", "seconds") if kind in TIMED else ("rank", "sample")
     if unknown := [key for key in given if key not in known]:
         raise SettingsError(f"inject: {kind} takes no {unknown[0]!r}", f"{kind} takes {' and '.join(known)}")

@@ -247,9 +247,13 @@ class Workers:
                 _ignore_gone(lambda pid=peer.hello.pid: os.kill(pid, signal.SIGUSR1))  # type: ignore[misc]
             else:
                 _ignore_gone(lambda line=peer.connection: line.send(events.encode(events.DumpStacks())))  # type: ignore[misc]
-        until = time.monotonic() + GRACE
+            self._hear_out(GRACE / self.world_size)  # one after the other, or their lines would mix
+
+    def _hear_out(self, seconds: float) -> None:
+        """Keeps what the workers print."""
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
-            for key, _ in self._selector.select(TICK):
+            for key, _ in self._selector.select(min(TICK, seconds)):
                 if key.fileobj is self._child.stdout:
                     key.data(key.fileobj)
 

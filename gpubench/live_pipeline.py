@@ -18,6 +18,9 @@ def describe(progress: PipeProgress) -> str:
     if not any(state.spans for state in progress.states):
         return "  ".join([*parts, _words(progress.doing)])
     parts.append(f"samples {progress.finished}/{progress.total or '?'}")
+    if progress.finished == progress.total:  # what is measured beside it, or compared with it
+        busy = [state.doing for state in progress.states if not state.doing.startswith("waiting")]
+        return "  ".join([*parts, _words(busy[0] if busy else progress.doing)])
     parts += [f"rank {rank} {_where(state)}" for rank, state in enumerate(progress.states)]
     return "  ".join(parts)
 

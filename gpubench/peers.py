@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpubench import errors, events
-from gpubench.errors import GpubenchError, WorkerLost
+from gpubench.channel import EVERYONE
+from gpubench.errors import GpubenchError, SettingsError, WorkerLost
 
 STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
 BEATS = 5.0  # seconds without a heartbeat that a busy machine may take, whatever the deadline
@@ -82,9 +83,11 @@ def blame(
     """
     causes: list[tuple[bool, float, GpubenchError]] = []
     for when, failure in failures:
-        named = world_size == 1 or failure.message.startswith(f"rank {failure.rank} ")
-        rank = "" if named else f"rank {failure.rank}: "
-        error = errors.by_name(failure.kind)(rank + failure.message, failure.hint)
+        error_class = errors.by_name(failure.kind)
+        # A setting is wrong on every rank; whichever said so first is of no interest.
+        named = issubclass(error_class, SettingsError) or failure.message.startswith(f"rank {failure.rank} ")
+        rank = "" if world_size == 1 or named else f"rank {failure.rank}: "
+        error = error_class(rank + failure.message, failure.hint)
         causes.append((failure.secondary, when, error))
     reported = {failure.rank for _, failure in failures}
     for number, peer in peers.items():
@@ -130,14 +133,14 @@ def stalled(
         return None
     # Ranks that wait for another are stuck too: blame the silent one, or the one furthest behind.
     suspects = silent or [_cause(peer, peers) for peer in stuck]
-    culprit = min(suspects, key=lambda peer: -1 if peer.position[1] is None else peer.position[1])
+    culprit = min(suspects, key=lambda peer: (-1 if peer.position[1] is None else peer.position[1], peer.progressed))
     if culprit.done:
         state = "has finished"
     else:
         since = now - (culprit.heard if silent else culprit.progressed)
         state = "has been silent" if silent else "has made no progress"
         state += f" for {since:.0f} s, {culprit.where}"
-    waiting = [peer for peer in stuck if peer is not culprit and peer.waits_for is not None]
+    waiting = [peer for peer in running if peer is not culprit and _cause(peer, peers) is culprit]
     clauses = [
         f"{culprit} {state}",
         *(f"{_rank(peer)} has been {peer.where} for {now - peer.progressed:.0f} s" for peer in waiting),
@@ -149,8 +152,14 @@ def stalled(
 def _cause(peer: Peer, peers: Mapping[int, Peer]) -> Peer:
     """The rank at the end of the chain of those that wait for one another, beginning with `peer`."""
     chain = [peer]
-    while chain[-1].waits_for is not None and not chain[-1].done:
-        other = peers.get(chain[-1].waits_for)
+    while (wanted := chain[-1].waits_for) is not None and not chain[-1].done:
+        if wanted == EVERYONE:  # as long as any of them gets on, all is well
+            busy = [
+                other for other in peers.values() if not (other in chain or other.done or other.waits_for == EVERYONE)
+            ]
+            other = max(busy, key=lambda other: other.progressed, default=None)
+        else:
+            other = peers.get(wanted)
         if other is None or other in chain:
             break
         chain.append(other)

@@ -1,6 +1,6 @@
 """Fills in what the settings of `pipe-infer` leave open, from model and device, and refuses what cannot work."""
 
-from gpubench import devices, faults
+from gpubench import devices, faults, split
 from gpubench.configuration import apply_overrides
 from gpubench.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
 from gpubench.errors import SettingsError
@@ -9,7 +9,6 @@ from gpubench.pipelines import PipelineFolder, check
 from gpubench.prompts import read_prompts
 from gpubench.scheduler_names import check_scheduler_name, parse_options
 from gpubench.settings import Device
-from gpubench.split import BALANCED, EVEN
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
 GUIDANCE = {
@@ -57,17 +56,17 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
 def check_request(settings: PipeSettings) -> None:
     """Raises SettingsError or DataError for what is wrong whatever the machine."""
     check_wandb(settings)
-    if settings.sampling.scheduler:
+    if settings.sampling.scheduler is not None:
         check_scheduler_name(settings.sampling.scheduler)
     parse_options(settings.sampling.options)
     read_prompts(settings.work.prompts)
-    if settings.inject:
+    if settings.inject is not None:
         faults.parse(settings.inject, settings.distributed.world_size, settings.work.samples)
-    split, ranks = settings.pipeline.split, settings.distributed.world_size
-    if split not in (EVEN, BALANCED) and len(split.split(",")) != ranks:
+    split.check(settings.pipeline.split, settings.distributed.world_size)
+    if settings.work.micro_batch > settings.work.samples:
         raise SettingsError(
-            f"pipeline.split = {split!r} is not even, balanced or {ranks} counts, one a rank",
-            f"for example {','.join(['10'] * ranks)}: together as many as the scheduler makes evaluations",
+            f"work.micro_batch={settings.work.micro_batch} is more than the {settings.work.samples} samples to make",
+            f"use --micro-batch {settings.work.samples} or less, or more --samples",
         )
     if settings.model.name and settings.model.unet:
         raise SettingsError("model.name and model.unet both say which model to run", "leave one of them out")

@@ -49,7 +49,8 @@ class PipeProgress(Progress):
         state = self.states[event.rank]
         match event:
             case Heartbeat():
-                state.doing, state.step = event.doing, event.step
+                state.doing = event.doing
+                state.step = state.step if event.step is None else event.step
                 if event.rank == 0:
                     self.doing = event.doing
             case PipelineBuilt():

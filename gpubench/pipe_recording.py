@@ -115,7 +115,7 @@ class PipeRecorder(Recorder[PipeSettings]):
                 workload={
                     "model": event.model,
                     "parameters": event.parameters,
-                    "weights": event.weights,
+                    "weights": event.weights[:16],
                     "scheduler": event.scheduler,
                     "evaluations": len(event.timesteps),
                     "sample_shape": " x ".join(map(str, event.latent_shape)),

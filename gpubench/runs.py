@@ -22,7 +22,8 @@ from gpubench.errors import RunDirectoryError, RunFailed
 
 SCHEMA_VERSION = 2
 # 1: first.
-# 2: run.json gained `workload` and `interleaved_with`; noise.json and report.html came.
+# 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json, report.html
+#    and the files of a pipeline came.
 
 RUN = "run.json"
 CONFIG = "config.yaml"

@@ -37,22 +37,35 @@ def assign(total: int, world_size: int, split: str) -> list[Range]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
+def check(split: str, world_size: int) -> None:
+    """Raises SettingsError for a split that cannot be, however many evaluations there are."""
+    if split not in (EVEN, BALANCED):
+        example = ",".join(["10"] * world_size)
+        _counts(split, world_size, f"for example {example}: together as many as the scheduler makes evaluations")
+
+
 def _parse(split: str, total: int, world_size: int) -> list[int]:
     balanced = Assignment(tuple(assign(total, world_size, BALANCED))).split
     hint = f"for example --split {balanced}, or even, or balanced"
-    try:
-        counts = [int(count) for count in split.split(",")]
-    except ValueError:
-        raise SettingsError(f"pipeline.split = {split!r} is not even, balanced or counts like 13,13,12", hint) from None
-    if len(counts) != world_size:
-        raise SettingsError(f"pipeline.split = {split!r} has {len(counts)} counts for {world_size} ranks", hint)
-    if min(counts) < 1:
-        raise SettingsError(f"pipeline.split = {split!r} gives rank {counts.index(min(counts))} nothing to do", hint)
+    counts = _counts(split, world_size, hint)
     if sum(counts) != total:
         arithmetic = " + ".join(map(str, counts))
         raise SettingsError(
             f"pipeline.split: {arithmetic} = {sum(counts)}, but the scheduler makes {_evaluations(total)}", hint
         )
+    return counts
+
+
+def _counts(split: str, world_size: int, hint: str) -> list[int]:
+    try:
+        counts = [int(count) for count in split.split(",")]
+    except ValueError:
+        raise SettingsError(f"pipeline.split = {split!r} is not even, balanced or counts like 13,13,12", hint) from None
+    if len(counts) != world_size:
+        have = f"{units.counted(len(counts), 'count')} for {units.counted(world_size, 'rank')}"
+        raise SettingsError(f"pipeline.split = {split!r} has {have}", hint)
+    if min(counts) < 1:
+        raise SettingsError(f"pipeline.split = {split!r} gives rank {counts.index(min(counts))} nothing to do", hint)
     return counts
 
 

@@ -3,7 +3,6 @@
 import functools
 import json
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from running import Finished, gpubench
+from waiting import nothing_waits
 
 from gpubench.channel import Activity
 from gpubench.data import Feed
@@ -44,18 +44,6 @@ SPIN = 200_000_000  # GPU clock cycles: about a tenth of a second
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda", 0)
-
-
-@contextmanager
-def nothing_waits() -> Iterator[None]:
-    """Makes every synchronisation that PyTorch knows of an error. It does not know of `torch.cuda.synchronize`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the mode itself warns that it is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- The clock and the timer

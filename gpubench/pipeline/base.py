@@ -77,7 +77,9 @@ class DenoiserBase:
             digest.update(reference.raw_bytes(tensor))
         return digest.hexdigest()
 
-    def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
+    def encode(
+        self, prompts: Sequence[str], before_each: Callable[[int], None] = lambda index: None
+    ) -> list[dict[str, Tensor]]:
         return []
 
     def admit(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:

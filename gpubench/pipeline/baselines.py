@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpubench import distributed, events
+from gpubench.channel import EVERYONE
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.session import Session
 
@@ -20,24 +21,19 @@ def measure(session: Session) -> Iterator[events.Message]:
 
 def sequential(session: Session) -> Iterator[events.Message]:
     """All samples one after another on the last rank, which has the decoder, while the others rest."""
-    distributed.barrier()
     if session.ranks.rank == session.last:
         seconds = alone(session, session.batches)
         yield _measured(session, "sequential", session.batches, seconds)
-    else:
-        session.stage.activity.enter(f"waiting for rank {session.last} to work alone", waits_for=session.last)
-    distributed.barrier()
+    _wait(session, f"rank {session.last} to work alone")
 
 
 def replicas(session: Session) -> Iterator[events.Message]:
     """Whole samples on every rank at once: rank r takes every world_size-th micro-batch, beginning with the r-th."""
     own = session.batches[session.ranks.rank :: session.ranks.world_size]
-    session.stage.activity.enter("waiting for the other replicas to begin")
-    distributed.barrier()
+    _wait(session, "the other replicas to begin")
     seconds = alone(session, own)
     yield _measured(session, "replicas", own, seconds)
-    session.stage.activity.enter("waiting for the other replicas to finish")
-    distributed.barrier()
+    _wait(session, "the other replicas to finish")
 
 
 def alone(session: Session, batches: Sequence[Sequence[int]]) -> list[float]:
@@ -49,9 +45,15 @@ def alone(session: Session, batches: Sequence[Sequence[int]]) -> list[float]:
         batch = session.prepare(samples)
         stage.evaluate(batch, _nothing)
         if session.settings.output.images:  # every rank that comes here has the decoder
+            stage.activity.enter(f"decoding sample {samples[0]}")
             stage.denoiser.decode(batch)
         seconds.append(session.timer.synchronize() - began)
     return seconds
+
+
+def _wait(session: Session, what: str) -> None:
+    session.stage.activity.enter(f"waiting for {what}", waits_for=EVERYONE)
+    distributed.barrier()
 
 
 def _nothing(batch: Batch, step: int) -> None:

@@ -3,7 +3,7 @@
 One evaluation, on any rank, is `sampler.step(batch, denoiser.predict(batch, sampler))`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -47,8 +47,10 @@ class Denoiser(Protocol):
     def weights_digest(self) -> str:
         """sha256 over all parameters and buffers of the denoiser, with their names, in their order."""
 
-    def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
+    def encode(self, prompts: Sequence[str], before_each: Callable[[int], None] = ...) -> list[dict[str, Tensor]]:
         """The conditioning of each prompt, each tensor on the CPU with a batch dimension of 1; rank 0 only.
+
+        `before_each` is told which prompt is next, counting from 0.
 
         A model that is conditioned by nothing gives an empty list; one of random weights gives random tensors.
         """
@@ -86,13 +88,13 @@ def load(
     Raises ModelError if a pipeline folder cannot be loaded, SettingsError if the sizes do not suit the model.
     """
     if settings.model.name is not None:
-        from gpubench.pipeline import directory
+        from gpubench.pipeline.directory import load as load_directory
 
-        return directory.load(settings, device, dtype, encoders=first, vae=last and images)
+        return load_directory(settings, device, dtype, encoders=first, vae=last and images)
     if settings.model.unet == "dummy":
         from gpubench.pipeline.dummy import Dummy
 
         return Dummy(settings, device, dtype)
-    from gpubench.pipeline import unets
+    from gpubench.pipeline.unets import load as load_random
 
-    return unets.load(settings, device, dtype)
+    return load_random(settings, device, dtype)

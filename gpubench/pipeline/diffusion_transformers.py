@@ -44,6 +44,10 @@ class PixArt(TextToImage):
     def call_arguments(self) -> dict[str, Any]:
         return {"eta": self.sampling.eta, "use_resolution_binning": False, "negative_prompt": None}
 
+    def prompt_arguments(self, samples: Sequence[int]) -> dict[str, Any]:
+        given = super().prompt_arguments(samples)
+        return given | {"negative_prompt": self.negative_prompt or ""} if "prompt" in given else given
+
     def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
         taken = scale(self.doubled(latents))
         prediction: Tensor = self.model(

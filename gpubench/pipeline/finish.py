@@ -3,7 +3,9 @@
 import io
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save
@@ -12,8 +14,12 @@ from torch import Tensor
 from gpubench import events
 from gpubench.channel import Doing
 from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.links import computing_on
 from gpubench.pipeline.reference import sha256
 from gpubench.runs import IMAGE, LATENT, sample_file
+
+if TYPE_CHECKING:
+    from PIL.PngImagePlugin import PngInfo
 
 
 class Finisher:
@@ -42,6 +48,7 @@ class Finisher:
         self._inspect = inspect
         self._finished: SimpleQueue[tuple[Batch, float, torch.cuda.Event | None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpubench-finisher")
         self._thread.start()
 
@@ -55,7 +62,7 @@ class Finisher:
         self._finished.put((batch, self._now(), issued))
 
     def doing(self) -> Doing:
-        return "keeping what is finished", None
+        return Doing("keeping what is finished")
 
     def close(self) -> None:
         self._finished.put(None)
@@ -70,10 +77,17 @@ class Finisher:
                 if issued:
                     issued.synchronize()
                     at = self._now()
-                self._inspect(batch)
-                self._finish(batch, at)
+                with computing_on(batch.latents.device), self._aside(batch.latents.device):
+                    self._inspect(batch)
+                    self._finish(batch, at)
         except BaseException as error:
             self._failure = error
+
+    def _aside(self, device: torch.device) -> AbstractContextManager[object]:
+        """Not behind the next samples' evaluations, which the GPU's default stream has in its queue."""
+        if device.type == "cuda" and self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def _finish(self, batch: Batch, at: float) -> None:
         for place, sample in enumerate(batch.samples):
@@ -82,7 +96,7 @@ class Finisher:
             self.latents[sample] = latent
             png = io.BytesIO()
             if image:
-                image.save(png, "PNG")
+                image.save(png, "PNG", pnginfo=self._about(sample))
             self._tell(
                 events.SampleFinished(
                     rank=self._rank,
@@ -90,7 +104,7 @@ class Finisher:
                         repeat=self._repeat,
                         sample=sample,
                         seed=self._seed + sample,
-                        prompt=self._prompts[sample % len(self._prompts)] if self._prompts else None,
+                        prompt=self._prompt(sample),
                         started=batch.started,
                         finished=at,
                         sha256=sha256(latent),
@@ -101,3 +115,16 @@ class Finisher:
                     image=png.getvalue() or None,
                 )
             )
+
+    def _prompt(self, sample: int) -> str | None:
+        return self._prompts[sample % len(self._prompts)] if self._prompts else None
+
+    def _about(self, sample: int) -> "PngInfo":
+        """What an image needs to be made again, in the image itself."""
+        from PIL.PngImagePlugin import PngInfo
+
+        about = PngInfo()
+        about.add_text("seed", str(self._seed + sample))
+        if prompt := self._prompt(sample):
+            about.add_itxt("prompt", prompt)
+        return about

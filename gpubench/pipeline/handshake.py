@@ -99,6 +99,21 @@ def gather_bytes(data: bytes, ranks: Ranks) -> list[bytes]:
     return [_bytes(mine[: int(size)]) for mine, size in zip(padded, sizes, strict=True)]
 
 
+def pass_to_rank_zero(data: bytes, source: int, ranks: Ranks) -> bytes:
+    """What rank `source` has, on rank 0; nothing on the others. All ranks may call this, those two have to."""
+    if source == 0 or ranks.rank not in (0, source):
+        return data if source == ranks.rank else b""
+    if ranks.rank == source:
+        dist.send(torch.tensor([len(data)]), 0)
+        dist.send(_tensor(data), 0)
+        return b""
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.recv(size, source)
+    whole = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(whole, source)
+    return _bytes(whole)
+
+
 def broadcast_bytes(data: bytes | None, ranks: Ranks) -> bytes:
     """Rank 0's `data` (None on the other ranks), on every rank."""
     if ranks.world_size == 1:

@@ -32,12 +32,14 @@ def handoff(
     route: Route,
     direction: Literal["send", "recv"],
     header: Header,
-    header_bytes: int,
+    framed: int,
     sizes: Sizes,
     time: float,
     total: float,
     waited: float,
 ) -> Handoff:
+    """`framed` are the bytes of the frames before the payload."""
+    parts = sizes.latent_bytes + sizes.state_bytes + sizes.generator_bytes
     here, peer = (route.source, route.destination) if direction == "send" else (route.destination, route.source)
     return Handoff(
         repeat=route.repeat,
@@ -50,7 +52,7 @@ def handoff(
         time=time,
         total=total,
         waited=waited,
-        header_bytes=header_bytes,
+        header_bytes=framed + header.payload_bytes - parts,  # generators travel among the frames, on a GPU states may
         latent_bytes=sizes.latent_bytes,
         state_bytes=sizes.state_bytes,
         generator_bytes=sizes.generator_bytes,

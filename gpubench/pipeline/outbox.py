@@ -30,7 +30,8 @@ class Outbox:
     """Sends batches in the order they are put.
 
     `inspect` sees each batch first and may refuse it; `pack` then turns it into bytes. Both run in the thread here, and
-    on a GPU in a stream of its own, behind what the caller's stream had been given when the batch was put.
+    on a GPU in a stream of its own, behind what the caller's stream had been given when the batch was put. `deadline`
+    is what packing and sending may take, in seconds, before somebody asks.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Outbox:
         pack: Callable[[Batch], Packed],
         tell: Tell,
         now: Clock,
+        deadline: float | None = None,
         inspect: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         self.sent = 0
@@ -55,7 +57,8 @@ class Outbox:
         self._room = threading.Semaphore(bound)
         self._waiting: SimpleQueue[tuple[Batch, torch.cuda.Event | None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
-        self._doing: Doing = ("preparing to send", None)
+        self._deadline = deadline
+        self._doing = Doing("preparing to send")
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpubench-outbox")
         self._thread.start()
 
@@ -87,10 +90,8 @@ class Outbox:
             with computing_on(self._edge.device):
                 while self._send_next():
                     self._room.release()
-                self._doing = (
-                    f"waiting for rank {self._route.destination} to hear that all is sent",
-                    self._route.destination,
-                )
+                taker = self._route.destination
+                self._doing = Doing(f"waiting for rank {taker} to hear that all is sent", taker, self._deadline)
                 self._edge.send_frames(wire.encode(self._header(Kind.end)))
         except BaseException as error:
             self._failure = error
@@ -103,6 +104,8 @@ class Outbox:
             return False
         batch, issued = waiting
         if self._stream and issued:
+            self._doing = Doing(f"the GPU's evaluations of sample {batch.samples[0]}")
+            issued.synchronize()
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(issued)
                 self._send(batch)
@@ -115,13 +118,13 @@ class Outbox:
     def _send(self, batch: Batch) -> None:
         began = self._now()
         sample, taker = batch.samples[0], self._route.destination
-        self._doing = (f"the packing of sample {sample} for rank {taker}", None)
+        self._doing = Doing(f"the packing of sample {sample} for rank {taker}", None, self._deadline)
         self._inspect(batch)
         parcel = self._pack(batch)
         payload = self._edge.stage(parcel.payload)
         header = self._header(Kind.data, batch, payload)
         frames = wire.encode(header, parcel.manifest)
-        self._doing = (f"waiting for rank {taker} to take sample {sample}", taker)
+        self._doing = Doing(f"waiting for rank {taker} to take sample {sample}", taker, self._deadline)
         offered = self._now()
         self._edge.send_frames(frames)
         taken = self._now()

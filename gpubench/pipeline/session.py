@@ -1,6 +1,7 @@
 """One repeat of a pipeline, on one rank: what stays the same while micro-batches pass."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Session:
     """Evaluations [start, end) of each rank."""
     batches: list[list[int]]
     """The samples to make, by micro-batch."""
+    every_batch: list[list[int]]
+    """Those among them that another run has made."""
     prompts: list[str]
     before: Edge | None
     after: Edge | None
@@ -82,7 +85,13 @@ class Passage:
             after_each(batch, step)
 
         session = self.session
-        yield from session.stage.run(self.batches, self.source, self.sink, session.timer, evaluated)
+        try:
+            yield from session.stage.run(self.batches, self.source, self.sink, session.timer, evaluated)
+        except Exception:
+            if isinstance(self.sink, Finisher):
+                with suppress(Exception):  # the first one explains it
+                    self.sink.close()  # what is finished is kept
+            raise
 
     @property
     def sent(self) -> int:
@@ -129,6 +138,7 @@ class Passage:
             pack=faulty_pack(lambda batch: pack(batch, sampler), fault, rank),
             tell=self._tell,
             now=session.now,
+            deadline=session.settings.pipeline.deadline,
             inspect=self._finiteness.check,
         )
 

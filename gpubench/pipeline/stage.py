@@ -98,6 +98,7 @@ class Stage:
             batch = self._take(samples[0], source, timer)
             self.evaluate(batch, evaluated)
             if self.decodes:
+                self.activity.enter(f"decoding sample {samples[0]}")
                 batch.images = self.denoiser.decode(batch)
                 timer.worked("decode", samples[0])
             self._put(batch, sink, timer)
@@ -105,7 +106,7 @@ class Stage:
         if not self.is_first:
             self._wait_for(f"rank {self.rank - 1} to say that all is sent")
         source.close()
-        self.activity.watch(sink.doing, within=self.deadline)
+        self.activity.watch(sink.doing)
         with timer.waiting("send_wait", batches[-1][0]):
             sink.close()
 
@@ -123,7 +124,7 @@ class Stage:
         return batch
 
     def _put(self, batch: Batch, sink: Sink, timer: SpanTimer[Any]) -> None:
-        self.activity.watch(sink.doing, within=self.deadline)
+        self.activity.watch(sink.doing)
         with timer.waiting("send_wait", batch.samples[0]):
             sink.put(batch)
 
@@ -176,6 +177,6 @@ class Finiteness:
             if not all(finite):
                 sample = batch.samples[finite.index(False)]
                 raise NonFiniteLatent(
-                    f"sample {sample} is NaN or infinite after evaluation {step + 1}, on rank {self._rank}",
+                    f"rank {self._rank} found sample {sample} NaN or infinite after evaluation {step + 1}",
                     "try --precision bf16 or fp32, another --scheduler, or a smaller --guidance-scale",
                 )

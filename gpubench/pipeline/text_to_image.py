@@ -1,6 +1,6 @@
 """What the pipelines that make images of prompts have in common, whatever network denoises in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -51,6 +51,8 @@ class TextToImage(DenoiserBase):
         self.negative_prompt = settings.work.negative_prompt or None
         self.guidance_scale = settings.sampling.guidance_scale or 0.0
         self.guided = self.uses_guidance()
+        self.prompts: list[str] = []
+        """As `encode` was given them; none where it never was, or where there is nothing to encode with."""
         if self.is_run_by_pipeline(self.scheduler()):
             self.reference_name = f"diffusers {type(pipe).__name__}.__call__"
 
@@ -92,23 +94,28 @@ class TextToImage(DenoiserBase):
         return {"eta": self.sampling.eta}
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
+    def encode(
+        self, prompts: Sequence[str], before_each: Callable[[int], None] = lambda index: None
+    ) -> list[dict[str, Tensor]]:
         """One prompt at a time: in a batch its embedding would depend on its neighbours in the last bits."""
-        with quiet():
-            encoded = [self.encode_prompt(prompt) for prompt in prompts]
-        return [
-            {key: tensor.cpu() for key, tensor in zip(self.embeddings, tensors, strict=True) if tensor is not None}
-            for tensors in encoded
-        ]
+        self.prompts = list(prompts)
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            before_each(index)
+            with quiet():
+                encoded.append(self._named(self.encode_prompt(prompt)))
+        return encoded
+
+    def _named(self, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        named = zip(self.embeddings, tensors, strict=True)
+        return {key: tensor.cpu() for key, tensor in named if tensor is not None}
 
     def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
         self.pipe.scheduler = scheduler
         self.pipe.set_progress_bar_config(disable=True)
-        arguments = {key: self.condition(key, samples) for key in self.embeddings if key in self.conditioning[0]}
         with quiet():
             final: Tensor = self.pipe(
-                **arguments,
-                **self.call_arguments(),
+                **self.call_arguments() | self.prompt_arguments(samples),
                 height=self.height,
                 width=self.width,
                 num_inference_steps=self.steps,
@@ -118,6 +125,17 @@ class TextToImage(DenoiserBase):
                 return_dict=False,
             )[0]
         return final
+
+    def prompt_arguments(self, samples: Sequence[int]) -> dict[str, Any]:
+        """What the pipeline's `__call__` is told of the samples' prompts: themselves, where the encoders are here.
+
+        Of several samples at once it would encode them in one batch, which differs in the last bits: it is then given
+        embeddings, like a model of random weights.
+        """
+        if self.prompts and len(samples) == 1:
+            prompt = self.prompts[samples[0] % len(self.prompts)]
+            return {"prompt": prompt, "negative_prompt": self.negative_prompt}
+        return {key: self.condition(key, samples) for key in self.embeddings if key in self.conditioning[0]}
 
     @torch.no_grad()
     def decode(self, batch: Batch) -> "list[Image]":

@@ -1,6 +1,6 @@
 """UNets of published shapes with random weights, and random text to guide them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,9 @@ def load(settings: PipeSettings, device: torch.device, dtype: torch.dtype) -> De
 class _RandomText(StableDiffusion):
     """The same embeddings on every machine and in every run, one set for each prompt's place in the list."""
 
-    def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
+    def encode(
+        self, prompts: Sequence[str], before_each: Callable[[int], None] = lambda index: None
+    ) -> list[dict[str, Tensor]]:
         return [self._draw(torch.Generator().manual_seed(index)) for index in range(max(1, len(prompts)))]
 
     def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:

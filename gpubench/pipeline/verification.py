@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpubench import events
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handshake import broadcast_bytes, draw_run_id, gather_bytes
+from gpubench.pipeline.handshake import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
 from gpubench.pipeline.reference import compare, largest_difference, sha256
 from gpubench.pipeline.session import Passage, Session
 
@@ -17,20 +17,22 @@ from gpubench.pipeline.session import Passage, Session
 def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.Message]:
     """Makes every sample again on rank 0, and compares; all ranks call this. `finished` are the last rank's latents.
 
-    Where a sample differs, its micro-batch goes through pipeline and reference once more, step by step.
+    Where a sample differs, its micro-batch goes through pipeline and reference once more, step by step. Samples of an
+    earlier run are made again too: the host has their digests.
     """
     activity = session.stage.activity
     activity.enter("waiting for rank 0 to make the references", waits_for=None if session.ranks.is_rank_zero else 0)
-    ours = _unpacked(gather_bytes(_packed(finished), session.ranks)[session.last])
+    data = pass_to_rank_zero(_packed(finished), session.last, session.ranks)
     if not session.ranks.is_rank_zero:
         different = msgspec.json.decode(broadcast_bytes(None, session.ranks), type=list[int])
         if different:
             _trace(session, different)
         return
+    ours = _unpacked(data)
     began = time.perf_counter()
     theirs = _references(session)
     seconds = time.perf_counter() - began
-    wrong = [sample for sample in theirs if sha256(ours[sample]) != sha256(theirs[sample])]
+    wrong = [sample for sample in ours if sha256(ours[sample]) != sha256(theirs[sample])]
     different = next((samples for samples in session.batches if wrong and wrong[0] in samples), [])
     broadcast_bytes(msgspec.json.encode(different), session.ranks)
     divergence = None
@@ -51,9 +53,13 @@ def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.
 def _references(session: Session) -> dict[int, Tensor]:
     stage = session.stage
     found: dict[int, Tensor] = {}
-    for samples in session.batches:
+    for samples in session.every_batch:
+
+        def evaluated(step: int, latents: Tensor, sample: int = samples[0]) -> None:
+            stage.activity.enter(f"making the reference of sample {sample}, evaluation {step + 1}")
+
         stage.activity.enter(f"making the reference of sample {samples[0]}")
-        latents = stage.denoiser.reference(stage.sampler, samples, session.seeds(samples))
+        latents = stage.denoiser.reference(stage.sampler, samples, session.seeds(samples), evaluated)
         found |= dict(zip(samples, latents, strict=True))
     return found
 

@@ -23,6 +23,7 @@ FRAME = 8192  # a CPU generator's 5056 bytes of state fit in
 MAGIC = b"GPUBENCH"
 VERSION = 1
 RUN_ID = 8
+WHAT_IS_LEFT = "the samples finished so far are kept, and --resume makes the others"
 CHECKED = 1 << 32  # set in every payload checksum, so that 0 can mean that there is none
 
 # magic, version, kind, source, destination, run, sequence, sample, samples, done, manifest and payload bytes, payload
@@ -155,7 +156,9 @@ class Expected:
         try:
             yield
         except HandoverError as error:
-            raise HandoverError(f"rank {self.route.destination} refused {self}: {error.message}", error.hint) from error
+            raise HandoverError(
+                f"rank {self.route.destination} refused {self}: {error.message}", error.hint or WHAT_IS_LEFT
+            ) from error
 
     def check(self, header: Header) -> None:
         """Raises HandoverError where another hand-over came than the one expected."""
@@ -185,7 +188,7 @@ class Expected:
         return "the ranks disagree on which samples are to be made"
 
     def _instead(self, got: str) -> HandoverError:
-        return HandoverError(f"rank {self.route.destination} expected {self}, and got {got}")
+        return HandoverError(f"rank {self.route.destination} expected {self}, and got {got}", WHAT_IS_LEFT)
 
 
 def _what(header: Header) -> str:

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Store
 import gpubench
 from gpubench import distributed, events, faults
 from gpubench.calendar import calendar
-from gpubench.channel import Activity
+from gpubench.channel import EVERYONE, Activity
 from gpubench.environment import capture_env_metadata
 from gpubench.errors import DeviceError
 from gpubench.pipe_settings import Arithmetic, PipeSettings
@@ -96,69 +96,54 @@ def run_repeat(
     tell: Tell,
 ) -> Iterator[events.Message]:
     """Builds everything anew and takes the job's samples through once; then what they are compared with."""
-    assert settings.precision
-    assert settings.sampling.steps
     activity.enter("building the model")
     began = time.perf_counter()
-    dtype, last = DTYPES[settings.precision], ranks.rank == ranks.world_size - 1
-    decoding = last or settings.measurement.baseline == "replicas"
-    denoiser = load(settings, device, dtype, first=ranks.is_rank_zero, last=decoding, images=settings.output.images)
+    denoiser = load_part(settings, ranks, device)
     seconds = time.perf_counter() - began
-    sampler = build(
-        denoiser.scheduler(),
-        settings.sampling.steps,
-        device,
-        eta=settings.sampling.eta,
-        **denoiser.set_timesteps_kwargs(settings.sampling.steps),
-    )
-    ranges = assign(sampler.total, ranks.world_size, settings.pipeline.split)
     activity.enter("trying the hand-over")
-    prove(sampler, ranges, settings.work.micro_batch, dtype)
-    prompts = read_prompts(settings.work.prompts)
-    began = time.perf_counter()
-    activity.enter("encoding the prompts")
-    conditioning = broadcast_conditioning(denoiser.encode(prompts) if ranks.is_rank_zero else None, ranks)
-    denoiser.admit(conditioning)
-    encoded = time.perf_counter() - began
-    activity.enter("agreeing with the other ranks")
-    digest = denoiser.weights_digest()
-    agree(facts(settings, ranges, sampler, denoiser, digest), ranks)
-    built = events.PipelineBuilt(
+    sampler, ranges = plan(settings, denoiser, ranks.world_size)
+    encode_seconds = share_prompts(settings, denoiser, ranks, activity)
+    activity.enter("digesting the weights")
+    weights = denoiser.weights_digest()
+    activity.enter("waiting for all ranks to agree", waits_for=EVERYONE)
+    agree(facts(settings, ranges, sampler, denoiser, weights), ranks)
+    yield events.PipelineBuilt(
         rank=ranks.rank,
         repeat=repeat,
         model=denoiser.name,
         parameters=denoiser.parameters,
-        weights=digest,
+        weights=weights,
         scheduler=sampler.name,
         timesteps=[float(timestep) for timestep in sampler.timesteps],
         ranges=ranges,
         latent_shape=list(denoiser.latent_shape),
         carried=list(sampler.carried),
         seconds=seconds,
-        encode_seconds=encoded if ranks.is_rank_zero and conditioning else None,
+        encode_seconds=encode_seconds,
     )
-    yield built
     now = calendar(job)
     start, end = ranges[ranks.rank]
+    stage = Stage(
+        rank=ranks.rank,
+        denoiser=denoiser,
+        sampler=sampler,
+        start=start,
+        end=end,
+        decodes=settings.output.images and end == sampler.total,
+        activity=activity,
+        deadline=settings.pipeline.deadline,
+        beat=lambda: tell(activity.heartbeat(ranks.rank)),
+        fault=faults.parse(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
+    )
     session = Session(
         settings=settings,
         ranks=ranks,
         repeat=repeat,
-        stage=Stage(
-            rank=ranks.rank,
-            denoiser=denoiser,
-            sampler=sampler,
-            start=start,
-            end=end,
-            decodes=last and settings.output.images,
-            activity=activity,
-            deadline=settings.pipeline.deadline,
-            beat=lambda: tell(activity.heartbeat(ranks.rank)),
-            fault=faults.parse(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
-        ),
+        stage=stage,
         ranges=ranges,
         batches=due(settings, job.samples),
-        prompts=prompts if settings.work.prompts else [],
+        every_batch=due(settings, None),
+        prompts=read_prompts(settings.work.prompts) if settings.work.prompts else [],
         before=edges[0],
         after=edges[1],
         tell=tell,
@@ -168,6 +153,40 @@ def run_repeat(
     yield from passes(session)
 
 
+def load_part(settings: PipeSettings, ranks: Ranks, device: torch.device) -> Denoiser:
+    """The denoiser, and of what surrounds it what this rank has a use for."""
+    assert settings.precision
+    finishes = ranks.rank == ranks.world_size - 1 or settings.measurement.baseline == "replicas"
+    dtype = DTYPES[settings.precision]
+    return load(settings, device, dtype, first=ranks.is_rank_zero, last=finishes, images=settings.output.images)
+
+
+def plan(settings: PipeSettings, denoiser: Denoiser, world_size: int) -> tuple[Sampler, list[tuple[int, int]]]:
+    """The schedule and who does what of it, proven to lose nothing on the way."""
+    sampling = settings.sampling
+    assert sampling.steps
+    more = denoiser.set_timesteps_kwargs(sampling.steps)
+    sampler = build(denoiser.scheduler(), sampling.steps, denoiser.device, eta=sampling.eta, **more)
+    ranges = assign(sampler.total, world_size, settings.pipeline.split)
+    prove(sampler, ranges, settings.work.micro_batch, denoiser.dtype)
+    return sampler, ranges
+
+
+def share_prompts(settings: PipeSettings, denoiser: Denoiser, ranks: Ranks, activity: Activity) -> float | None:
+    """Encodes the prompts on rank 0, for all ranks. Returns the seconds it took there; None where there are none."""
+    began = time.perf_counter()
+    encoded = None
+    if ranks.is_rank_zero:
+        prompts = read_prompts(settings.work.prompts)
+        encoded = denoiser.encode(
+            prompts, lambda index: activity.enter(f"encoding prompt {index + 1} of {len(prompts)}")
+        )
+    activity.enter("waiting for rank 0 to encode the prompts", waits_for=EVERYONE if ranks.is_rank_zero else 0)
+    conditioning = broadcast_conditioning(encoded, ranks)
+    denoiser.admit(conditioning)
+    return time.perf_counter() - began if ranks.is_rank_zero and conditioning else None
+
+
 def passes(session: Session) -> Iterator[events.Message]:
     """The timed pass, then the baselines and the references."""
     stage = session.stage
@@ -175,9 +194,9 @@ def passes(session: Session) -> Iterator[events.Message]:
     passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
     on_gpu = stage.denoiser.device.type == "cuda"
     measures = session.ranks.is_rank_zero and not on_gpu  # a GPU's clocks are on record
+    wait_for_all(session)  # or the yardstick would have the others' warm-up beside it
     before = time_yardstick() if measures else 0.0
-    stage.activity.enter("waiting for all ranks to begin")
-    distributed.barrier()
+    wait_for_all(session)
     started = session.timer.start()
     yield from passage.run()
     ended = session.timer.synchronize()
@@ -193,13 +212,17 @@ def passes(session: Session) -> Iterator[events.Message]:
         peak_reserved=torch.cuda.max_memory_reserved() if on_gpu else None,
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-    stage.activity.enter("waiting for all ranks to finish")
-    distributed.barrier()
+    wait_for_all(session)
     if measures:
         yield events.YardstickRead(rank=0, repeat=session.repeat, seconds=(before + time_yardstick()) / 2)
     yield from baselines.measure(session)
     if session.settings.verify:
         yield from verify(session, passage.latents)
+
+
+def wait_for_all(session: Session) -> None:
+    session.stage.activity.enter("waiting for all ranks", waits_for=EVERYONE)
+    distributed.barrier()
 
 
 def warm_up(session: Session) -> None:

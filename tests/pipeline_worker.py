@@ -1,0 +1,127 @@
+"""One of several ranks that test_pipeline_identity.py starts.
+
+    pipeline_worker.py RANK WORLD_SIZE FOLDER
+
+Meets the others once, takes one pipeline after another through its repeat as `gpubench pipe-infer` does, one for each
+entry of FOLDER/cases.json, and leaves what this rank told of each in FOLDER/told-RANK.json.
+"""
+
+import dataclasses
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from gpubench import distributed, events
+from gpubench.channel import Activity
+from gpubench.configuration import apply_overrides
+from gpubench.pipe_defaults import complete
+from gpubench.pipe_settings import PipeSettings
+from gpubench.pipeline import handover, session, worker
+from gpubench.pipeline.base import DenoiserBase
+from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.edges import Edge, open_edges
+from gpubench.pipeline.schedulers import Sampler
+from gpubench.ranks import Ranks
+
+CPU = torch.device("cpu")
+TAMPERED_SAMPLE = 1
+JOB = events.Job("pipe-infer", {}, [0], (0.0, 0.0), host="")
+
+
+class Case(msgspec.Struct):
+    """A pipeline, and on one rank something that no handshake can see."""
+
+    settings: dict[str, Any]
+    """By dot-key."""
+    tampered_rank: int | None = None
+    tampering: str = ""
+    """Of TAMPERINGS."""
+
+
+class Told(msgspec.Struct):
+    """What one rank told of one case."""
+
+    ranges: list[tuple[int, int]] = []
+    sha256: dict[int, str] = {}
+    """By sample; on the last rank."""
+    verified: events.Verified | None = None
+    """On rank 0."""
+
+
+def latents_alone(batch: Batch, sampler: Sampler) -> handover.Parcel:
+    """A hand-over that forgets what the scheduler remembers."""
+    if TAMPERED_SAMPLE in batch.samples:
+        batch = dataclasses.replace(batch, scheduler=sampler.template)
+    return handover.pack(batch, sampler)
+
+
+def generators_anew(batch: Batch, sampler: Sampler) -> handover.Parcel:
+    """A hand-over whose generators begin again."""
+    if TAMPERED_SAMPLE in batch.samples:
+        anew = [torch.Generator().manual_seed(generator.initial_seed()) for generator in batch.generators]
+        batch = dataclasses.replace(batch, generators=anew)
+    return handover.pack(batch, sampler)
+
+
+def a_little_off(denoiser: DenoiserBase, batch: Batch, sampler: Sampler) -> Tensor:
+    """A prediction in which one number of the sample is not the model's."""
+    output = PREDICT(denoiser, batch, sampler)
+    if TAMPERED_SAMPLE in batch.samples:
+        output[batch.samples.index(TAMPERED_SAMPLE)].view(-1)[0] += 1e-3
+    return output
+
+
+PREDICT = DenoiserBase.predict
+TAMPERINGS: dict[str, tuple[object, str, object]] = {
+    "latents alone": (session, "pack", latents_alone),
+    "generators anew": (session, "pack", generators_anew),
+    "a little off": (DenoiserBase, "predict", a_little_off),
+}
+"""What stands where instead of what belongs there, to the harm of TAMPERED_SAMPLE."""
+
+
+def repeat(case: Case, ranks: Ranks, edges: tuple[Edge | None, Edge | None]) -> Told:
+    told = Told()
+
+    def take(event: events.Message) -> None:
+        match event:
+            case events.PipelineBuilt():
+                told.ranges = event.ranges
+            case events.SampleFinished(sample=sample):
+                told.sha256[sample.sample] = sample.sha256
+            case events.Verified():
+                told.verified = event
+
+    asked = {"device": "cpu", "distributed.world_size": ranks.world_size, "performance.cpu_threads": 1}
+    settings, _ = complete(apply_overrides(PipeSettings(), asked | case.settings))
+    with ExitStack() as tampered:
+        if ranks.rank == case.tampered_rank:
+            tampered.enter_context(patch.object(*TAMPERINGS[case.tampering]))
+        for event in worker.run_repeat(settings, JOB, ranks, 0, CPU, edges, Activity(), take):
+            take(event)
+    return told
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, rank, world_size, world_size)
+    distributed.setup_control(ranks, FileStore(str(folder / "store"), world_size) if world_size > 1 else None)
+    edges = open_edges(rank, world_size, "gloo", CPU)
+    cases = msgspec.json.decode((folder / "cases.json").read_bytes(), type=dict[str, Case])
+    with patch.object(worker, "time_yardstick", return_value=0.0):  # nothing is timed here
+        told = {name: repeat(case, ranks, edges) for name, case in cases.items()}
+    (folder / f"told-{rank}.json").write_bytes(msgspec.json.encode(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.stderr.flush()
+    os._exit(0)  # as ranks of gpubench itself leave

@@ -1,0 +1,222 @@
+"""`gpubench pipe-infer` as a user runs it, on the small models."""
+
+import csv
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from PIL import Image
+from pipelines_made import stable_diffusion
+from running import Finished, gpubench
+from safetensors.torch import load_file
+
+from gpubench.runs import Run
+from gpubench.schema import FILES
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+CPU = ("--device", "cpu", "--performance.cpu_threads=1")
+DUMMY = ("--unet", "dummy", "--step-ms", "2", "--steps", "5", "--samples", "3", "--repeats", "1")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One plain run of two ranks, shared by the tests that only look."""
+    options = ("--world-size", "2", "--unet", "tiny", "--steps", "4", "--samples", "3", "--repeats", "1")
+    done = gpubench("pipe-infer", *CPU, *options, results=tmp_path_factory.mktemp("tiny"))
+    assert done.code == 0, done.stderr
+    return done
+
+
+def metrics(run: Finished) -> dict[str, Any]:
+    return {metric["name"]: metric for metric in run.document("summary.json")["metrics"]}
+
+
+def test_it_writes_the_whole_run_directory(tiny: Finished) -> None:
+    assert {path.name for path in tiny.run.iterdir()} == {
+        "run.json",
+        "config.yaml",
+        "environment.json",
+        "samples",
+        "samples.jsonl",
+        "handoffs.jsonl",
+        "timeline.jsonl",
+        "timeline.trace.json",
+        "telemetry.jsonl",
+        "summary.json",
+        "summary.csv",
+        "report.html",
+        "run.log",
+        "tensorboard",
+    }
+    record = tiny.document("run.json")
+    assert (record["status"], record["world_size"], record["repeats"]) == ("completed", 2, 1)
+    assert (record["workload"]["scheduler"], record["workload"]["evaluations"]) == ("PNDMScheduler", 5)
+    assert "<svg" in (tiny.run / "report.html").read_text()
+
+
+def test_every_file_is_as_the_published_schema_says(tiny: Finished) -> None:
+    """msgspec decodes by the very types that the schema is made from."""
+    for name, kind in FILES.items():
+        if not (tiny.run / name).exists():
+            assert name in ("steps.jsonl", "epochs.jsonl", "noise.json")  # of training; of two repeats or more
+        elif name.endswith(".jsonl"):
+            assert tiny.lines(name)
+            for line in (tiny.run / name).read_bytes().splitlines():
+                msgspec.json.decode(line, type=kind)
+        else:
+            msgspec.json.decode((tiny.run / name).read_bytes(), type=kind)
+    assert not Run.open(tiny.run).problems
+
+
+def test_every_sample_is_kept_with_its_digest_and_equals_the_reference(tiny: Finished) -> None:
+    samples = tiny.lines("samples.jsonl")
+    assert [(line["sample"], line["seed"]) for line in samples] == [(0, 0), (1, 1), (2, 2)]
+    for line in samples:
+        latent = load_file(tiny.run / line["latent"])["latent"]
+        assert sha256(latent.numpy().tobytes()).hexdigest() == line["sha256"]
+        assert line["started"] < line["finished"]
+    found = tiny.document("summary.json")["pipeline"]["verification"]
+    assert (found["reference"], found["samples"], found["identical"]) == (
+        "diffusers StableDiffusionPipeline.__call__",
+        3,
+        3,
+    )
+    assert "bit-identical: 3/3" in tiny.stdout
+
+
+def test_every_hand_over_sent_was_received(tiny: Finished) -> None:
+    keys = ("sample", "step", "sequence", "header_bytes", "latent_bytes", "state_bytes", "generator_bytes")
+    ends: dict[str, list[tuple[int, ...]]] = {"send": [], "recv": []}
+    for line in tiny.lines("handoffs.jsonl"):
+        assert (line["rank"], line["peer"]) == ((0, 1) if line["direction"] == "send" else (1, 0))
+        ends[line["direction"]].append(tuple(line[key] for key in keys))
+    assert ends["send"] == ends["recv"]
+    assert [(sample, step, sequence) for sample, step, sequence, *_ in ends["send"]] == [
+        (0, 2, 0),
+        (1, 2, 1),
+        (2, 2, 2),
+    ]
+    stages = tiny.document("summary.json")["pipeline"]["stages"]
+    assert [(stage["sent"], stage["received"]) for stage in stages] == [(3, 0), (0, 3)]
+
+
+def test_every_evaluation_is_done_once_by_the_rank_it_was_given_to(tiny: Finished) -> None:
+    evaluations = [line for line in tiny.lines("timeline.jsonl") if line["kind"] == "evaluate"]
+    done = sorted((line["sample"], line["step"], line["rank"]) for line in evaluations)
+    assert done == [(sample, step, int(step >= 2)) for sample in range(3) for step in range(5)]
+
+
+def test_each_ranks_time_sums_to_the_makespan(tiny: Finished) -> None:
+    stages = tiny.document("summary.json")["pipeline"]["stages"]
+    assert len(stages) == 2
+    for stage in stages:
+        times = dict(stage["times"])
+        makespan = times.pop("makespan")
+        assert makespan == pytest.approx(metrics(tiny)["makespan"]["estimate"])
+        assert sum(times.values()) == pytest.approx(makespan)
+        assert min(times.values()) >= 0
+
+
+def test_throughput_and_baselines_follow_from_the_makespan(tiny: Finished) -> None:
+    found = {name: metric["estimate"] for name, metric in metrics(tiny).items()}
+    assert found["throughput"] == pytest.approx(3 / found["makespan"])
+    assert found["pipeline_speedup"] == pytest.approx(found["sequential_makespan"] / found["makespan"])
+    rows = list(csv.DictReader((tiny.run / "summary.csv").read_text().splitlines()))
+    assert {row["name"]: float(row["estimate"]) for row in rows} == pytest.approx(found)
+
+
+def test_the_trace_has_every_span_and_joins_every_hand_over(tiny: Finished) -> None:
+    trace = tiny.document("timeline.trace.json")["traceEvents"]
+    evaluations = [event for event in trace if event["ph"] == "X" and "evaluat" in json.dumps(event)]
+    assert len(evaluations) == 15
+    assert {event["pid"] for event in trace} == {0, 1}
+    starts, ends = ([event["id"] for event in trace if event["ph"] == phase] for phase in "sf")
+    assert sorted(starts) == sorted(ends)
+    assert len(starts) == 3
+
+
+def test_tensorboard_holds_evaluation_times_by_rank_and_latencies(tiny: Finished) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    root = EventAccumulator(str(tiny.run / "tensorboard"))
+    root.Reload()
+    assert root.Scalars("summary/makespan")[0].value == pytest.approx(metrics(tiny)["makespan"]["estimate"])
+    curve = EventAccumulator(str(tiny.run / "tensorboard" / "repeat-0"))
+    curve.Reload()
+    evaluations = [line for line in tiny.lines("timeline.jsonl") if line["kind"] == "evaluate" and line["rank"] == 1]
+    assert [point.value for point in curve.Scalars("rank1/evaluation_time_ms")] == [
+        pytest.approx(line["total"] * 1e3) for line in evaluations
+    ]
+    assert len(curve.Scalars("sample/latency_ms")) == 3
+
+
+def test_its_config_prints_as_it_was(tiny: Finished, tmp_path: Path) -> None:
+    """So a run started from a run's config.yaml has every setting of it."""
+    options = ("--config", str(tiny.run / "config.yaml"), "--print-config")
+    done = gpubench("pipe-infer", *options, results=tiny.results)
+    assert done.code == 0, done.stderr
+    assert yaml.safe_load(done.stdout) == yaml.safe_load((tiny.run / "config.yaml").read_text())
+    assert len(tiny.runs) == 1
+
+
+def test_two_splits_are_run_side_by_side_and_compared_in_one_document(tmp_path: Path) -> None:
+    options = ("--world-size", "3", "--vs", "split=balanced", "--json")
+    done = gpubench("pipe-infer", *CPU, *DUMMY, *options, results=tmp_path)
+    assert done.code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [run["status"] for run in document["runs"]] == ["completed", "completed"]
+    assert (document["comparison"]["baseline"]["label"], document["comparison"]["candidate"]["label"]) == (
+        "pipeline.split=even",
+        "pipeline.split=balanced",
+    )
+    runs = [Path(run["path"]) for run in document["runs"]]
+    owners = []
+    for run in runs:
+        lines = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+        steps = {line["step"]: line["rank"] for line in lines if line["kind"] == "evaluate"}
+        owners.append([rank for _, rank in sorted(steps.items())])
+    assert owners == [[0, 1, 2, 2, 2], [0, 0, 1, 1, 2]]
+    digests = [
+        [json.loads(line)["sha256"] for line in (run / "samples.jsonl").read_text().splitlines()] for run in runs
+    ]
+    assert digests[0] == digests[1]
+    compared = gpubench("compare", *map(str, runs), "--json", results=tmp_path)
+    assert compared.code == 0, compared.stderr
+    names = {verdict["metric"] for verdict in json.loads(compared.stdout)["comparisons"][0]["verdicts"]}
+    assert {"makespan", "throughput"} <= names
+
+
+def test_under_torchrun_the_ranks_are_the_workers(tmp_path: Path) -> None:
+    options = ("--repeats", "2", "--samples", "2", "-q")
+    done = gpubench("pipe-infer", *CPU, *DUMMY[:-2], *options, results=tmp_path, launcher=TORCHRUN)
+    assert done.code == 0, done.stderr
+    record = done.document("run.json")
+    assert (record["world_size"], record["repeats"], record["repeat_kind"]) == (2, 2, "in-process")
+    assert [(line["repeat"], line["sample"]) for line in done.lines("samples.jsonl")] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert done.document("summary.json")["pipeline"]["verification"]["identical"] == 2
+
+
+def test_a_pipeline_folder_makes_images_of_prompts_the_same_in_micro_batches(tmp_path: Path) -> None:
+    stable_diffusion(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("a cat\n\na dog\n")
+    options = ("--model", str(tmp_path / "model"), "--prompts", str(tmp_path / "prompts.txt"), "--output.images=true")
+    sizes = ("--world-size", "2", "--steps", "2", "--samples", "3", "--micro-batch", "2", "--repeats", "1", "--verify")
+    done = gpubench("pipe-infer", *CPU, *options, *sizes, results=tmp_path / "results")
+    assert done.code == 0, done.stderr
+    samples = done.lines("samples.jsonl")
+    assert [line["prompt"] for line in samples] == ["a cat", "a dog", "a cat"]
+    for line in samples:
+        with Image.open(done.run / line["image"]) as image:
+            assert (image.format, image.size) == ("PNG", (32, 32))
+    assert [line["sample"] for line in done.lines("handoffs.jsonl") if line["direction"] == "send"] == [0, 2]
+    assert "bit-identical: 3/3" in done.stdout
