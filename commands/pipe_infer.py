@@ -144,7 +144,7 @@ def pipe_infer(
         output.write("---\n".join(run.to_yaml() for run in runs), "gpubench pipe-infer --print-config > FILE")
         return
     if done and not done.missing(base.settings.work.samples):
-        output.write(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished\n", "")
+        print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)
         return
 
     from gpubench import benchmark, live_pipeline, notebook
@@ -178,7 +178,7 @@ def resumed(
     """
     from gpubench.configuration import canonical, load
     from gpubench.pipe_settings import PipeSettings
-    from gpubench.resuming import config_of, finished, refuse_changes
+    from gpubench.resuming import config_of, finished, refuse_changes, run_at
 
     if vs:
         raise UsageError("--resume makes the rest of one run, and --vs starts two", "leave one of them out")
@@ -186,11 +186,12 @@ def resumed(
         raise UsageError("--resume brings the configuration of its run", "leave --config out")
     if launched_by_torchrun():
         raise UsageError("--resume does not go with torchrun", "start it without; gpubench starts the ranks itself")
-    done = finished(path, images=False)
+    old = run_at(path)
     before = load(PipeSettings, config_of(path))
+    once = {"measurement.repeats": 1, "measurement.target_precision": None}
     asked = {canonical(PipeSettings, key): value for key, value in overrides.items()}
-    run = load(PipeSettings, config_of(path), {"inject": None, "measurement.repeats": 1} | asked)
+    if again := [key for key in once if key in asked]:
+        raise UsageError(f"--resume makes each missing sample once, and {again[0]} asks for more", "leave it out")
+    run = load(PipeSettings, config_of(path), {"inject": None} | once | asked)
     refuse_changes(before.settings, run.settings)
-    if run.settings.output.images:
-        done = finished(path, images=True)
-    return done, run
+    return finished(old, run.settings), run

@@ -42,13 +42,13 @@ def _ranks(progress: PipeProgress) -> Table:
     table.add_column("rank", justify="right", no_wrap=True)
     for name in ("steps", "sample", "step", "step time"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("doing", no_wrap=True)
     for part in PARTS:
         table.add_column(SHARES[part], justify="right", no_wrap=True)
+    table.add_column("doing")  # the one that gives way on a narrow terminal
     for rank, state in enumerate(progress.states):
         times = state.times
         shares = [f"{times.share(part):.0%}" if times else "" for part in PARTS]
-        table.add_row(str(rank), *_cells(state), _words(state.doing), *shares)
+        table.add_row(str(rank), *_cells(state), *shares, _words(state.doing))
     return table
 
 

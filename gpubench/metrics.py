@@ -47,6 +47,9 @@ class Definition(Struct, frozen=True):
     """What it grows with: the ranks of a job, or the samples of a step; None for neither."""
 
 
+RATES = ("throughput", "token_throughput", "steady_throughput", "mfu", "hfu", "mfu_of_measured_peak")
+"""Work over time: averaged as the time of one, so that they agree with the times they are made of."""
+
 # Of training, the steady window is the run after its warm-up; the wall is the host clock from its first step's start to
 # its last step's end. A step is one optimizer step, with all its gradient accumulation. Of a pipeline, the window is
 # all of the makespan, fill and drain included, and a step is one evaluation of the denoiser on one micro-batch.
@@ -145,7 +148,9 @@ DEFINITIONS: dict[str, Definition] = {
         "the bubble that this split has by arithmetic alone, with equal evaluations and free hand-overs",
     ),
     "pipeline_efficiency": Definition(
-        "fraction", "higher", "least makespan of this split by the measured evaluation_time / makespan"
+        "fraction",
+        "higher",
+        "ideal makespan of this split, with each rank's own mean evaluation time and free hand-overs / makespan",
     ),
     "remainder_cost": Definition(
         "fraction", "lower", "evaluations of the rank that has most / a fair share, total evaluations / ranks, - 1"
@@ -163,7 +168,8 @@ DEFINITIONS: dict[str, Definition] = {
     "replicas_bound": Definition(
         "s",
         "lower",
-        "ceil(micro-batches / ranks) x the time of one: as measured on one rank alone, else by evaluation_time",
+        "ceil(micro-batches / ranks) x the time of one, as measured on one rank alone and with as many on a device, "
+        "else by evaluation_time",
     ),
     "replicas_makespan": Definition(
         "s", "lower", "time of the slowest rank where every rank makes its share of the samples from noise to the end"

@@ -8,6 +8,7 @@ from gpubench.split import Assignment
 from gpubench.summary import shared_warnings
 
 DEAR_REMAINDER = 0.05
+MARGIN = 0.05
 NAMED = 5  # samples that a warning lists
 
 
@@ -25,20 +26,26 @@ def warnings(
 
 
 def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | None:
-    """Against replicas: one whole model a rank, each with its share of the samples. None for one rank alone."""
-    bound, measured = estimates.get("replicas_bound"), estimates.get("replicas_makespan")
+    """Against replicas: one whole model a rank, each with its share of the samples. None for one rank alone.
+
+    A single run cannot tell less than `MARGIN` apart.
+    """
+    measured, bound = estimates.get("replicas_makespan"), estimates.get("replicas_bound")
     pipeline, replicas = estimates.get("makespan"), measured if measured is not None else bound
     if len(assignment.ranges) == 1 or pipeline is None or replicas is None:
         return None
-    alone = f"{len(assignment.ranges)} replicas, one whole model a rank,"
-    alone += f" {'made' if measured is not None else 'could make'} the same samples in {units.seconds(replicas)}"
-    took = f"the pipeline took {units.seconds(pipeline)}"
-    if replicas < pipeline:
+    did = "made" if measured is not None else "would at best make"
+    alone = f"{len(assignment.ranges)} replicas, one whole model a rank, {did} the same samples in"
+    both = f"{alone} {units.seconds(replicas)}, the pipeline took {units.seconds(pipeline)}"
+    if replicas * (1 + MARGIN) < pipeline:
+        is_faster = "plain data-parallel is faster" if measured is not None else "plain data-parallel can be faster"
         return (
-            f"plain data-parallel is faster: {alone}, {took}; splitting the steps pays only where a rank cannot hold "
-            "every part of the model, or where samples must come one by one"
+            f"{is_faster}: {both}; splitting the steps pays only where a rank cannot hold every part of the model, or "
+            "where samples must come one by one"
         )
-    return f"splitting the steps was worth it here: {took}, {alone}"
+    if measured is not None and pipeline * (1 + MARGIN) < replicas:
+        return f"splitting the steps was worth it here: {both}"
+    return f"splitting the steps cost nothing that this run can tell: {both}"
 
 
 def _unlike_reference(repeat: PipeRepeat) -> Iterator[str]:
@@ -72,7 +79,7 @@ def _unpaired(repeat: PipeRepeat) -> Iterator[str]:
 def _missing(repeat: PipeRepeat, samples: int) -> Iterator[str]:
     missing = sorted(set(range(samples)) - repeat.samples.keys())
     if repeat.samples and missing:
-        yield f"repeat {repeat.number}: {_samples(missing)} missing"
+        yield f"repeat {repeat.number}: {_samples(missing)} missing; --resume makes them"
 
 
 def _remainder(assignment: Assignment) -> Iterator[str]:

@@ -2,19 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from gpubench import events
+from gpubench import devices, events
 from gpubench.configuration import Configuration
+from gpubench.defaults import local_ranks
 from gpubench.errors import GpubenchError, RunFailed
 from gpubench.pipe_progress import PipeProgress
 from gpubench.pipe_repeat import PipeRepeat
 from gpubench.pipe_settings import PipeSettings
 from gpubench.pipe_summary import summarise
 from gpubench.recording import Recorder
-from gpubench.resuming import Finished
+from gpubench.resuming import Finished, made_with
 from gpubench.runs import HANDOFFS, SAMPLES, TIMELINE, TRACE
+from gpubench.settings import Device
 from gpubench.summary import Summary
 from gpubench.trace import chrome_trace
 
@@ -33,6 +36,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         self._repeats: dict[int, PipeRepeat] = {}
         self._evaluations: Counter[tuple[int, int]] = Counter()
         self.samples = finished.missing(self.settings.work.samples) if finished else None
+        self._finished = finished
         self.progress = self._progress(0, self.settings.measurement.repeats)
         if finished:
             self._take_over(finished)
@@ -91,7 +95,14 @@ class PipeRecorder(Recorder[PipeSettings]):
 
     def summary(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
-        return summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus)
+        return summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus, self._crowding())
+
+    def _crowding(self) -> float:
+        """How many ranks share what one would have for itself: a GPU, or the threads of a CPU."""
+        ranks = local_ranks(self.settings)
+        if self.settings.device is Device.cuda:
+            return max(1.0, ranks / max(1, len(devices.visible_gpus())))
+        return max(1.0, ranks * (self.settings.performance.cpu_threads or 1) / devices.physical_cores())
 
     def _progress(self, repeat: int, repeats: int) -> PipeProgress:
         total = self.settings.work.samples if self.samples is None else len(self.samples)
@@ -111,16 +122,28 @@ class PipeRecorder(Recorder[PipeSettings]):
             self.progress.take(event)
         self._repeats[event.repeat].built[event.rank] = event
         if event.rank == 0:
-            self.writer.update(
-                workload={
-                    "model": event.model,
-                    "parameters": event.parameters,
-                    "weights": event.weights[:16],
-                    "scheduler": event.scheduler,
-                    "evaluations": len(event.timesteps),
-                    "sample_shape": " x ".join(map(str, event.latent_shape)),
-                }
-            )
+            workload = {
+                "model": event.model,
+                "parameters": event.parameters,
+                "weights": event.weights[:16],
+                "scheduler": event.scheduler,
+                "evaluations": len(event.timesteps),
+                "samples": self.progress.total,
+                "sample_shape": " x ".join(map(str, event.latent_shape)),
+            }
+            self._refuse_others(workload)
+            self.writer.update(workload=workload)
+
+    def _refuse_others(self, workload: dict[str, Any]) -> None:
+        """Raises RunFailed if the samples that were taken over rest on something else than those to come."""
+        then = self._finished.made_with if self._finished else {}
+        now = made_with(workload, self.environment)
+        for name, value in then.items():
+            if now.get(name, value) != value:
+                raise RunFailed(
+                    f"the {name} of the finished samples was {value}, and is {now[name]} now",
+                    "start anew without --resume",
+                )
 
     def _take_spans(self, event: events.SpansMeasured) -> None:
         for span in event.spans:

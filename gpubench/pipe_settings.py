@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gpubench.settings import (
     FolderName,
@@ -22,6 +22,9 @@ Pixels = Annotated[int, Field(ge=8, le=2**16)]
 Scale = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 
 
+Somewhere = Annotated[Path, AfterValidator(Path.absolute)]  # so that a run can be gone on with from anywhere
+
+
 class Arithmetic(StrEnum):
     """The type that weights, activations and latents are held in."""
 
@@ -31,7 +34,7 @@ class Arithmetic(StrEnum):
 
 
 class DenoiserSettings(Section):
-    name: Path | None = Field(
+    name: Somewhere | None = Field(
         None, description="folder of a local diffusers pipeline; default: random weights, see model.unet"
     )
     unet: Literal["dummy", "tiny", "unet2d", "sd15", "sdxl"] | None = Field(
@@ -59,7 +62,7 @@ class SamplingSettings(Section):
 class WorkSettings(Section):
     samples: Positive = Field(8, description="images to make")
     micro_batch: Positive = Field(1, description="images that travel and are evaluated together")
-    prompts: Path | None = Field(None, description="text file with one prompt a line, used in turn")
+    prompts: Somewhere | None = Field(None, description="text file with one prompt a line, used in turn")
     negative_prompt: str = Field("", description="what to guide away from")
 
 

@@ -7,6 +7,8 @@ fill and drain included. Of one that ended early there is still what its samples
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
+import msgspec
+
 from gpubench import stats, timeline
 from gpubench.events import Handoff, StageDone
 from gpubench.metrics import Metric
@@ -26,10 +28,12 @@ def summarise(
     samples: int,
     telemetry: Sequence[TelemetrySample] = (),
     gpus: Sequence[int] = (),
+    crowding: float = 1.0,
 ) -> Summary:
     """Everything that can be said of the repeats; a metric that cannot be known is absent, never guessed.
 
-    `samples` is how many the run was to make, `gpus` are the indices that `telemetry` knows the run's GPUs by.
+    `samples` is how many the run was to make, `gpus` are the indices that `telemetry` knows the run's GPUs by,
+    and `crowding` is how many ranks share what one would have for itself.
     """
     found = completed(repeats)
     windows = [SteadyWindow(one.repeat.number, 0, len(one.evaluations), True, one.start, one.end) for one in found]
@@ -39,9 +43,13 @@ def summarise(
         joules = energy_between(telemetry, one.start, one.end, gpus) if gpus else None
         return None if joules is None else joules / len(one.made)
 
-    metrics = list(_metrics(found, ESTIMATES | {"energy_per_sample": energy}))
+    def replicas_bound(one: Completed) -> float:
+        return _replicas_bound(one, crowding)
+
+    more = {"replicas_bound": replicas_bound, "energy_per_sample": energy}
+    metrics = list(_metrics(found, ESTIMATES | more))
     return Summary(
-        metrics=metrics,
+        metrics=list(_agreeing(metrics)),
         steady=windows,
         ranks=[],
         flops=None,
@@ -65,6 +73,16 @@ def _metrics(found: Sequence[Completed], estimates: dict[str, Estimate]) -> Iter
             yield metric_of(name, known, steps, None, distribution)
 
 
+def _agreeing(metrics: Sequence[Metric]) -> Iterable[Metric]:
+    """The speed-up as that of the mean makespans which stand beside it."""
+    known = {metric.name: metric.estimate for metric in metrics}
+    for metric in metrics:
+        if metric.name == "pipeline_speedup":
+            yield msgspec.structs.replace(metric, estimate=known["sequential_makespan"] / known["makespan"])
+        else:
+            yield metric
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
@@ -84,7 +102,8 @@ def _steady_throughput(one: Completed) -> float | None:
 
 
 def _efficiency(one: Completed) -> float:
-    return one.assignment.evaluations(one.micro_batches) * fmean(one.evaluations) / one.makespan
+    stages = [sum(one.repeat.seconds("evaluate", rank)) / one.micro_batches for rank in range(len(one.times))]
+    return (sum(stages) + (one.micro_batches - 1) * max(stages)) / one.makespan
 
 
 def _sequential(one: Completed) -> float | None:
@@ -100,9 +119,10 @@ def _speedup(one: Completed) -> float | None:
     return None if sequential is None else sequential / one.makespan
 
 
-def _replicas_bound(one: Completed) -> float:
+def _replicas_bound(one: Completed, crowding: float) -> float:
+    """A rank alone was not crowded; the pipeline's own evaluations were."""
     alone = [seconds for baseline in one.baselines("sequential") for seconds in baseline.seconds]
-    each = fmean(alone) if alone else one.assignment.total * fmean(one.evaluations)
+    each = fmean(alone) * crowding if alone else one.assignment.total * fmean(one.evaluations)
     return one.assignment.turns(one.micro_batches) * each
 
 
@@ -154,7 +174,6 @@ ESTIMATES: dict[str, Estimate] = {
     "handover_time": lambda one: _mean(_send_times(one)),
     "sequential_makespan": _sequential,
     "pipeline_speedup": _speedup,
-    "replicas_bound": _replicas_bound,
     "replicas_makespan": _replicas,
     "encode_time": _encoding,
     "decode_time": lambda one: _mean(one.repeat.seconds("decode")),

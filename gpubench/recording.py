@@ -53,6 +53,7 @@ class Recorder(ABC, Generic[S]):
         """
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
+        self.environment: dict[str, Any] = {}
         self.device_name: str | None = None
         self.telemetry: list[TelemetrySample] = []
         self.writer = RunWriter(
@@ -154,6 +155,7 @@ class Recorder(ABC, Generic[S]):
             self.writer.finish(status, error.record() if error else None)
 
     def _take_environment(self, environment: dict[str, Any]) -> None:
+        self.environment = environment
         self.writer.replace(ENVIRONMENT, environment)
         gpus = environment.get("gpus") or []
         self.device_name = gpus[0].get("name") if gpus else None

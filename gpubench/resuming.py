@@ -1,13 +1,19 @@
 """Samples that an earlier run finished, to be taken over by one that makes the rest."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from gpubench.dotkeys import flatten
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
 from gpubench.pipe_settings import PipeSettings
-from gpubench.runs import CONFIG, IMAGE, LATENT, SAMPLES, Run, sample_file
+from gpubench.prompts import read_prompts
+from gpubench.runs import CONFIG, ENVIRONMENT, IMAGE, LATENT, SAMPLES, Run, sample_file
 
 FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "results", "inject", "verify")
 """Settings, or sections of them, that leave the samples what they are."""
@@ -20,6 +26,8 @@ class Finished:
     path: Path
     samples: dict[int, Sample]
     images: bool
+    made_with: dict[str, Any]
+    """The model and the software behind them, by name; see `made_with`."""
 
     def missing(self, total: int) -> list[int]:
         return [sample for sample in range(total) if sample not in self.samples]
@@ -30,19 +38,60 @@ class Finished:
         return {name: (self.path / name).read_bytes() for name in names}
 
 
-def finished(path: Path, images: bool) -> Finished:
-    """The samples of a run whose latents are there to the bit, and with `images` their images too.
-
-    Raises RunDirectoryError if `path` is no run directory, and UsageError if it is another command's.
-    """
+def run_at(path: Path) -> Run:
+    """Raises RunDirectoryError if `path` is no run directory, and UsageError if it is another command's."""
     run = Run.open(path)
     if run.record.command != "pipe-infer":
         raise UsageError(f"{path} is a run of {run.record.command}, which has no samples", "give a run of pipe-infer")
+    return run
+
+
+def finished(run: Run, settings: PipeSettings) -> Finished:
+    """The samples of a run whose latents are there to the bit, and their images if `settings` ask for images.
+
+    Samples of one micro-batch are all taken or none. Raises SettingsError if `settings` would make a sample of another
+    prompt or seed.
+    """
+    path = run.path
+    prompts = read_prompts(settings.work.prompts) if settings.work.prompts else [None]
     found: dict[int, Sample] = {}
     for sample in run.lines(SAMPLES, Sample):
-        if sample.sample not in found and _whole(path, sample, images):
+        if sample.sample not in found and _whole(path, sample, settings.output.images):
+            now = (prompts[sample.sample % len(prompts)], settings.seed + sample.sample)
+            if (sample.prompt, sample.seed) != now:
+                raise SettingsError(
+                    f"sample {sample.sample} of {path} was made of {sample.prompt!r} and seed {sample.seed}, and would "
+                    f"now be made of {now[0]!r} and seed {now[1]}",
+                    "restore the prompts file, or start anew without --resume",
+                )
             found[sample.sample] = sample
-    return Finished(path, found, images)
+    whole = {number: one for number, one in found.items() if all(mate in found for mate in _mates(number, settings))}
+    return Finished(path, whole, settings.output.images, made_with(run.record.workload or {}, _environment(path)))
+
+
+def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sample's bits rest on besides the settings, as far as run.json and environment.json tell."""
+    known = {
+        "weights": workload.get("weights"),
+        "scheduler": workload.get("scheduler"),
+        "torch": (environment.get("torch") or {}).get("version"),
+        "diffusers": (environment.get("packages") or {}).get("diffusers"),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((path / ENVIRONMENT).read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _mates(sample: int, settings: PipeSettings) -> range:
+    """The samples of its micro-batch."""
+    size = settings.work.micro_batch
+    first = sample // size * size
+    return range(first, min(first + size, settings.work.samples))
 
 
 def config_of(path: Path) -> str:
@@ -51,11 +100,12 @@ def config_of(path: Path) -> str:
 
 def refuse_changes(before: PipeSettings, after: PipeSettings) -> None:
     """Raises SettingsError naming a setting on which the samples depend and that is no longer the same."""
-    for name in type(before).model_fields:
-        if name not in FREE and getattr(before, name) != getattr(after, name):
+    old, new = (flatten(settings.model_dump(mode="json")) for settings in (before, after))
+    for key, value in old.items():
+        if key not in FREE and key.partition(".")[0] not in FREE and new[key] != value:
             raise SettingsError(
-                f"--resume makes the rest of the same samples, and {name} would change them",
-                f"leave it out, or start anew without --resume ({name} was {getattr(before, name)})",
+                f"--resume makes the rest of the same samples, and {key}={new[key]} would change them",
+                f"leave it out (it was {value}), or start anew without --resume",
             )
 
 

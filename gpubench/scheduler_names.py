@@ -25,7 +25,10 @@ def check_scheduler_name(name: str) -> None:
     names = scheduler_names()
     if name in names:
         return
-    near = get_close_matches(name, names, n=1) or [known for known in names if name.lower() in known.lower()][:3]
+    near = [known for known in names if known.lower() in (name.lower(), f"{name}scheduler".lower())]
+    near = (
+        near or get_close_matches(name, names, n=1) or [known for known in names if name.lower() in known.lower()][:3]
+    )
     hint = f"did you mean {' or '.join(near)}?" if near else "for example DDIMScheduler or EulerDiscreteScheduler"
     raise SettingsError(f"diffusers has no scheduler {name!r}", hint)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from gpubench import hardware, stats
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, Step
-from gpubench.metrics import DEFINITIONS, Distribution, Metric
+from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
 from gpubench.stages import Pipeline
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
 from gpubench.telemetry import TelemetrySample, energy_between, throttled
@@ -89,14 +89,23 @@ def summarise(
 def metric_of(
     name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
 ) -> Metric:
-    """The defined metric `name` with its estimate in each repeat; `steps` are those behind them."""
+    """The defined metric `name` with its estimate in each repeat; `steps` are those behind them.
+
+    A rate is averaged as the time of one: see `metrics.RATES`.
+    """
     definition = DEFINITIONS[name]
+    rate = name in RATES and min(repeats) > 0
+    values = [1 / value for value in repeats] if rate else repeats
+    estimate, interval = fmean(values), stats.student_interval(values)
+    if rate:
+        estimate = 1 / estimate
+        interval = (1 / interval[1], 1 / interval[0]) if interval and interval[0] > 0 else None
     return Metric(
         name=name,
         unit=definition.unit,
         better=definition.better,
-        estimate=fmean(repeats),
-        interval=stats.student_interval(repeats),
+        estimate=estimate,
+        interval=interval,
         n=steps,
         effective_n=effective_steps,
         repeats=repeats,
@@ -115,7 +124,7 @@ def held_down(telemetry: Sequence[TelemetrySample], windows: Sequence[SteadyWind
 
 def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
     """What may be wrong with the measurement of any command."""
-    said = ["fewer than two repeats were measured: there is no interval; raise --repeats"] * (repeats < 2)
+    said = ["fewer than two repeats were measured: there is no interval; raise --repeats"] * (repeats == 1)
     return said + [f"clocks were held down by {reason} for {share:.0%} of the time" for reason, share in slowed.items()]
 
 

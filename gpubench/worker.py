@@ -21,6 +21,12 @@ from gpubench.ranks import Ranks
 
 FLUSH_SECONDS = 0.2
 MEET_SECONDS = 120.0
+LIGHTER = {
+    "train-bench": "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
+    "--model.activation_checkpointing=true",
+    "pipe-infer": "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width",
+}
+"""What takes less memory, by command."""
 
 log = logging.getLogger("gpubench.worker")
 
@@ -50,7 +56,7 @@ def main() -> int:
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured | events.SpansMeasured) else 0.0)
         channel.close()
     except (Exception, SystemExit) as error:  # a model of the user's own may call sys.exit
-        channel.fail(explain(error, ranks, activity))
+        channel.fail(explain(error, ranks, activity, LIGHTER[job.command]))
         return 1
     finally:
         sys.stdout.flush()
@@ -70,11 +76,11 @@ def _work(
     return train_bench(job, ranks, store, activity)
 
 
-def explain(error: BaseException, ranks: Ranks, activity: Activity) -> events.Failed:
+def explain(error: BaseException, ranks: Ranks, activity: Activity, lighter: str) -> events.Failed:
     """What the host needs to tell the user. An error that nobody foresaw keeps its traceback."""
     expected = isinstance(error, GpubenchError)
     if not expected and is_out_of_memory(error):
-        error = out_of_memory(error, activity)
+        error = out_of_memory(error, activity, lighter)
         expected = True
     where = activity.doing.replace("_", " ") + ("" if activity.step is None else f" of step {activity.step}")
     return events.Failed(
@@ -111,7 +117,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def out_of_memory(error: BaseException, activity: Activity) -> OutOfMemory:
+def out_of_memory(error: BaseException, activity: Activity, lighter: str) -> OutOfMemory:
     where = activity.doing.replace("_", " ") + ("" if activity.step is None else f" of step {activity.step}")
     peak = ""
     if torch.cuda.is_available():
@@ -120,8 +126,7 @@ def out_of_memory(error: BaseException, activity: Activity) -> OutOfMemory:
     first_line = (str(error).splitlines() or ["no memory left"])[0]
     return OutOfMemory(
         f"out of memory in {where}{peak}: {first_line}",
-        "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
-        "--model.activation_checkpointing=true",
+        lighter,
     )
 
 

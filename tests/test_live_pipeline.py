@@ -40,8 +40,8 @@ def test_the_table_has_a_row_for_each_rank() -> None:
     for expected in ("trial", "2 of 3", "2 of 4", "50% busy   1 GiB in the workers"):
         assert expected in text, text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])}
-    assert rows["0"] == ["0", "0-1", "3", "1", "100", "ms", "starting", "100%", "0%", "0%", "0%"]
-    assert rows["1"] == ["1", "2-4", "3", "5", "100", "ms", "recv", "wait", "86%", "14%", "0%", "0%"]
+    assert rows["0"] == ["0", "0-1", "3", "1", "100", "ms", "100%", "0%", "0%", "0%", "starting"]
+    assert rows["1"] == ["1", "2-4", "3", "5", "100", "ms", "86%", "14%", "0%", "0%", "recv", "wait"]
 
 
 def test_before_the_first_span_the_line_says_what_is_being_done() -> None:

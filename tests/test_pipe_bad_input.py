@@ -106,7 +106,7 @@ def test_a_prompts_file_without_prompts_is_named(
     if content is not None:
         (tmp_path / "prompts.txt").write_bytes(content)
     said, advised = complaint(command_line("pipe-infer", *CPU, "--prompts", "prompts.txt"))
-    assert said == error
+    assert said.replace(f"{tmp_path}/", "") == error
     assert "one prompt a line" in advised
     assert not (tmp_path / "results").exists()
 
@@ -139,7 +139,7 @@ def test_a_fault_that_cannot_be_provoked_is_refused(
     ("arguments", "error", "hint"),
     [
         (["--unet", "sd16"], "model.unet = 'sd16': input should be 'dummy', 'tiny'", "--print-config"),
-        (["--model", "nowhere"], "pipeline folder nowhere: cannot read model_index.json: No such file", "save_pretr"),
+        (["--model", "nowhere"], "nowhere: cannot read model_index.json: No such file", "save_pretr"),
         (["--model", "nowhere", "--unet", "tiny"], "model.name and model.unet both say which model", "leave one of"),
         (["--output.images=true"], "output.images: random weights have no decoder", "give --model PIPELINE_FOLDER"),
         (["--model.height=7"], "model.height = '7': input should be greater than or equal to 8", "--print-config"),

@@ -161,11 +161,11 @@ def test_a_killed_rank_is_named_and_resume_makes_what_it_left_undone(tmp_path: P
     assert_a_beginning(done, digests)
     again = assert_that_resume_makes_the_rest(done, digests, tmp_path / "second")
     nothing = gpubench("pipe-infer", "--resume", str(again.run), results=tmp_path / "third")
-    assert (nothing.code, nothing.stdout) == (0, f"nothing to do: all 4 samples of {again.run} are finished\n")
+    assert (nothing.code, nothing.stderr) == (0, f"nothing to do: all 4 samples of {again.run} are finished\n")
     assert not nothing.runs
     changed = gpubench("pipe-infer", "--resume", str(done.run), "--steps", "9", results=tmp_path / "third")
     said, _ = complaint(changed)
-    assert said == "--resume makes the rest of the same samples, and sampling would change them"
+    assert said == "--resume makes the rest of the same samples, and sampling.steps=9 would change them"
     assert not changed.runs
 
 

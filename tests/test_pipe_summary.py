@@ -104,7 +104,7 @@ def test_the_baselines_stand_beside_the_pipeline() -> None:
     assert found.get("replicas_makespan") is None
     verdict = pipeline_of(found).verdict
     assert verdict
-    assert verdict.startswith("plain data-parallel is faster: 3 replicas, one whole model a rank, could make the same")
+    assert verdict.startswith("plain data-parallel can be faster: 3 replicas, one whole model a rank, would at best")
 
 
 def test_the_bound_of_replicas_is_known_without_a_baseline() -> None:
@@ -125,7 +125,7 @@ def test_measured_replicas_take_as_long_as_the_slowest() -> None:
     repeat.baselines.append(replicas(2, [2], 5.0))
     found = summary_of(LINE, [repeat])
     assert estimate(found, "replicas_makespan") == 9.0
-    assert (pipeline_of(found).verdict or "").startswith("splitting the steps was worth it here: the pipeline took 1.")
+    assert (pipeline_of(found).verdict or "").startswith("splitting the steps was worth it here: 3 replicas")
 
 
 def test_one_rank_alone_has_nothing_to_be_judged_and_nothing_to_hand_over() -> None:
@@ -247,7 +247,7 @@ def test_a_run_that_failed_half_way_still_gives_what_it_has() -> None:
     del repeat.stages[1], repeat.stages[2], repeat.samples[2], repeat.samples[3]
     found = summary_of(LINE, [repeat])
     assert (found.metrics, found.steady) == ([], [])
-    assert "repeat 0: samples 2, 3 are missing" in found.warnings
+    assert "repeat 0: samples 2, 3 are missing; --resume makes them" in found.warnings
     pipeline = pipeline_of(found)
     assert [one.sample for one in pipeline.samples] == [0, 1]
     assert [stage.times for stage in pipeline.stages] == [None] * 3

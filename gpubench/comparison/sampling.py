@@ -6,9 +6,9 @@ import numpy as np
 
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.inference import Sample, Steps
+from gpubench.metrics import RATES
 
 WELL_KNOWN = 10  # units whose own spread tells enough: the steps inside them are not read
-RATES = ("throughput", "token_throughput")  # averaged as time per work, so that they and the step time agree
 
 
 def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample | None:

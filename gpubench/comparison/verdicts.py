@@ -8,9 +8,9 @@ from gpubench import inference, units
 from gpubench.comparison.comparability import Normalisation, normalise
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.result import Level, NullMetric, Outcome, Verdict
-from gpubench.comparison.sampling import RATES, interleaved, one_after_the_other, samples_of
+from gpubench.comparison.sampling import interleaved, one_after_the_other, samples_of
 from gpubench.inference import Error, Ratio, Sample
-from gpubench.metrics import Better, Metric
+from gpubench.metrics import RATES, Better, Metric
 
 DEFAULT_MARGIN = 0.005
 

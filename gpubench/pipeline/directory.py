@@ -56,7 +56,8 @@ def load(
             f"pipeline folder {folder.path} cannot be loaded: {' '.join(str(error).split())}",
             "check its configurations against the installed diffusers and transformers",
         ) from error
-    pipe.to(device)
+    with quiet():
+        pipe.to(device)
     own_scheduler = (type(pipe.scheduler).__name__, dict(pipe.scheduler.config))
     adapter: DenoiserBase = _ADAPTERS[folder.pipeline](
         pipe, folder.path.resolve().name, settings, device, dtype, own_scheduler

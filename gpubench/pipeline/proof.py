@@ -60,8 +60,7 @@ def toy_model(latents: Tensor, timestep: Tensor, sampler: Sampler) -> Tensor:
     """An output that depends on every number of its input in a non-linear way, and grows no faster than it."""
     neighbours = latents.roll(1, dims=1)
     output = torch.tanh(0.7 * neighbours + 0.001 * timestep.to(latents.dtype)) + 0.1 * latents.clamp(-1, 1)
-    learns_variance = str(sampler.template.config.get("variance_type")).startswith("learned")
-    return torch.cat([output, output], dim=1) if learns_variance else output
+    return torch.cat([output, output], dim=1) if sampler.learns_variance else output
 
 
 def _start(sampler: Sampler, micro_batch: int, dtype: torch.dtype) -> Batch:

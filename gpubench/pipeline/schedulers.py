@@ -49,6 +49,11 @@ class Sampler:
         """sha256 over class, configuration, timesteps and tables; ranks that differ in it would mix two processes."""
 
     @property
+    def learns_variance(self) -> bool:
+        """Whether a step takes twice the latents' channels: the model predicts the noise's variance too."""
+        return str(self.template.config.get("variance_type")).startswith("learned")
+
+    @property
     def noise_scale(self) -> float | Tensor:
         """What standard normal noise is multiplied by to be the first latents."""
         scale: float | Tensor = getattr(self.template, "init_noise_sigma", 1.0)

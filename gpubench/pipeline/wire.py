@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
+import torch
 from torch import Tensor
 
 from gpubench.errors import HandoverError
@@ -70,14 +71,23 @@ class Header:
     """Evaluations so far."""
     payload_bytes: int = 0
     payload_checksum: int = 0
-    """See `checksum`; 0 for a payload that never passes the host."""
+    """See `checksum`."""
 
 
 def checksum(payload: Tensor) -> int:
-    """CRC-32 (zlib) of a one-dimensional uint8 tensor and CHECKED; 0 if it is not on the CPU."""
+    """Of a one-dimensional uint8 tensor, with CHECKED: CRC-32 (zlib) on the CPU, on a GPU a sum that it can make."""
     if payload.device.type != "cpu":
-        return 0
+        return CHECKED | weighted_sum(payload)
     return CHECKED | zlib.crc32(payload.numpy().data)
+
+
+def weighted_sum(payload: Tensor) -> int:
+    """Every byte times its place, modulo 2**32: no byte that changes, and no two that change places, go unseen.
+
+    Places begin again at 65521, as in Adler-32 (zlib), so that a changed byte cannot wrap around to nothing.
+    """
+    places = torch.arange(payload.numel(), device=payload.device) % 65521 + 1
+    return int((payload.to(torch.int64) * places).sum()) & 0xFFFFFFFF
 
 
 def frames_size(manifest: bytes) -> int:

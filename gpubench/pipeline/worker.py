@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 import gpubench
@@ -13,7 +14,7 @@ from gpubench import distributed, events, faults
 from gpubench.calendar import calendar
 from gpubench.channel import EVERYONE, Activity
 from gpubench.environment import capture_env_metadata
-from gpubench.errors import DeviceError
+from gpubench.errors import DeviceError, SettingsError
 from gpubench.pipe_settings import Arithmetic, PipeSettings
 from gpubench.pipeline import baselines
 from gpubench.pipeline.denoiser import Denoiser, load
@@ -231,9 +232,22 @@ def warm_up(session: Session) -> None:
     stage.activity.enter("warming up")
     batch = session.prepare(session.batches[0])
     for _ in range(min(WARM_UP, stage.sampler.total)):
-        stage.sampler.step(batch, stage.denoiser.predict(batch, stage.sampler))
+        output = stage.denoiser.predict(batch, stage.sampler)
+        check_output(stage, output, batch.latents)
+        stage.sampler.step(batch, output)
     if stage.decodes:
         stage.denoiser.decode(batch)
+
+
+def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
+    """Raises SettingsError for a model and a scheduler that were not made for each other."""
+    wanted = latents.shape[1] * (2 if stage.sampler.learns_variance else 1)
+    if output.shape[1] != wanted:
+        raise SettingsError(
+            f"{stage.sampler.name} so configured takes {wanted} channels, and {stage.denoiser.name} predicts "
+            f"{output.shape[1]}",
+            "choose another --scheduler, or its variance_type in --sampling.options",
+        )
 
 
 def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:

@@ -143,7 +143,7 @@ def _pipeline(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:
         "chart": Figure(f"What each rank did in repeat {first}", chart, note) if chart else None,
         "shares": gantt.shares(pipeline.stages),
         "parts": PARTS,
-        "baselines": pipe_phrases.baselines(run.metrics),
+        "baselines": pipe_phrases.baselines(run.metrics, len(pipeline.stages)),
         "handover": pipe_phrases.handover(pipeline),
         "sizes": Figure("Size of a hand-over", bars) if bars else None,
         "verification": pipe_phrases.verification(pipeline.verification),

@@ -10,7 +10,7 @@ from gpubench.stages import Handover, Pipeline, Stage, Verification
 
 BASELINES = {
     "makespan": "this pipeline",
-    "sequential_makespan": "one rank alone",
+    "sequential_makespan": "one of these ranks alone",
     "replicas_makespan": "replicas, measured",
     "replicas_bound": "replicas, at best",
 }
@@ -23,8 +23,10 @@ def evaluations(stage: Stage) -> str:
     return f"{stage.start if stage.start == last else f'{stage.start}-{last}'} ({stage.end - stage.start})"
 
 
-def baselines(metrics: Mapping[str, Metric]) -> list[tuple[str, str, str]]:
+def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str, str]]:
     """(who, makespan, how many times as fast the pipeline is) of the pipeline, and of what would do without one."""
+    if ranks == 1:
+        return []
     found = [(name, metrics[name].estimate) for name in BASELINES if name in metrics]
     makespan = dict(found).get("makespan")
     if not makespan:

@@ -70,8 +70,9 @@ def _show_run(outcome: Outcome, console: Console) -> None:
     if summary.metrics:
         console.print(frame.metrics_table(summary, HEADLINES, narrow))
         console.print(Text(_caption(summary, pipeline), style="dim"), soft_wrap=True)
-        console.print(_baselines(summary))
-        console.print()
+        if len(pipeline.stages) > 1:
+            console.print(_baselines(summary, pipeline))
+            console.print()
     else:
         made = f"{len(pipeline.samples)} of {units.counted(settings.work.samples, 'sample')}"
         console.print(f"no repeat was completed: {made} finished", soft_wrap=True)
@@ -97,15 +98,15 @@ def _caption(summary: Summary, pipeline: Pipeline) -> str:
     caption = f"{units.counted(len(summary.steady), 'repeat')}, {summary['makespan'].n} evaluations; +- is over repeats"
     if pipeline.steady and "steady_throughput" in {metric.name for metric in summary.metrics}:
         first, last = (units.seconds(moment) for moment in pipeline.steady)
-        caption += f"; steady from the first finished sample at {first} to the last at {last}"
+        caption += f"; steady from the first finished sample to the last, in the first repeat {first} to {last}"
     return f"{caption}\n"
 
 
-def _baselines(summary: Summary) -> Table:
+def _baselines(summary: Summary, pipeline: Pipeline) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("the same samples by", "makespan", "pipeline's speed-up"):
         table.add_column(column, justify="left" if column.startswith("the") else "right", no_wrap=True)
-    for cells in pipe_phrases.baselines({metric.name: metric for metric in summary.metrics}):
+    for cells in pipe_phrases.baselines({metric.name: metric for metric in summary.metrics}, len(pipeline.stages)):
         table.add_row(*cells)
     return table
 
@@ -119,4 +120,4 @@ def _words(pipeline: Pipeline) -> list[str]:
 
 def _digests(samples: Sequence[Digest]) -> str:
     shown = ", ".join(f"{digest.sample} {digest.sha256[:DIGITS]}" for digest in samples[:DIGESTS])
-    return f"sha256 by sample: {shown}" + (", ...; all in summary.json" if len(samples) > DIGESTS else "")
+    return f"sha256 of the final latents: {shown}" + (", ...; all in summary.json" if len(samples) > DIGESTS else "")

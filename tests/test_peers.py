@@ -1,0 +1,109 @@
+"""Which rank is to blame when nothing moves: the one that stopped, and not those that wait for it."""
+
+import socket
+
+from gpubench.channel import EVERYONE, Activity, Doing
+from gpubench.errors import WorkerLost
+from gpubench.events import Hello
+from gpubench.peers import Peer, stalled
+
+NOW = 1000.0
+PATIENCE = 600.0
+DEADLINE = 60.0
+
+
+def peer(
+    rank: int,
+    words: str,
+    idle: float,
+    *,
+    waits_for: int | None = None,
+    within: float | None = None,
+    done: bool = False,
+    silent: float = 0.0,
+) -> Peer:
+    """A rank that has been at `words` for `idle` seconds."""
+    connection = socket.socket()
+    connection.close()
+    return Peer(
+        connection,
+        Hello(rank=rank, world_size=3, pid=100 + rank, host="here", secret=""),
+        heard=NOW - silent,
+        progressed=NOW - idle,
+        position=(words, None),
+        waits_for=waits_for,
+        within=within,
+        done=done,
+    )
+
+
+def blamed(*peers: Peer) -> WorkerLost | None:
+    return stalled(dict(enumerate(peers)), len(peers), NOW, 0.0, PATIENCE)
+
+
+def test_a_rank_that_waits_for_one_that_gets_on_is_only_late() -> None:
+    filling = peer(2, "waiting for sample 0 from rank 1", 900, waits_for=1, within=DEADLINE)
+    between = peer(1, "waiting for sample 0 from rank 0", 900, waits_for=0, within=DEADLINE)
+    assert blamed(peer(0, "evaluation 17 of 50 of sample 0", 2, within=DEADLINE), between, filling) is None
+
+
+def test_the_rank_at_the_end_of_the_chain_is_blamed_and_all_that_wait_for_it_are_named() -> None:
+    found = blamed(
+        peer(0, "evaluation 17 of 50 of sample 5", 61, within=DEADLINE),
+        peer(1, "waiting for sample 5 from rank 0", 40, waits_for=0, within=DEADLINE),
+        peer(2, "waiting for sample 4 from rank 1", 70, waits_for=1, within=DEADLINE),
+    )
+    assert found
+    assert found.message == (
+        "rank 0 (pid 100 on here) has made no progress for 61 s, in evaluation 17 of 50 of sample 5; "
+        "rank 1 has been waiting for sample 5 from rank 0 for 40 s; "
+        "rank 2 has been waiting for sample 4 from rank 1 for 70 s"
+    )
+    assert found.hint
+    assert "pipeline.deadline" in found.hint
+
+
+def test_a_rank_that_has_finished_and_left_another_waiting_is_blamed() -> None:
+    found = blamed(
+        peer(0, "leaving", 90, done=True), peer(1, "waiting for sample 7 from rank 0", 61, waits_for=0, within=DEADLINE)
+    )
+    assert found
+    assert found.message.startswith("rank 0 (pid 100 on here) has finished; rank 1 has been waiting for sample 7")
+
+
+def test_who_waits_for_everyone_is_stuck_only_with_all_of_them() -> None:
+    patient = peer(0, "waiting for all ranks", 900, waits_for=EVERYONE)
+    assert blamed(patient, peer(1, "evaluation 3 of 9 of sample 1", 50, within=DEADLINE)) is None
+    found = blamed(patient, peer(1, "evaluation 3 of 9 of sample 1", 61, within=DEADLINE))
+    assert found
+    assert found.message.startswith("rank 1 ")
+    assert blamed(patient, peer(1, "waiting for all ranks", 700, waits_for=EVERYONE))
+
+
+def test_without_a_deadline_of_its_own_a_rank_has_the_patience_of_the_run() -> None:
+    assert blamed(peer(0, "building the model", 599)) is None
+    found = blamed(peer(0, "building the model", 601))
+    assert found
+    assert found.hint
+    assert "measurement.stall_timeout" in found.hint
+
+
+def test_a_silent_rank_is_blamed_before_those_that_it_holds_up() -> None:
+    found = blamed(
+        peer(0, "waiting for rank 1 to take sample 3", 61, waits_for=1, within=DEADLINE),
+        peer(1, "evaluation 9 of 12 of sample 2", 31, within=DEADLINE, silent=31),
+    )
+    assert found
+    assert found.message.startswith("rank 1 (pid 101 on here) has been silent for 31 s, in evaluation 9 of 12")
+
+
+def test_the_last_word_of_the_loop_stands_whatever_another_thread_said_before() -> None:
+    activity = Activity()
+    activity.watch(lambda: Doing("waiting for rank 1 to take sample 3", 1, DEADLINE))
+    beat = activity.heartbeat(0)
+    assert (beat.doing, beat.waits_for, beat.within) == ("waiting for rank 1 to take sample 3", 1, DEADLINE)
+    activity.enter("evaluation 1 of 4 of sample 4", within=5.0)
+    beat = activity.heartbeat(0)
+    assert (beat.doing, beat.waits_for, beat.within) == ("evaluation 1 of 4 of sample 4", None, 5.0)
+    activity.doing = "forward"
+    assert activity.heartbeat(0).within is None

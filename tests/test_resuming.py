@@ -1,0 +1,111 @@
+"""What of an earlier run is taken over: samples that are whole, and would be made the same way again."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from gpubench.configuration import apply_overrides
+from gpubench.errors import SettingsError, UsageError
+from gpubench.events import Sample
+from gpubench.pipe_settings import PipeSettings
+from gpubench.resuming import finished, made_with, refuse_changes, run_at
+from gpubench.runs import ENVIRONMENT, FAILED, LATENT, SAMPLES, RunWriter, sample_file
+
+
+def settings(**given: Any) -> PipeSettings:
+    known = {"work.samples": 4, "seed": 7}
+    return apply_overrides(PipeSettings(), known | {key.replace("__", "."): value for key, value in given.items()})
+
+
+def run_of(folder: Path, made: list[int], prompts: list[str] | None = None, command: str = "pipe-infer") -> Path:
+    """A run that failed after these samples."""
+    writer = RunWriter(folder, "trial", "", command=command, argv=[], world_size=2, git=None)
+    writer.replace(ENVIRONMENT, {"torch": {"version": "2.13.0"}, "packages": {"diffusers": "0.42.1"}})
+    writer.update(workload={"weights": "abc", "scheduler": "DDIMScheduler"})
+    for number in made:
+        latent = np.full((4, 2, 2), number, np.float32)
+        writer.replace(sample_file(number, LATENT), save({"latent": latent}))
+        writer.append(
+            SAMPLES,
+            Sample(
+                repeat=0,
+                sample=number,
+                seed=7 + number,
+                prompt=prompts[number % len(prompts)] if prompts else None,
+                started=1.0,
+                finished=2.0,
+                sha256=hashlib.sha256(latent.tobytes()).hexdigest(),
+                latent=sample_file(number, LATENT),
+            ),
+        )
+    writer.finish(FAILED)
+    return writer.path
+
+
+def test_what_is_whole_is_taken_over_and_the_rest_is_missing(tmp_path: Path) -> None:
+    found = finished(run_at(run_of(tmp_path, [0, 2])), settings())
+    assert sorted(found.samples) == [0, 2]
+    assert found.missing(4) == [1, 3]
+    assert found.made_with == {
+        "weights": "abc",
+        "scheduler": "DDIMScheduler",
+        "torch": "2.13.0",
+        "diffusers": "0.42.1",
+    }
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short", b"\xff" * 200])
+def test_a_latent_that_is_gone_or_altered_is_made_again(tmp_path: Path, content: bytes | None) -> None:
+    path = run_of(tmp_path, [0, 1])
+    file = path / sample_file(1, LATENT)
+    file.unlink() if content is None else file.write_bytes(content)
+    assert sorted(finished(run_at(path), settings()).samples) == [0]
+
+
+def test_a_name_that_leads_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    path = run_of(tmp_path, [0])
+    lines = (path / SAMPLES).read_text().replace(sample_file(0, LATENT), "../../secret")
+    (path / SAMPLES).write_text(lines)
+    assert not finished(run_at(path), settings()).samples
+
+
+def test_a_micro_batch_is_taken_over_whole_or_not_at_all(tmp_path: Path) -> None:
+    found = finished(run_at(run_of(tmp_path, [0, 1, 2])), settings(work__micro_batch=2))
+    assert sorted(found.samples) == [0, 1]
+    assert found.missing(4) == [2, 3]
+
+
+def test_samples_of_prompts_that_have_changed_since_are_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat\nan elephant\n")
+    path = run_of(tmp_path, [0, 1, 2], ["a cat", "an elephant"])
+    given = settings(work__prompts=prompts)
+    assert len(finished(run_at(path), given).samples) == 3
+    prompts.write_text("a cat\na tiger\n")
+    with pytest.raises(
+        SettingsError, match=r"made of 'an elephant' and seed 8, and would now be made"
+    ):
+        finished(run_at(path), given)
+
+
+def test_images_that_were_not_made_are_missing_where_images_are_asked_for(tmp_path: Path) -> None:
+    assert not finished(run_at(run_of(tmp_path, [0])), settings(output__images=True)).samples
+
+
+def test_a_run_of_another_command_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a run of train-bench, which has no samples"):
+        run_at(run_of(tmp_path, [], command="train-bench"))
+
+
+def test_how_ranks_share_the_work_may_change_and_what_they_make_may_not() -> None:
+    refuse_changes(settings(), settings(distributed__world_size=4, pipeline__split="balanced", inject=None))
+    with pytest.raises(SettingsError, match=r"sampling\.eta=0\.5 would change them"):
+        refuse_changes(settings(), settings(sampling__eta=0.5))
+
+
+def test_what_is_not_on_record_is_nothing_to_compare() -> None:
+    assert made_with({}, {}) == {}
