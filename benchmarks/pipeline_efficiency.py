@@ -60,6 +60,7 @@ class Pipeline:
 
 def run(folder: Path, samples: int, ranks: int, *arguments: str) -> Pipeline:
     """One `gpubench pipe-infer`; the best of its repeats, as only the machine's other work makes one slower."""
+    print(f"{samples} samples over {ranks} ranks {' '.join(arguments)}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "gpubench", "pipe-infer", "--quiet", "--json", "--results", str(folder)]
     command += ["--device", "cpu", "--performance.cpu_threads=1", "--samples", str(samples), "--steps", str(STEPS)]
     command += ["--world-size", str(ranks), "--baseline", "off", *arguments]

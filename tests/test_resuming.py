@@ -86,9 +86,7 @@ def test_samples_of_prompts_that_have_changed_since_are_refused(tmp_path: Path) 
     given = settings(work__prompts=prompts)
     assert len(finished(run_at(path), given).samples) == 3
     prompts.write_text("a cat\na tiger\n")
-    with pytest.raises(
-        SettingsError, match=r"made of 'an elephant' and seed 8, and would now be made"
-    ):
+    with pytest.raises(SettingsError, match=r"made of 'an elephant' and seed 8, and would now be made"):
         finished(run_at(path), given)
 
 
