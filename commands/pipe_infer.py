@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import options, output
+from gpubench.commands.running import carry_out
 from gpubench.errors import UsageError
-from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.configuration import Configuration
@@ -147,26 +148,19 @@ def pipe_infer(
         print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)
         return
 
-    from gpubench import benchmark, live_pipeline, notebook
+    from gpubench import live_pipeline
     from gpubench.pipe_recording import PipeRecorder
-    from gpubench.report import pipelining as report
-    from gpubench.terminal import Terminal
+    from gpubench.report import pipelining
 
-    if launched_by_torchrun() and not is_rank_zero():
-        benchmark.join(runs[0].settings)
-    terminal = Terminal(quiet=quiet, verbosity=verbose)
-    recorders = benchmark.open_runs(partial(PipeRecorder, finished=done), runs, sys.argv)
-    with terminal.view(live_pipeline) as view:
-        outcomes = benchmark.run(recorders, view)
-    paths = [outcome.recorder.writer.path for outcome in outcomes]
-    for path in paths:
-        notebook.write_up(path)
-    pair = notebook.judge_pair(paths, report.differences(*outcomes)) if len(paths) == 2 else None
-    text = report.to_json(outcomes, pair) if json else terminal.render(report.show, outcomes, pair)
-    output.write(text, "the run directory has it all")
-    for outcome in outcomes:
-        if outcome.error:
-            raise outcome.error
+    carry_out(
+        runs,
+        partial(PipeRecorder, finished=done),
+        live_pipeline,
+        pipelining.show,
+        json=json,
+        quiet=quiet,
+        verbose=verbose,
+    )
 
 
 def resumed(

@@ -1,12 +1,11 @@
 """gpubench train-bench"""
 
-import sys
-
 import typer
 
 from gpubench.commands import options, output
+from gpubench.commands.running import carry_out
 from gpubench.configs import presets
-from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
 
 EPILOG = f"""Examples:
@@ -80,23 +79,8 @@ def train_bench(
         output.write("---\n".join(run.to_yaml() for run in runs), "gpubench train-bench --print-config > FILE")
         return
 
-    from gpubench import benchmark, live, notebook
-    from gpubench.report import training as report
-    from gpubench.terminal import Terminal
+    from gpubench import live
+    from gpubench.report import training
     from gpubench.train_recording import TrainRecorder
 
-    if launched_by_torchrun() and not is_rank_zero():
-        benchmark.join(runs[0].settings)
-    terminal = Terminal(quiet=quiet, verbosity=verbose)
-    recorders = benchmark.open_runs(TrainRecorder, runs, sys.argv)
-    with terminal.view(live) as view:
-        outcomes = benchmark.run(recorders, view)
-    paths = [outcome.recorder.writer.path for outcome in outcomes]
-    for path in paths:
-        notebook.write_up(path)
-    pair = notebook.judge_pair(paths, report.differences(*outcomes)) if len(paths) == 2 else None
-    text = report.to_json(outcomes, pair) if json else terminal.render(report.show, outcomes, pair)
-    output.write(text, "the run directory has it all")
-    for outcome in outcomes:
-        if outcome.error:
-            raise outcome.error
+    carry_out(runs, TrainRecorder, live, training.show, json=json, quiet=quiet, verbose=verbose)

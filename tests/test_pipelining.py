@@ -13,7 +13,8 @@ from gpubench.errors import HandoverError
 from gpubench.events import Divergence
 from gpubench.pipe_settings import PipeSettings
 from gpubench.pipe_summary import summarise
-from gpubench.report.pipelining import headline, show, to_json
+from gpubench.report.frame import to_json
+from gpubench.report.pipelining import headline, show
 from gpubench.summary import Summary
 
 LINE = Line((12, 12, 12, 14), micro_batches=8, transfer=0.002)

@@ -11,12 +11,9 @@ from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.pipe_settings import PipeSettings
 from gpubench.report import frame, pipe_phrases
-from gpubench.report.frame import differences, to_json
 from gpubench.stages import Digest, Pipeline, Stage
 from gpubench.summary import Summary
 from gpubench.timeline import PARTS
-
-__all__ = ["differences", "headline", "show", "to_json"]
 
 HEADLINES = (
     "throughput",

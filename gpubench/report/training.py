@@ -11,11 +11,8 @@ from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.live import COLOURS, bar
 from gpubench.report import frame
-from gpubench.report.frame import differences, to_json
 from gpubench.settings import TrainSettings
 from gpubench.summary import Summary
-
-__all__ = ["differences", "headline", "show", "to_json"]
 
 HEADLINES = (
     "throughput",
