@@ -156,9 +156,9 @@ class Noise:
 
 
 class Finiteness:
-    """Whether every evaluation gave finite latents: noted on the device, read when it has passed.
+    """Whether every evaluation gave finite latents: kept by the loop, looked at by whoever takes the batch over.
 
-    What is noted is a sample's sum, in which NaN and infinity survive: a tenth of the cost of asking every element.
+    What is looked at is a sample's sum, in which NaN and infinity survive: a tenth of the cost of asking every element.
     """
 
     def __init__(self, rank: int) -> None:
@@ -166,13 +166,13 @@ class Finiteness:
         self._noted: dict[int, list[tuple[int, Tensor]]] = {}
 
     def note(self, batch: Batch, step: int) -> None:
-        sums = batch.latents.flatten(1).sum(dim=1, dtype=torch.float32)
-        self._noted.setdefault(batch.samples[0], []).append((step, sums))
+        self._noted.setdefault(batch.samples[0], []).append((step, batch.latents))
 
     def check(self, batch: Batch) -> None:
         """Waits for the device. Raises NonFiniteLatent naming the first sample and evaluation."""
         noted = self._noted.pop(batch.samples[0])
-        table = torch.stack([sums for _, sums in noted]).isfinite().tolist()
+        sums = [latents.flatten(1).sum(dim=1, dtype=torch.float32) for _, latents in noted]
+        table = torch.stack(sums).isfinite().tolist()
         for (step, _), finite in zip(noted, table, strict=True):
             if not all(finite):
                 sample = batch.samples[finite.index(False)]
