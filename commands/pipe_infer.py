@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import options, output
-from gpubench.commands.running import carry_out
+from gpubench.commands.running import carry_out, resolved
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -104,8 +104,7 @@ def pipe_infer(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: how fast, how idle, and is every sample the same?"""
-    from gpubench.configuration import load, parse_assignments, parse_unknown_overrides
-    from gpubench.defaults import completed
+    from gpubench.configuration import load, parse_unknown_overrides
     from gpubench.pipe_defaults import complete
     from gpubench.pipe_settings import PipeSettings
 
@@ -139,8 +138,7 @@ def pipe_infer(
         done, base = resumed(Path(resume), config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
-    runs = [base, base.with_overrides(parse_assignments(PipeSettings, vs), "--vs")] if vs else [base]
-    runs = [completed(run, complete) for run in runs]  # before any run directory is made: it may refuse
+    runs = resolved(base, vs, complete)
     if print_config:
         output.write("---\n".join(run.to_yaml() for run in runs), "gpubench pipe-infer --print-config > FILE")
         return
@@ -172,7 +170,8 @@ def resumed(
     """
     from gpubench.configuration import canonical, load
     from gpubench.pipe_settings import PipeSettings
-    from gpubench.resuming import config_of, finished, refuse_changes, run_at
+    from gpubench.resuming import finished, refuse_changes, run_at
+    from gpubench.runs import CONFIG
 
     if vs:
         raise UsageError("--resume makes the rest of one run, and --vs starts two", "leave one of them out")
@@ -181,11 +180,11 @@ def resumed(
     if launched_by_torchrun():
         raise UsageError("--resume does not go with torchrun", "start it without; gpubench starts the ranks itself")
     old = run_at(path)
-    before = load(PipeSettings, config_of(path))
+    before = load(PipeSettings, str(path / CONFIG))
     once = {"measurement.repeats": 1, "measurement.target_precision": None}
     asked = {canonical(PipeSettings, key): value for key, value in overrides.items()}
     if again := [key for key in once if key in asked]:
         raise UsageError(f"--resume makes each missing sample once, and {again[0]} asks for more", "leave it out")
-    run = load(PipeSettings, config_of(path), {"inject": None} | once | asked)
+    run = load(PipeSettings, str(path / CONFIG), {"inject": None} | once | asked)
     refuse_changes(before.settings, run.settings)
     return finished(old, run.settings), run

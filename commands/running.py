@@ -9,9 +9,21 @@ from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.benchmark import Outcome
-    from gpubench.configuration import Configuration
+    from gpubench.configuration import Configuration, S
+    from gpubench.defaults import Choice
     from gpubench.live import Drawing
     from gpubench.recording import Recorder
+
+
+def resolved(
+    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[S, list[Choice]]]"
+) -> "list[Configuration[S]]":
+    """The configuration without gaps, and the other one of `--vs`. May refuse, so before a run directory is made."""
+    from gpubench.configuration import parse_assignments
+    from gpubench.defaults import completed
+
+    runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
+    return [completed(run, complete) for run in runs]
 
 
 def carry_out(

@@ -3,7 +3,7 @@
 import typer
 
 from gpubench.commands import options, output
-from gpubench.commands.running import carry_out
+from gpubench.commands.running import carry_out, resolved
 from gpubench.configs import presets
 from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
@@ -51,8 +51,8 @@ def train_bench(
 ) -> None:
     """Measure how fast a model trains here, and where each step's time goes."""
     # Settings are imported here, and what measures and draws only when they are known to be right: help needs neither.
-    from gpubench.configuration import load, parse_assignments, parse_unknown_overrides
-    from gpubench.defaults import complete, completed
+    from gpubench.configuration import load, parse_unknown_overrides
+    from gpubench.defaults import complete
     from gpubench.settings import TrainSettings
 
     named = options.given(
@@ -73,8 +73,7 @@ def train_bench(
     if launched_by_torchrun():
         overrides |= options.under_torchrun(overrides, vs)
     base = load(TrainSettings, config, overrides)
-    runs = [base, base.with_overrides(parse_assignments(TrainSettings, vs), "--vs")] if vs else [base]
-    runs = [completed(run, complete) for run in runs]  # before any run directory is made: it may refuse
+    runs = resolved(base, vs, complete)
     if print_config:
         output.write("---\n".join(run.to_yaml() for run in runs), "gpubench train-bench --print-config > FILE")
         return

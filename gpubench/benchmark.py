@@ -198,12 +198,12 @@ def join(settings: RunSettings) -> NoReturn:
 def _close(recorder: Recorder[Any], error: BaseException | None, touched: bool) -> Outcome:
     """`touched` is whether the error happened in this recorder's repeat, rather than beside it."""
     status: str = runs.COMPLETED
-    if error is None and (error := recorder.refutation()):
+    summary = recorder.summary()
+    if error is None and (error := recorder.refutation(summary)):
         touched = True
     if error:
         status = runs.INTERRUPTED if isinstance(error, Interrupted) or not touched else runs.FAILED
     expected = error if isinstance(error, GpubenchError) else RunFailed(repr(error)) if error else None
-    summary = recorder.summary()
     try:
         recorder.close(status, summary, expected)
     except RunFailed as broken:  # the disk is full, say: the figures can still be shown

@@ -1,6 +1,6 @@
 """Fills in what the settings of `pipe-infer` leave open, from model and device, and refuses what cannot work."""
 
-from gpubench import devices, faults, split
+from gpubench import devices, faults, split, units
 from gpubench.configuration import apply_overrides
 from gpubench.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
 from gpubench.errors import SettingsError
@@ -38,7 +38,7 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
     ranks, cores = local_ranks(settings), devices.physical_cores()
     shared = on_gpu and ranks > len(gpus)
     backend = "nccl" if on_gpu and not shared else "gloo"
-    why = f"{ranks} ranks share {len(gpus)} GPU{'s' * (len(gpus) != 1)}" if shared else where
+    why = f"{ranks} ranks share {units.counted(len(gpus), 'GPU')}" if shared else where
     backend = gaps.fill("distributed.backend", backend, why)
     if not shared or backend == "nccl":
         refuse_ranks(settings, device, gpus, backend)

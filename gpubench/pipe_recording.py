@@ -80,9 +80,9 @@ class PipeRecorder(Recorder[PipeSettings]):
         handoffs = [handoff for repeat in self._repeats.values() for handoff in repeat.handoffs]
         self.writer.replace(TRACE, chrome_trace(spans, handoffs))
 
-    def refutation(self) -> GpubenchError | None:
+    def refutation(self, summary: Summary) -> GpubenchError | None:
         """Samples that are not what diffusers makes."""
-        pipeline = self.summary().pipeline
+        pipeline = summary.pipeline
         if pipeline is None or pipeline.verification is None:
             return None
         found = pipeline.verification

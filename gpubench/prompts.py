@@ -1,19 +1,18 @@
 """Prompts for a diffusion model: one a line."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpubench.errors import DataError
 
-WITHOUT_FILE = [""]
-
 
 def read_prompts(path: Path | None) -> list[str]:
-    """The lines of a text file that are not blank; one empty prompt where there is no file.
+    """The lines of a text file that are not blank; none where there is no file.
 
     Raises DataError for a file that cannot be read or holds none.
     """
     if path is None:
-        return WITHOUT_FILE
+        return []
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -25,3 +24,8 @@ def read_prompts(path: Path | None) -> list[str]:
     if not prompts:
         raise DataError(f"the prompts file {path} is empty", "write one prompt a line")
     return prompts
+
+
+def prompt_of(sample: int, prompts: Sequence[str]) -> str | None:
+    """Prompts are used in turn; None where there are none."""
+    return prompts[sample % len(prompts)] if prompts else None

@@ -96,7 +96,7 @@ class Recorder(ABC, Generic[S]):
     def summary(self) -> Summary:
         """What can be said so far."""
 
-    def refutation(self) -> GpubenchError | None:
+    def refutation(self, summary: Summary) -> GpubenchError | None:
         """What a run that came to its end has shown to be wrong all the same."""
         return None
 

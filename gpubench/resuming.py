@@ -12,8 +12,8 @@ from gpubench.dotkeys import flatten
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
 from gpubench.pipe_settings import PipeSettings
-from gpubench.prompts import read_prompts
-from gpubench.runs import CONFIG, ENVIRONMENT, IMAGE, LATENT, SAMPLES, Run, sample_file
+from gpubench.prompts import prompt_of, read_prompts
+from gpubench.runs import ENVIRONMENT, IMAGE, LATENT, SAMPLES, Run, sample_file
 
 FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "results", "inject", "verify")
 """Settings, or sections of them, that leave the samples what they are."""
@@ -53,11 +53,11 @@ def finished(run: Run, settings: PipeSettings) -> Finished:
     prompt or seed.
     """
     path = run.path
-    prompts = read_prompts(settings.work.prompts) if settings.work.prompts else [None]
+    prompts = read_prompts(settings.work.prompts)
     found: dict[int, Sample] = {}
     for sample in run.lines(SAMPLES, Sample):
         if sample.sample not in found and _whole(path, sample, settings.output.images):
-            now = (prompts[sample.sample % len(prompts)], settings.seed + sample.sample)
+            now = (prompt_of(sample.sample, prompts), settings.seed + sample.sample)
             if (sample.prompt, sample.seed) != now:
                 raise SettingsError(
                     f"sample {sample.sample} of {path} was made of {sample.prompt!r} and seed {sample.seed}, and would "
@@ -92,10 +92,6 @@ def _mates(sample: int, settings: PipeSettings) -> range:
     size = settings.work.micro_batch
     first = sample // size * size
     return range(first, min(first + size, settings.work.samples))
-
-
-def config_of(path: Path) -> str:
-    return str(path / CONFIG)
 
 
 def refuse_changes(before: PipeSettings, after: PipeSettings) -> None:

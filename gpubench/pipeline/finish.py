@@ -16,6 +16,7 @@ from gpubench.channel import Doing
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.links import computing_on
 from gpubench.pipeline.reference import sha256
+from gpubench.prompts import prompt_of
 from gpubench.runs import IMAGE, LATENT, sample_file
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Finisher:
                         repeat=self._repeat,
                         sample=sample,
                         seed=self._seed + sample,
-                        prompt=self._prompt(sample),
+                        prompt=prompt_of(sample, self._prompts),
                         started=batch.started,
                         finished=at,
                         sha256=sha256(latent),
@@ -116,15 +117,12 @@ class Finisher:
                 )
             )
 
-    def _prompt(self, sample: int) -> str | None:
-        return self._prompts[sample % len(self._prompts)] if self._prompts else None
-
     def _about(self, sample: int) -> "PngInfo":
         """What an image needs to be made again, in the image itself."""
         from PIL.PngImagePlugin import PngInfo
 
         about = PngInfo()
         about.add_text("seed", str(self._seed + sample))
-        if prompt := self._prompt(sample):
+        if prompt := prompt_of(sample, self._prompts):
             about.add_itxt("prompt", prompt)
         return about

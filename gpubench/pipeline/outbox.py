@@ -107,7 +107,6 @@ class Outbox:
             self._doing = Doing(f"the GPU's evaluations of sample {batch.samples[0]}")
             issued.synchronize()
             with torch.cuda.stream(self._stream):
-                self._stream.wait_event(issued)
                 self._send(batch)
                 self._stream.synchronize()  # before the caller's stream may have the batch's memory back
         else:

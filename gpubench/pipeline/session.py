@@ -37,7 +37,7 @@ class Session:
     batches: list[list[int]]
     """The samples to make, by micro-batch."""
     every_batch: list[list[int]]
-    """Those among them that another run has made."""
+    """All of the run's, also those that another run has made."""
     prompts: list[str]
     before: Edge | None
     after: Edge | None

@@ -11,6 +11,7 @@ from gpubench.pipeline import reference
 from gpubench.pipeline.base import DenoiserBase, OwnScheduler, image_size
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
+from gpubench.prompts import prompt_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -133,8 +134,7 @@ class TextToImage(DenoiserBase):
         embeddings, like a model of random weights.
         """
         if self.prompts and len(samples) == 1:
-            prompt = self.prompts[samples[0] % len(self.prompts)]
-            return {"prompt": prompt, "negative_prompt": self.negative_prompt}
+            return {"prompt": prompt_of(samples[0], self.prompts), "negative_prompt": self.negative_prompt}
         return {key: self.condition(key, samples) for key in self.embeddings if key in self.conditioning[0]}
 
     @torch.no_grad()

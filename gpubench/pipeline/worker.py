@@ -144,7 +144,7 @@ def run_repeat(
         ranges=ranges,
         batches=due(settings, job.samples),
         every_batch=due(settings, None),
-        prompts=read_prompts(settings.work.prompts) if settings.work.prompts else [],
+        prompts=read_prompts(settings.work.prompts),
         before=edges[0],
         after=edges[1],
         tell=tell,
@@ -178,7 +178,7 @@ def share_prompts(settings: PipeSettings, denoiser: Denoiser, ranks: Ranks, acti
     began = time.perf_counter()
     encoded = None
     if ranks.is_rank_zero:
-        prompts = read_prompts(settings.work.prompts)
+        prompts = read_prompts(settings.work.prompts) or [""]
         encoded = denoiser.encode(
             prompts, lambda index: activity.enter(f"encoding prompt {index + 1} of {len(prompts)}")
         )
