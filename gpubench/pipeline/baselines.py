@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpubench import distributed, events
-from gpubench.channel import EVERYONE
+from gpubench import events
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.session import Session
 
@@ -24,16 +23,16 @@ def sequential(session: Session) -> Iterator[events.Message]:
     if session.ranks.rank == session.last:
         seconds = alone(session, session.batches)
         yield _measured(session, "sequential", session.batches, seconds)
-    _wait(session, f"rank {session.last} to work alone")
+    session.wait_for(f"rank {session.last} to work alone")
 
 
 def replicas(session: Session) -> Iterator[events.Message]:
     """Whole samples on every rank at once: rank r takes every world_size-th micro-batch, beginning with the r-th."""
     own = session.batches[session.ranks.rank :: session.ranks.world_size]
-    _wait(session, "the other replicas to begin")
+    session.wait_for("the other replicas to begin")
     seconds = alone(session, own)
     yield _measured(session, "replicas", own, seconds)
-    _wait(session, "the other replicas to finish")
+    session.wait_for("the other replicas to finish")
 
 
 def alone(session: Session, batches: Sequence[Sequence[int]]) -> list[float]:
@@ -49,11 +48,6 @@ def alone(session: Session, batches: Sequence[Sequence[int]]) -> list[float]:
             stage.denoiser.decode(batch)
         seconds.append(session.timer.synchronize() - began)
     return seconds
-
-
-def _wait(session: Session, what: str) -> None:
-    session.stage.activity.enter(f"waiting for {what}", waits_for=EVERYONE)
-    distributed.barrier()
 
 
 def _nothing(batch: Batch, step: int) -> None:

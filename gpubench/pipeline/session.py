@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpubench import events
+from gpubench import distributed, events
+from gpubench.channel import EVERYONE
 from gpubench.errors import HandoverError
 from gpubench.pipe_settings import PipeSettings
 from gpubench.pipeline.batch import Batch
@@ -57,6 +58,11 @@ class Session:
 
     def prepare(self, samples: Sequence[int]) -> Batch:
         return self.stage.denoiser.prepare(self.stage.sampler, samples, self.seeds(samples))
+
+    def wait_for(self, what: str) -> None:
+        """Until all ranks have come here; whoever does not, `what` says what is expected of it."""
+        self.stage.activity.enter(f"waiting for {what}", waits_for=EVERYONE)
+        distributed.barrier()
 
 
 @dataclass

@@ -195,9 +195,9 @@ def passes(session: Session) -> Iterator[events.Message]:
     passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
     on_gpu = stage.denoiser.device.type == "cuda"
     measures = session.ranks.is_rank_zero and not on_gpu  # a GPU's clocks are on record
-    wait_for_all(session)  # or the yardstick would have the others' warm-up beside it
+    session.wait_for("all ranks")  # or the yardstick would have the others' warm-up beside it
     before = time_yardstick() if measures else 0.0
-    wait_for_all(session)
+    session.wait_for("all ranks")
     started = session.timer.start()
     yield from passage.run()
     ended = session.timer.synchronize()
@@ -213,17 +213,12 @@ def passes(session: Session) -> Iterator[events.Message]:
         peak_reserved=torch.cuda.max_memory_reserved() if on_gpu else None,
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-    wait_for_all(session)
+    session.wait_for("all ranks")
     if measures:
         yield events.YardstickRead(rank=0, repeat=session.repeat, seconds=(before + time_yardstick()) / 2)
     yield from baselines.measure(session)
     if session.settings.verify:
         yield from verify(session, passage.latents)
-
-
-def wait_for_all(session: Session) -> None:
-    session.stage.activity.enter("waiting for all ranks", waits_for=EVERYONE)
-    distributed.barrier()
 
 
 def warm_up(session: Session) -> None:
