@@ -7,7 +7,10 @@ skipped. The output folder is written as the jobs finish, so that a suite that i
     summary.md      the table
     summary.json    the same as data, with the commands
     JOB/log.txt     the end of what the job printed
-    JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json and noise.json
+    JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json, noise.json, findings.json
+
+The jobs called planted-* have a fault that `gpubench profile --verify` must find: where it does not, the job has
+failed. So has one whose profile does not hold together; see `profiled.py`.
 
 `--dry-run` runs the same jobs with tiny models on the CPU, to show that the suite itself works.
 """
@@ -26,8 +29,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import profiled
+
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ("run.json", "config.yaml", "environment.json", "summary.json", "noise.json")
+KEPT = ("run.json", "config.yaml", "environment.json", "summary.json", "noise.json", "findings.json")
 LOG_CHARACTERS = 20_000
 LAST_LINES = 30  # of a job without runs, shown below the table
 PATIENCE = 15.0  # seconds in which an interrupted job may close its run directory
@@ -57,6 +62,8 @@ class Job:
     dry: tuple[str, ...] = ()
     """What is appended in a dry run; later options win."""
     reference: Reference | None = None
+    finds: tuple[str, ...] = ()
+    """What its diagnosis must name, by the ids of findings."""
 
 
 def cli(command: str, *arguments: str) -> tuple[str, ...]:
@@ -105,6 +112,75 @@ def pipelines() -> Iterator[Job]:
                     ranks * seconds,
                     DRY_PIPE,
                 )
+
+
+PROFILE = ("--repeats=1", "--training.warmup_steps=10", "--training.seconds=3", "--logging.graph=false")
+NO_SHAPES = "--profiling.record_shapes=false"  # and so no finding on memory, whose fix would compile for a minute
+BF16 = "--precision=bf16"
+
+
+def planted() -> Iterator[Job]:
+    """Each with a fault that is worth more than noise on an H200, and sized so that others do not hide it."""
+
+    def job(name: str, shows: str, finds: tuple[str, ...], seconds: float, dry: tuple[str, ...], *options: str) -> Job:
+        return Job(f"planted-{name}", cli("profile", "--verify", *PROFILE, *options), shows, seconds, dry, finds=finds)
+
+    slow = ("--model=resnet50", BF16, "--batch-size=128", "--data=synthetic-host", "--data.workers=0")
+    yield job(
+        *("loader", "batches made by the training process, in pageable memory", ("too-few-workers", "pinning"), 130.0),
+        (*DRY_RESNET, "--data.samples=400"),
+        *(*slow, "--data.pin_memory=false", NO_SHAPES),
+    )
+    resnet18 = ("--model=resnet18", BF16, NO_SHAPES)
+    yield job(
+        *("synchronisation", "the loss read after every step", ("synchronisation",), 60.0, DRY_RESNET),
+        *(*resnet18, "--batch-size=96", "--training.read_loss=true", "--profiling.modules=false"),
+    )
+    yield job(
+        *("optimizer", "an optimizer that loops over parameters", ("unfused-optimizer",), 60.0, DRY_RESNET),
+        *(*resnet18, "--batch-size=192", "--training.optimizer_impl=loop"),
+    )
+    yield job(
+        *("nchw", "bf16 convolutions in NCHW", ("nchw-convolutions",), 70.0, DRY_RESNET),
+        *("--model=resnet50", BF16, "--batch-size=128", "--performance.channels_last=false", NO_SHAPES),
+    )
+    yield job(
+        *("fp32-resnet50", "convolutions in full fp32", ("fp32-products",), 70.0, DRY_RESNET),
+        *("--model=resnet50", "--precision=fp32", "--batch-size=128", NO_SHAPES),
+    )
+    yield job(
+        *("fp32-gpt2", "matrix products in full fp32", ("fp32-products",), 70.0, DRY_GPT2),
+        *("--model=gpt2", "--precision=fp32", "--batch-size=8", NO_SHAPES),
+    )
+    yield job(
+        *("launches", "a batch too small for its launches", ("launch-bound",), 130.0, DRY_BERT),
+        *("--model=bert-base", BF16, "--batch-size=1", NO_SHAPES),
+    )
+
+
+def profiles() -> Iterator[Job]:
+    """Programs as they are: does their profile sum, what does it cost, how large is it?"""
+    for model, batch_size, dry in (
+        ("resnet50", 256, DRY_RESNET),
+        ("gpt2", 32, DRY_GPT2),
+        ("bert-base", 128, DRY_BERT),
+        ("sd15-unet", 8, (*DRY, "--model=sd15-unet-tiny")),
+    ):
+        yield Job(
+            f"profile-{model}",
+            cli("profile", *PROFILE, f"--model={model}", BF16, f"--batch-size={batch_size}"),
+            f"{model}, bf16, eager: where a step goes",
+            40.0,
+            dry,
+        )
+    recorded = ("--profiling.enabled=true", "--profiling.all_ranks=true", "--baseline=off")
+    yield Job(
+        "profile-pipe",
+        cli("pipe-infer", "--repeats=1", "--steps=20", "--samples=4", "--unet=sd15", "--world-size=2", *recorded),
+        "sd15 UNet, 20 steps over 2 ranks on one GPU: where an evaluation goes",
+        60.0,
+        (*DRY_PIPE, "--steps=12"),
+    )
 
 
 JOBS = (
@@ -179,6 +255,8 @@ JOBS = (
         LAMBDA,
     ),
     *pipelines(),
+    *planted(),
+    *profiles(),
 )
 BUDGET = 460.0  # seconds; with the patience for a job that is stopped, under 8 minutes
 
@@ -203,7 +281,7 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    jobs = [job for job in JOBS if not options.only or job.name in options.only]
+    jobs = [job for job in JOBS if not options.only or job.name.startswith(tuple(options.only))]
     if options.dry_run:
         jobs = [dried(job) for job in jobs]
     output: Path = options.output
@@ -222,15 +300,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run everything that needs a GPU, and sum it up in one table.")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "gpu-suite", metavar="DIR")
-    parser.add_argument("--only", action="append", choices=[job.name for job in JOBS], help="may be repeated")
+    parser.add_argument(
+        "--only", action="append", type=beginning, metavar="JOB", help="jobs whose names begin so; may be repeated"
+    )
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="default: %(default).0f")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
     return parser.parse_args(arguments)
 
 
+def beginning(name: str) -> str:
+    if not any(job.name.startswith(name) for job in JOBS):
+        raise argparse.ArgumentTypeError(
+            f"no job begins with {name!r}; there are {', '.join(job.name for job in JOBS)}"
+        )
+    return name
+
+
 def dried(job: Job) -> Job:
-    """The same job in a size for a CPU. No published figure is comparable with that."""
-    return replace(job, arguments=(*job.arguments, *job.dry), seconds=DRY_FACTOR * job.seconds, reference=None)
+    """The same job in a size for a CPU. No published figure is comparable with that, and no fault is worth its fix."""
+    arguments = tuple(part for part in job.arguments if part != "--verify" or not job.finds)
+    return replace(job, arguments=(*arguments, *job.dry), seconds=DRY_FACTOR * job.seconds, reference=None, finds=())
 
 
 def attempt(job: Job, output: Path, remaining: float) -> Result:
@@ -251,11 +340,25 @@ def attempt(job: Job, output: Path, remaining: float) -> Result:
         began = time.monotonic()
         status, printed = run([scratch if part == RUNS else part for part in command], min(2 * job.seconds, remaining))
         took = time.monotonic() - began
-        runs = [keep(path.parent, kept) for path in sorted(Path(scratch).glob("*/*/run.json"))]
+        paths = [path.parent for path in sorted(Path(scratch).glob("*/*/run.json"))]
+        # What became of each fix stands in the findings of the run that it was tried for.
+        runs = [keep(path, kept) for path in paths if not path.parent.name.endswith("-verify")]
     (kept / "log.txt").write_text(printed[-LOG_CHARACTERS:])
     note = "" if runs and status == "completed" else last_words(printed)
+    if status == "completed" and (wrong := list(unlike(job, runs))):
+        status, note = "failed", "; ".join(wrong)
     rest = "" if runs else "\n".join(printed.splitlines()[-LAST_LINES:])
     return replace(made, status=status, note=note, seconds=took, runs=runs, printed=rest)
+
+
+def unlike(job: Job, runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What the job should have shown and did not."""
+    for done in runs:
+        found = done["profiled"]
+        if found is not None:
+            yield from found.broken
+            named = {finding.partition(" ")[0].rstrip(":") for finding in found.findings}
+            yield from (f"{name} was not found" for name in job.finds if name not in named)
 
 
 def run(command: Sequence[str], limit: float) -> tuple[str, str]:
@@ -293,6 +396,7 @@ def keep(path: Path, kept: Path) -> dict[str, Any]:
         "status": record["status"],
         "metrics": {metric["name"]: metric for metric in summary.get("metrics", [])},
         "warnings": summary.get("warnings", []),
+        "profiled": profiled.examine(path),
     }
 
 
@@ -325,11 +429,19 @@ def table(results: Sequence[Result]) -> str:
     """Markdown, one row per run, or per job where there is none; then sources and warnings."""
     rows = [row for result in results for row in rows_of(result)]
     lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, ["---"] * len(HEAD), *rows)]
+    lines += profiled_table(results)
     sources = {result.reference.source for result in results if result.reference}
     lines += ["", *(f"Reference: {source}." for source in sorted(sources))] if sources else []
     said = [f"- {result.name}: {warning}" for result in results for run in result.runs for warning in run["warnings"]]
     lines += ["", "Warnings:", "", *said] if said else []
     return "\n".join(lines) + "\n"
+
+
+def profiled_table(results: Sequence[Result]) -> list[str]:
+    rows = [profiled.row(result.name, run["profiled"]) for result in results for run in result.runs if run["profiled"]]
+    if not rows:
+        return []
+    return ["", *("| " + " | ".join(cells) + " |" for cells in (profiled.HEAD, ["---"] * len(profiled.HEAD), *rows))]
 
 
 def rows_of(result: Result) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpubench.defaults import Choice
     from gpubench.live import Drawing
     from gpubench.recording import Recorder
+    from gpubench.terminal import Terminal
 
 
 def resolved(
@@ -37,21 +38,44 @@ def carry_out(
     verbose: int,
 ) -> None:
     """Runs one configuration, or two in turn; shows and writes up what came of it, and raises what went wrong."""
-    from gpubench import benchmark, notebook
+    from gpubench import notebook
     from gpubench.report import frame
     from gpubench.terminal import Terminal
 
-    if launched_by_torchrun() and not is_rank_zero():
-        benchmark.join(runs[0].settings)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    recorders = benchmark.open_runs(recorder, runs, sys.argv)
-    with terminal.view(drawing) as view:
-        outcomes: list[Outcome] = benchmark.run(recorders, view)
+    outcomes = measured(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    for path in paths:
-        notebook.write_up(path)
     pair = notebook.judge_pair(paths, frame.differences(*outcomes)) if len(paths) == 2 else None
     text = frame.to_json(outcomes, pair) if json else terminal.render(show, outcomes, pair)
+    finish(text, outcomes)
+
+
+def measured(
+    runs: "Sequence[Configuration[Any]]",
+    recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
+    drawing: "Drawing[Any]",
+    terminal: "Terminal",
+    *,
+    independent: bool = False,
+) -> "list[Outcome]":
+    """Runs them in turn and writes them up. Of the user's own torchrun only rank 0 comes back.
+
+    `independent` as in `benchmark.run`.
+    """
+    from gpubench import benchmark, notebook
+
+    if launched_by_torchrun() and not is_rank_zero():
+        benchmark.join(runs[0].settings)
+    recorders = benchmark.open_runs(recorder, runs, sys.argv)
+    with terminal.view(drawing) as view:
+        outcomes: list[Outcome] = benchmark.run(recorders, view, independent=independent)
+    for outcome in outcomes:
+        notebook.write_up(outcome.recorder.writer.path)
+    return outcomes
+
+
+def finish(text: str, outcomes: "Sequence[Outcome]") -> None:
+    """Says what came of it, and raises what went wrong."""
     output.write(text, "the run directory has it all")
     for outcome in outcomes:
         if outcome.error:

@@ -36,26 +36,42 @@ class Outcome:
     error: GpubenchError | None
 
 
-def run(recorders: Sequence[Recorder[Any]], watch: Callable[[Recorder[Any]], None]) -> list[Outcome]:
+def run(
+    recorders: Sequence[Recorder[Any]], watch: Callable[[Recorder[Any]], None], *, independent: bool = False
+) -> list[Outcome]:
     """Runs every recorder's repeats, interleaved A B B A where there are several, and closes their directories.
 
     `watch` is called about ten times a second with the recorder in hand. An error ends all runs: what was measured is
-    kept, and the error stands in every outcome it touched.
+    kept, and the error stands in every outcome it touched. Of `independent` runs one that fails leaves the others to
+    go on, unless it is the first, which they are laid beside.
     """
     error: BaseException | None = None
     failed: Recorder[Any] | None = None
+    lost: dict[int, RunFailed] = {}
     with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's notice is as good as Ctrl-C
         try:
-            for recorder, repeats in schedule(recorders):
+            for recorder, repeats, profiled in schedule(recorders):
+                if id(recorder) in lost:
+                    continue
                 failed = recorder
-                measure(recorder, repeats, watch)
+                try:
+                    measure(recorder, repeats, profiled, watch)
+                except RunFailed as one:
+                    if not independent or recorder is recorders[0]:
+                        raise
+                    lost[id(recorder)] = one
                 failed = None
+            for recorder in recorders:
+                recorder.diagnose()
         except KeyboardInterrupt:
             error = Interrupted("interrupted", "what was measured is kept")
         except BaseException as caught:
             error = caught
     with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # impatience must not stop this
-        outcomes = [_close(recorder, error, recorder is failed) for recorder in recorders]
+        outcomes = [
+            _close(recorder, lost.get(id(recorder), error), recorder is failed or id(recorder) in lost)
+            for recorder in recorders
+        ]
     if launched_by_torchrun():  # it ends all ranks with the first that exits, and this one has yet to report
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if error and not isinstance(error, GpubenchError):
@@ -83,18 +99,25 @@ def open_runs(
     return recorders
 
 
-def schedule(recorders: Sequence[Recorder[Any]]) -> Iterator[tuple[Recorder[Any], list[int]]]:
-    """Whose turn it is, and with which repeats: fresh processes for each, or all at once in those of torchrun."""
+def schedule(recorders: Sequence[Recorder[Any]]) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
+    """Whose turn it is, with which repeats, and which one of them is recorded by the profiler: the last, if any.
+
+    Fresh processes for each, or all at once in those of torchrun.
+    """
     if launched_by_torchrun():
         for recorder in recorders:
             recorder.writer.update(repeat_kind="in-process")
-            yield recorder, list(range(recorder.settings.measurement.repeats))
+            number = recorder.settings.measurement.repeats
+            yield recorder, list(range(number)), number if recorder.settings.profiling.enabled else None
         return
     number = 0
     while number == 0 or any(needs_more(recorder, number) for recorder in recorders):
         for recorder in recorders if number % 2 == 0 else reversed(recorders):
-            yield recorder, [number]
+            yield recorder, [number], None
         number += 1
+    for recorder in recorders:
+        if recorder.settings.profiling.enabled:
+            yield recorder, [], number
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:
@@ -108,16 +131,23 @@ def needs_more(recorder: Recorder[Any], done: int) -> bool:
     return done < 2 or half_width is None or half_width > measurement.target_precision
 
 
-def measure(recorder: Recorder[Any], repeats: list[int], watch: Callable[[Recorder[Any]], None]) -> None:
-    """Starts the workers of one or more repeats and listens until they are done."""
+def measure(
+    recorder: Recorder[Any], repeats: list[int], profiled: int | None, watch: Callable[[Recorder[Any]], None]
+) -> None:
+    """Starts the workers of one or more repeats, and of the one to be profiled, and listens until they are done."""
     settings = recorder.settings
     wanted = settings.measurement.max_repeats if settings.measurement.target_precision else settings.measurement.repeats
-    recorder.begin_repeat(repeats[0], wanted)
+    recorder.profiled = profiled
+    if repeats:
+        recorder.begin_repeat(repeats[0], wanted)
+    else:
+        recorder.begin_recorded()
     recorder.listen_to_log(True)
     job = Job(
         command=recorder.command,
         settings=settings.model_dump(mode="json"),
-        repeats=repeats,
+        repeats=repeats if profiled is None else [*repeats, profiled],
+        profiled=profiled,
         clock=(time.time(), time.monotonic()),
         host=socket.gethostname(),
         samples=recorder.samples,

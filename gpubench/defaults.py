@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -25,6 +25,8 @@ from gpubench.zoo import find, is_builtin
 AMPERE = (8, 0)
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
 FILLED_IN = "default: "
+T = TypeVar("T", bound=TrainSettings)
+
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
 
 
@@ -62,7 +64,7 @@ def completed(configuration: Configuration[S], complete: Callable[[S], tuple[S, 
     return Configuration(settings, configuration.origins | reasons)
 
 
-def complete(settings: TrainSettings) -> tuple[TrainSettings, list[Choice]]:
+def complete(settings: T) -> tuple[T, list[Choice]]:
     """Settings without gaps, and what was chosen.
 
     Raises DeviceError, ModelError, DataError or SettingsError for what is known not to work on this machine.

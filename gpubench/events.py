@@ -191,6 +191,16 @@ class RepeatDone(Event, frozen=True):
     peak_rss: int
 
 
+class TraceRecorded(Event, frozen=True):
+    """A piece of a trace file of torch.profiler, in order; a file begins where the one before it ended."""
+
+    repeat: int
+    name: str
+    data: bytes
+    last: bool
+    """Whether the file is complete with it."""
+
+
 class YardstickRead(Event, frozen=True):
     """How long a fixed piece of work took just before and after the repeat's steps; see `gpubench.yardstick`."""
 
@@ -308,8 +318,8 @@ class Done(Event, frozen=True):
 
 Message = (
     Hello | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
-    | PeakMeasured | GraphTraced | RepeatDone | YardstickRead | PipelineBuilt | SpansMeasured | HandoffMeasured
-    | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done
+    | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | YardstickRead | PipelineBuilt | SpansMeasured
+    | HandoffMeasured | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 
 
@@ -325,6 +335,8 @@ class Job(msgspec.Struct, frozen=True):
     host: str
     samples: list[int] | None = None
     """The samples still to be made; None for all."""
+    profiled: int | None = None
+    """The repeat, the last of them, that torch.profiler records and that is not measured."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True):

@@ -113,7 +113,7 @@ class LiveTable(Silence):
 
 def describe(progress: TrainProgress) -> str:
     """The state of a run in one plain line."""
-    head = f"repeat {progress.repeat + 1}/{progress.repeats}"
+    head = progress.place
     if progress.step is None:
         return f"{head}  {progress.doing.replace('_', ' ')}"
     step_time = _step_time(progress)
@@ -129,9 +129,9 @@ def draw(experiment: str, progress: TrainProgress) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_row("repeat", f"{progress.repeat + 1} of {progress.repeats}")
+    table.add_row("now", progress.place)
     if progress.step is None:
-        table.add_row("now", progress.doing.replace("_", " "))
+        table.add_row("", progress.doing.replace("_", " "))
         return Group(Text(experiment, style="bold"), table)
     step, step_time = progress.step, _step_time(progress)
     table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")

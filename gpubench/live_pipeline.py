@@ -14,7 +14,7 @@ SHARES = {"compute": "compute", "recv_wait": "receive", "send_wait": "send", "id
 
 def describe(progress: PipeProgress) -> str:
     """The state of a run in one plain line."""
-    parts = [f"repeat {progress.repeat + 1}/{progress.repeats}"]
+    parts = [progress.place]
     if not any(state.spans for state in progress.states):
         return "  ".join([*parts, _words(progress.doing)])
     parts.append(f"samples {progress.finished}/{progress.total or '?'}")
@@ -30,7 +30,7 @@ def draw(experiment: str, progress: PipeProgress) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim", no_wrap=True)
     head.add_column(no_wrap=True)
-    head.add_row("repeat", f"{progress.repeat + 1} of {progress.repeats}")
+    head.add_row("now", progress.place)
     head.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
     for name, text in hardware(progress.telemetry):
         head.add_row(name, text)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpubench import devices, events
+from gpubench.chrome_trace import chrome_trace
 from gpubench.configuration import Configuration
 from gpubench.defaults import local_ranks
 from gpubench.errors import GpubenchError, RunFailed
@@ -19,7 +20,6 @@ from gpubench.resuming import Finished, made_with
 from gpubench.runs import HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.settings import Device
 from gpubench.summary import Summary
-from gpubench.trace import chrome_trace
 
 
 class PipeRecorder(Recorder[PipeSettings]):
@@ -47,8 +47,19 @@ class PipeRecorder(Recorder[PipeSettings]):
         self.progress.telemetry = telemetry
         self._repeats.setdefault(number, PipeRepeat(number))
 
+    def begin_recorded(self) -> None:
+        progress = self.progress
+        self.progress = self._progress(progress.repeat, progress.repeats)
+        self.progress.telemetry, self.progress.recorded = progress.telemetry, True
+
+    def unit_time(self, summary: Summary) -> float | None:
+        evaluation = summary.get("evaluation_time")
+        return evaluation.estimate if evaluation else None
+
     def keep(self, event: events.Message) -> bool:
         self.progress.take(event)
+        if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
+            return True  # its times are not those of the program alone
         match event:
             case events.PipelineBuilt():
                 self._take_built(event)
@@ -76,6 +87,8 @@ class PipeRecorder(Recorder[PipeSettings]):
 
     def end_repeat(self) -> None:
         super().end_repeat()
+        if self.progress.recorded:
+            return
         spans = [span for repeat in self._repeats.values() for span in repeat.spans]
         handoffs = [handoff for repeat in self._repeats.values() for handoff in repeat.handoffs]
         self.writer.replace(TRACE, chrome_trace(spans, handoffs))

@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from gpubench.settings import (
     FolderName,
@@ -96,7 +96,7 @@ class OutputSettings(Section):
 
 
 class PipeSettings(RunSettings):
-    """Settings of `gpubench pipe-infer`."""
+    """Settings of `gpubench pipe-infer`. Its profiling counts the evaluations of a rank."""
 
     aliases: ClassVar[dict[str, str]] = RunSettings.aliases | {
         "unet": "model.unet",
@@ -129,3 +129,9 @@ class PipeSettings(RunSettings):
     distributed: RankSettings = RankSettings()
     measurement: InferenceMeasurement = InferenceMeasurement()
     output: OutputSettings = OutputSettings()
+
+    @model_validator(mode="after")
+    def _no_epochs(self) -> Self:
+        if self.profiling.enabled and self.profiling.unit == "epoch":
+            raise ValueError("profiling.unit=epoch: a pipeline has none, its steps are evaluations")
+        return self

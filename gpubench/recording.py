@@ -4,23 +4,29 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from gpubench import events
+from gpubench import events, units
 from gpubench.configuration import Configuration
 from gpubench.defaults import FILLED_IN
+from gpubench.diagnosis.traces import Diagnosis, of_run
 from gpubench.dotkeys import flatten
-from gpubench.errors import GpubenchError
+from gpubench.errors import DataError, GpubenchError
+from gpubench.findings import Findings
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.provenance import git_state
-from gpubench.runs import ENVIRONMENT, FAILED, LOG, TELEMETRY, RunWriter
+from gpubench.runs import ENVIRONMENT, FAILED, FINDINGS, LOG, PROFILE, TELEMETRY, TRACES, RunWriter
 from gpubench.settings import Device, RunSettings
 from gpubench.summary import Summary
 from gpubench.telemetry import TelemetrySample
+from gpubench.trace.shares import shares
 from gpubench.tracking import MetricLogger
+
+LARGE_TRACE = 100 * 2**20  # bytes, compressed: ten times that or more to be shown, where viewers give up
+SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.record_shapes or profiling.modules"
 
 log = logging.getLogger("gpubench.run")
 
@@ -36,6 +42,13 @@ class Progress:
     ranks: int = 1
     doing: str = "starting"
     telemetry: TelemetrySample | None = None
+    recorded: bool = False
+    """By the profiler: a repeat that is not measured."""
+
+    @property
+    def place(self) -> str:
+        """Which repeat this is."""
+        return "profiling" if self.recorded else f"repeat {self.repeat + 1}/{self.repeats}"
 
 
 class Recorder(ABC, Generic[S]):
@@ -45,6 +58,10 @@ class Recorder(ABC, Generic[S]):
     progress: Progress
     samples: list[int] | None = None
     """What is still to be made, of a command that makes samples one by one; None for all."""
+    profiled: int | None = None
+    """The repeat that torch.profiler records: none of the measured ones."""
+    diagnosis: Diagnosis | None = None
+    """What its traces showed."""
 
     def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
         """Creates the run directory of a complete configuration.
@@ -81,6 +98,10 @@ class Recorder(ABC, Generic[S]):
         (root.addHandler if listening else root.removeHandler)(self._handler)
 
     @abstractmethod
+    def begin_recorded(self) -> None:
+        """The repeat begins that the profiler records, in a process of its own."""
+
+    @abstractmethod
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Repeat `number` of `repeats` begins, in a fresh process or in the one at hand."""
 
@@ -109,6 +130,8 @@ class Recorder(ABC, Generic[S]):
                 self._take_environment(event.environment)
             case events.Failed():
                 self._take_failure(event)
+            case events.TraceRecorded():
+                self._take_trace(event)
             case _:
                 if not self.keep(event):
                     log.log(NOTIMPORTANT, "rank %d: %s", event.rank, type(event).__name__)
@@ -153,6 +176,53 @@ class Recorder(ABC, Generic[S]):
         finally:
             self.listen_to_log(False)
             self.writer.finish(status, error.record() if error else None)
+
+    @property
+    def traces(self) -> list[Path]:
+        """The profiler's files, in order of time."""
+        return sorted(self.writer.path.joinpath(TRACES).glob("*.pt.trace.json.gz"), key=lambda path: path.name)
+
+    def diagnose(self) -> None:
+        """Reads the traces, if there are any, and keeps what they show."""
+        if not self.traces:
+            return
+        self.listen_to_log(True)
+        try:
+            summary = self.summary()
+            self.diagnosis = found = of_run(
+                self.traces,
+                flatten(self.settings.model_dump(mode="json")),
+                {metric.name: metric for metric in summary.metrics},
+                flatten(self.environment),
+                self.unit_time(summary),
+            )
+            self.writer.replace(PROFILE, found.profile)
+            self.conclude(found.findings)
+            self.metrics.scalars(self.progress.repeat, 0, time.time(), shares(found.profile))
+        except DataError as error:
+            log.warning("no diagnosis: %s", error)
+        finally:
+            self.listen_to_log(False)
+
+    def conclude(self, findings: Findings) -> None:
+        """Keeps what was found, and in time what became of it."""
+        assert self.diagnosis
+        self.diagnosis = replace(self.diagnosis, findings=findings)
+        self.writer.replace(FINDINGS, findings)
+
+    def unit_time(self, summary: Summary) -> float | None:
+        """Seconds that one of the units takes unrecorded that the profiler's schedule counts."""
+        return None
+
+    def _take_trace(self, event: events.TraceRecorded) -> None:
+        name = f"{TRACES}/{event.name}"
+        self.writer.append_piece(name, event.data, event.last)
+        if not event.last:
+            return
+        size = (self.writer.path / name).stat().st_size
+        log.info("rank %d recorded %s, %s", event.rank, name, units.size(size))
+        if size > LARGE_TRACE:
+            log.warning("%s has %s: %s", name, units.size(size), SMALLER)
 
     def _take_environment(self, environment: dict[str, Any]) -> None:
         self.environment = environment

@@ -41,6 +41,9 @@ SAMPLES = "samples.jsonl"
 HANDOFFS = "handoffs.jsonl"
 TIMELINE = "timeline.jsonl"
 TRACE = "timeline.trace.json"
+PROFILE = "profile.json"
+FINDINGS = "findings.json"
+TRACES = "profiler_traces"
 SAMPLE_FOLDER = "samples"
 LATENT, IMAGE = "safetensors", "png"  # suffixes in there
 
@@ -138,6 +141,17 @@ class RunWriter:
 
     def append_text(self, name: str, line: str) -> None:
         self._append(name, line.encode(errors="backslashreplace"))
+
+    def append_piece(self, name: str, piece: bytes, last: bool) -> None:
+        """Adds bytes to a file, which gets its name when the last of them are there."""
+        path = self.path / name
+        part = path.with_name(f".{path.name}.part")
+        with self._writing(name):
+            path.parent.mkdir(exist_ok=True)
+            with part.open("ab") as file:
+                file.write(piece)
+            if last:
+                part.replace(path)
 
     def flush(self) -> None:
         for name, file in self._lines.items():

@@ -7,10 +7,13 @@ import msgspec
 
 from gpubench.comparison.result import Noise
 from gpubench.events import Handoff, Sample, Span, Step
+from gpubench.findings import Findings
 from gpubench.runs import (
     EPOCHS,
+    FINDINGS,
     HANDOFFS,
     NOISE,
+    PROFILE,
     RUN,
     SAMPLES,
     SCHEMA_VERSION,
@@ -22,6 +25,7 @@ from gpubench.runs import (
 )
 from gpubench.summary import Summary
 from gpubench.telemetry import TelemetrySample
+from gpubench.trace.profile import Profile
 from gpubench.tracking import Epoch
 
 FILES = {
@@ -34,6 +38,8 @@ FILES = {
     TELEMETRY: TelemetrySample,
     SUMMARY: Summary,
     NOISE: Noise,
+    PROFILE: Profile,
+    FINDINGS: Findings,
 }
 """The type of each file's document, or of each line where its name ends in .jsonl."""
 

@@ -8,9 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
+DEFAULT_STEPS = 50
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -29,6 +30,14 @@ class Precision(StrEnum):
 class Device(StrEnum):
     cpu = "cpu"
     cuda = "cuda"
+
+
+def _refuse_mps(device: Any) -> Any:
+    if device == "mps":
+        raise ValueError(
+            "device=mps: torch has no events to time it by, and its profiler records no work of it; use cpu"
+        )
+    return device
 
 
 class Section(BaseModel):
@@ -80,6 +89,9 @@ class TrainingSettings(Section):
     optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = Field(
         "auto", description="how the optimizer visits parameters; auto: fused on a GPU, PyTorch's own choice on CPU"
     )
+    read_loss: bool = Field(
+        False, description="read the loss after every step, as loops do that log it; the host waits for the device"
+    )
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(1e-3, description="step size")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of sgd")
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="weight decay")
@@ -124,6 +136,9 @@ class RankSettings(Section):
 
 class DistributedSettings(RankSettings):
     strategy: Literal["ddp", "fsdp2"] = Field("ddp", description="how more than one rank shares the work")
+    sync_gradients: Literal["last", "each"] = Field(
+        "last", description="all-reduce after the last of the accumulated passes, or after each (fsdp2: less memory)"
+    )
     bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = Field(25.0, description="DDP gradient bucket in MiB")
     timeout: Seconds = Field(300.0, description="seconds a collective may take before the run fails")
 
@@ -161,6 +176,36 @@ class MeasurementSettings(RepeatSettings):
     measure_peak: bool = Field(False, description="time a large matrix product as an attainable ceiling")
 
 
+class ProfilingSettings(Section):
+    """A repeat of its own, after those that are measured: recording slows the program down."""
+
+    enabled: bool = Field(False, description="record one more repeat with torch.profiler, and name the bottleneck")
+    unit: Literal["step", "epoch"] = Field("step", description="what wait, warmup and active count")
+    wait: Natural = Field(3, description="units before the first cycle")
+    warmup: Natural = Field(1, description="units of each cycle that the profiler runs and drops")
+    active: Positive = Field(3, description="units of each cycle that are recorded")
+    repeat: Natural = Field(1, description="cycles after the first, each with a trace file of its own")
+    record_shapes: bool = Field(True, description="shapes, types and strides of every operator's inputs")
+    profile_memory: bool = Field(False, description="every allocation")
+    with_stack: bool = Field(False, description="the Python stack, for file:line; slows the host further")
+    modules: bool = Field(True, description="call each module of the model by its path")
+    all_ranks: bool = Field(False, description="record every rank, not only rank 0")
+    keep_compile: bool = Field(False, description="record the compiled model, which hides its operators")
+
+    @property
+    def units(self) -> int:
+        """Steps or epochs that the schedule takes."""
+        return self.wait + (self.warmup + self.active) * (self.repeat + 1)
+
+    def refuse_shorter(self, units: int, source: str) -> None:
+        """Raises ValueError where a run of `units` ends before the schedule does; `source` says where they are from."""
+        if units < self.units:
+            raise ValueError(
+                f"profiling takes wait {self.wait} + (warmup {self.warmup} + active {self.active}) x "
+                f"(repeat {self.repeat} + 1) = {self.units} {self.unit}s, and the run has {units} ({source})"
+            )
+
+
 class LoggingSettings(Section):
     level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR"] = Field(
         "DEBUG", description="least level that reaches run.log"
@@ -187,10 +232,13 @@ class RunSettings(Section):
     experiment: FolderName
     results: Path = Field(Path("results"), description="where run directories are written")
     seed: Natural
-    device: Device | None = Field(None, description="cpu or cuda; default: cuda where there is a GPU")
+    device: Annotated[Device, BeforeValidator(_refuse_mps)] | None = Field(
+        None, description="cpu or cuda; default: cuda where there is a GPU"
+    )
     performance: ThreadSettings = ThreadSettings()
     distributed: RankSettings = RankSettings()
     measurement: RepeatSettings = RepeatSettings()
+    profiling: ProfilingSettings = ProfilingSettings()
     logging: LoggingSettings = LoggingSettings()
 
 
@@ -217,3 +265,29 @@ class TrainSettings(RunSettings):
     performance: PerformanceSettings = PerformanceSettings()
     distributed: DistributedSettings = DistributedSettings()
     measurement: MeasurementSettings = MeasurementSettings()
+
+    @model_validator(mode="after")
+    def _long_enough_to_profile(self) -> Self:
+        training, profiling = self.training, self.profiling
+        if not profiling.enabled:
+            return self
+        if profiling.unit == "epoch":
+            if training.epochs is None:
+                raise ValueError("profiling.unit=epoch counts training.epochs, which are not set")
+            profiling.refuse_shorter(training.epochs, "training.epochs")
+        elif training.epochs is None and training.seconds is None:
+            steps = training.steps or DEFAULT_STEPS
+            source = f"training.warmup_steps {training.warmup_steps} + training.steps {steps}"
+            profiling.refuse_shorter(training.warmup_steps + steps, source)
+        return self
+
+
+class RecordedSettings(ProfilingSettings):
+    enabled: bool = Field(True, description="what gpubench profile is for")
+
+
+class ProfileSettings(TrainSettings):
+    """Settings of `gpubench profile`: the run that train-bench would do, and one more repeat that is recorded."""
+
+    experiment: FolderName = Field("profile", description="folder under results that groups the runs")
+    profiling: RecordedSettings = RecordedSettings()

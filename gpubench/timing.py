@@ -20,12 +20,13 @@ from gpubench.events import Step
 Mark = TypeVar("Mark")
 
 OTHER = "other"
+EXPOSED_COMMUNICATION = "exposed_communication"
 PHASES = (
     "data_wait",
     "host_to_device",
     "forward",
     "backward",
-    "exposed_communication",
+    EXPOSED_COMMUNICATION,
     "optimizer",
     OTHER,
 )

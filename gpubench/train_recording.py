@@ -39,7 +39,17 @@ class TrainRecorder(Recorder[TrainSettings]):
         self.progress = TrainProgress(number, repeats, ranks, telemetry=self.progress.telemetry)
         self._repeats.setdefault(number, Repeat(number))
 
+    def begin_recorded(self) -> None:
+        then, ranks = self.progress, self.settings.distributed.world_size
+        self.progress = TrainProgress(then.repeat, then.repeats, ranks, telemetry=then.telemetry, recorded=True)
+
+    def unit_time(self, summary: Summary) -> float | None:
+        step_time = summary.get("step_time")
+        return step_time.estimate if step_time and self.settings.profiling.unit == "step" else None
+
     def keep(self, event: events.Message) -> bool:
+        if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
+            return self._keep_profiled(event)
         match event:
             case events.StepsMeasured():
                 self._take_steps(event)
@@ -100,7 +110,18 @@ class TrainRecorder(Recorder[TrainSettings]):
             }
         )
 
+    def _keep_profiled(self, event: events.Message) -> bool:
+        """Of the recorded repeat only where it stands: its times are not those of the program alone."""
+        if isinstance(event, events.Planned) and event.rank == 0:
+            self.progress.planned = event.steps
+        return True
+
     def _take_steps(self, event: events.StepsMeasured) -> None:
+        if event.steps and event.steps[0].repeat == self.profiled:
+            if event.rank == 0:
+                self.progress.step = event.steps[-1]
+                self.progress.steps += event.steps
+            return
         for step in event.steps:
             self._repeats[step.repeat].steps.setdefault(step.rank, []).append(step)
             self.writer.append(STEPS, step)

@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -10,15 +13,18 @@ from torch._C._distributed_c10d import Store
 from gpubench import distributed, events
 from gpubench.calendar import calendar
 from gpubench.channel import Activity
+from gpubench.configuration import apply_overrides
 from gpubench.data import Feed, open_dataset
 from gpubench.environment import capture_env_metadata
+from gpubench.errors import SettingsError
 from gpubench.inspection import inspect
 from gpubench.models import build
 from gpubench.precision import arithmetic, refuse, set_float32_matmul
+from gpubench.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.ranks import Ranks
 from gpubench.settings import TrainSettings
 from gpubench.timing import StepTimer, clock_of
-from gpubench.training import Event, build_trainer, train
+from gpubench.training import Event, Trainer, build_trainer, plan, train
 from gpubench.yardstick import time_yardstick
 
 
@@ -39,7 +45,8 @@ def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity)
     for repeat in job.repeats:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        yield from run_repeat(settings, ranks, device, activity, repeat, job)
+        run = profile_repeat if repeat == job.profiled else run_repeat
+        yield from run(settings, ranks, device, activity, repeat, job)
     # Not after an error: leaving the group can wait for ranks that will never come, before the error is told.
     distributed.cleanup_ddp()
 
@@ -54,6 +61,67 @@ def run_repeat(
 ) -> Iterator[Event]:
     """Builds the model anew, trains it, and then looks at what needs no clock."""
     began = time.perf_counter()
+    timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
+    trainer, feed = prepare(settings, ranks, device, activity, timer)
+    parameters = list(trainer.workload.module.parameters())
+    yield events.ModelBuilt(
+        rank=ranks.rank,
+        repeat=repeat,
+        parameters=sum(p.numel() for p in parameters),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        sample_shape=trainer.workload.sample_shape,
+        tokens_per_sample=trainer.workload.sequence_length,
+        seconds=time.perf_counter() - began,
+    )
+    activity.doing = "starting the data"
+    with feed:
+        refuse_short(settings, feed)
+        on_cpu = device.type == "cpu"  # a GPU's clocks are on record
+        before = time_yardstick() if on_cpu else 0.0
+        yield from train(trainer, feed, repeat, calendar(job)())
+        if on_cpu:
+            yield events.YardstickRead(rank=ranks.rank, repeat=repeat, seconds=(before + time_yardstick()) / 2)
+        if repeat == 0:
+            yield from inspect(trainer, feed, activity)
+
+
+def profile_repeat(
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    activity: Activity,
+    repeat: int,
+    job: events.Job,
+) -> Iterator[Event]:
+    """The same loop for as long as the profiler's schedule takes, and the traces it leaves."""
+    profiling = settings.profiling
+    if not profiling.keep_compile:
+        settings = apply_overrides(settings, {"performance.compile": False})
+    with TemporaryDirectory(prefix="gpubench-") as folder:
+        timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
+        loop: AbstractContextManager[Any] = nullcontext()
+        recording = None
+        if profiling.all_ranks or ranks.is_rank_zero:
+            loop = recording = Recording(profiling, device, ranks.rank, Path(folder))
+            timer = RecordedTimer(clock_of(device), activity, repeat, ranks.rank, recording)
+        trainer, feed = prepare(settings, ranks, device, activity, timer)
+        if recording and profiling.modules and not settings.performance.compile:
+            annotate_modules(trainer.workload.module)
+        activity.doing = "starting the data"
+        with feed, loop:
+            unit = steps_in_unit(settings, feed)
+            if recording:
+                recording.unit = unit
+            yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
+        if recording:
+            activity.doing = "handing over the trace"
+            yield from recorded(recording.files(), ranks.rank, repeat)
+
+
+def prepare(
+    settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
+) -> tuple[Trainer, Feed]:
+    """The model ready to train, and its data."""
     activity.doing = "building the model"
     workload = build(settings.model, settings.data, settings.seed)
     activity.doing = "opening the data"
@@ -65,25 +133,12 @@ def run_repeat(
         workload.vocabulary,
         workload.classes,
     )
-    timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
     assert settings.precision
-    rules = arithmetic(settings.precision, device)
-    trainer = build_trainer(settings, ranks, device, workload, rules, timer)
-    parameters = list(workload.module.parameters())
-    yield events.ModelBuilt(
-        rank=ranks.rank,
-        repeat=repeat,
-        parameters=sum(p.numel() for p in parameters),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        sample_shape=workload.sample_shape,
-        tokens_per_sample=workload.sequence_length,
-        seconds=time.perf_counter() - began,
-    )
-    activity.doing = "starting the data"
+    trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
     batch_size = settings.training.batch_size
     assert batch_size
     torch.manual_seed(settings.seed + ranks.rank)
-    with Feed(
+    feed = Feed(
         settings.data,
         dataset,
         workload.make_batch,
@@ -93,11 +148,29 @@ def run_repeat(
         settings.seed,
         device,
         channels_last=bool(settings.performance.channels_last),
-    ) as feed:
-        on_cpu = device.type == "cpu"  # a GPU's clocks are on record
-        before = time_yardstick() if on_cpu else 0.0
-        yield from train(trainer, feed, repeat, calendar(job)())
-        if on_cpu:
-            yield events.YardstickRead(rank=ranks.rank, repeat=repeat, seconds=(before + time_yardstick()) / 2)
-        if repeat == 0:
-            yield from inspect(trainer, feed, activity)
+    )
+    return trainer, feed
+
+
+def refuse_short(settings: TrainSettings, feed: Feed) -> None:
+    """Raises SettingsError, before any time is spent, where the run is too short for the profiler's schedule."""
+    training, profiling = settings.training, settings.profiling
+    if not profiling.enabled or profiling.unit == "epoch":
+        if profiling.enabled:
+            steps_in_unit(settings, feed)
+        return
+    if training.epochs is not None and (steps := plan(training, feed.batches_per_epoch)) is not None:
+        try:
+            profiling.refuse_shorter(steps, f"training.epochs {training.epochs} of {feed.batches_per_epoch} batches")
+        except ValueError as error:
+            raise SettingsError(str(error), "raise training.epochs, or lower the profiling's wait or repeat") from None
+
+
+def steps_in_unit(settings: TrainSettings, feed: Feed) -> int:
+    """Steps in what the profiler's schedule counts. Raises SettingsError for an epoch of data without a length."""
+    if settings.profiling.unit == "step":
+        return 1
+    batches = feed.batches_per_epoch
+    if batches is None:
+        raise SettingsError("profiling.unit=epoch needs data with a length", "use --profiling.unit=step")
+    return max(1, batches // settings.training.grad_accumulation)

@@ -21,12 +21,11 @@ from gpubench.events import Step
 from gpubench.models import Workload
 from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
-from gpubench.settings import TrainingSettings, TrainSettings
-from gpubench.timing import StepTimer
+from gpubench.settings import DEFAULT_STEPS, TrainingSettings, TrainSettings
+from gpubench.timing import EXPOSED_COMMUNICATION, StepTimer
 
 Event = events.Message
 
-DEFAULT_STEPS = 50
 READ_SECONDS = 0.1  # between two looks at what the device has finished: on a GPU each costs the host some 50 us
 CALIBRATION_STEPS = 3  # at the least, before a limit in seconds is turned into steps
 
@@ -59,8 +58,8 @@ class Trainer:
             timer.enter("host_to_device")
             batch = to_device(batch, self.device, non_blocking=True, channels_last=channels_last)
             timer.enter("forward")
-            last = micro == accumulation - 1
-            with nullcontext() if last else distributed.without_sync(self.module):
+            reduces = micro == accumulation - 1 or self.settings.distributed.sync_gradients == "each"
+            with nullcontext() if reduces else distributed.without_sync(self.module):
                 with self.arithmetic.forward():
                     loss = scalar(self.workload.loss(self.module, batch)) / accumulation
                 timer.enter("backward")
@@ -72,6 +71,8 @@ class Trainer:
         assert total is not None
         scale = self.arithmetic.scale()
         timer.issued(batches.epoch, samples, [total] if scale is None else [total, scale])
+        if self.settings.training.read_loss:
+            total.item()
 
 
 def scalar(loss: object) -> Tensor:
@@ -84,15 +85,15 @@ def scalar(loss: object) -> Tensor:
     raise ModelError(f"the loss must be a scalar tensor with a gradient, and is {found}", "see loss(module, batch)")
 
 
-def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float) -> Iterator[Event]:
-    """Runs the steps that the settings ask for, and yields them as the device finishes them.
+def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
+    """Runs `steps`, or those that the settings ask for, and yields them as the device finishes them.
 
     `unix_time` is now, in seconds since the epoch, on the calendar that the steps are to be placed on. Raises
     NonFiniteLoss naming the step, DataError when the data cannot fill a single step.
     """
     called = time.perf_counter()
     training, rank = trainer.settings.training, trainer.ranks.rank
-    planned = plan(training, feed.batches_per_epoch)
+    planned = steps or plan(training, feed.batches_per_epoch)
     yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
     scale = trainer.arithmetic.scale()
     reader = StepReader(None if scale is None else float(scale))
@@ -267,7 +268,7 @@ def build_trainer(
     own = workload.module.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     forget = checkpoint_activations(own) if settings.model.activation_checkpointing else None
     module = distributed.share(
-        own, settings.distributed, settings.precision, device, lambda: timer.enter("exposed_communication")
+        own, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
     )
     if performance.compile:
         module = cast("nn.Module", torch.compile(module, mode=performance.compile_mode))

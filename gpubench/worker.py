@@ -21,9 +21,13 @@ from gpubench.ranks import Ranks
 
 FLUSH_SECONDS = 0.2
 MEET_SECONDS = 120.0
+LIGHTER_TRAINING = (
+    "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
+    "--model.activation_checkpointing=true"
+)
 LIGHTER = {
-    "train-bench": "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
-    "--model.activation_checkpointing=true",
+    "train-bench": LIGHTER_TRAINING,
+    "profile": LIGHTER_TRAINING,
     "pipe-infer": "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width",
 }
 """What takes less memory, by command."""

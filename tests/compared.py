@@ -3,17 +3,21 @@
 from typing import Any
 
 from gpubench.comparison.result import (
+    Bottleneck,
+    Causes,
     Comparability,
     Comparison,
     Comparisons,
     Difference,
     Explanation,
+    FindingChange,
     GateResult,
     Kind,
     PhaseChange,
     SideSummary,
     Verdict,
     Waterfall,
+    WorkChange,
 )
 
 
@@ -63,6 +67,24 @@ def waterfall(*changes: tuple[str, float]) -> Waterfall:
         PhaseChange(name, 0.05, 0.05 + change, change, (change - 1e-4, change + 1e-4)) for name, change in changes
     ]
     return Waterfall("step", 0.1, 0.1 + sum(change for _, change in changes), phases)
+
+
+def causes(**changes: Any) -> Causes:
+    """A data loader that was mended, and an update that was not."""
+    known: dict[str, Any] = {
+        "baseline": Bottleneck("GPU idle 43.5 %: 76.6 % of it waits for the data loader", "1", 6, 0.34),
+        "candidate": Bottleneck("GPU busy 94 %: matrix products in fp32", "2", 6, -0.01),
+        "findings": [
+            FindingChange("data-loading", "the GPU waits for the data loader", "gone", "high", None, 0.333, None),
+            FindingChange("optimizer", "one tensor at a time", "still there", "medium", "low", 0.05, 0.021),
+            FindingChange("fp32-matmul", "matrix products in fp32", None, None, "high", None, None),
+        ],
+        "of": "kernel",
+        "work": [WorkChange("gemm", 0.03, 0.018, 48.0, 48.0), WorkChange("add", 0.004, 0.0, 161.0, 0.0)],
+        "others": 3,
+        "obstacle": None,
+    }
+    return Causes(**(known | changes))
 
 
 def comparison(*verdicts: Verdict, baseline: str = "base", candidate: str = "new", **changes: Any) -> Comparison:

@@ -7,12 +7,23 @@ import re
 from typing import Any
 
 import pytest
-from compared import comparison, comparisons, difference, side, verdict, waterfall, withheld
+from compared import causes, comparison, comparisons, difference, side, verdict, waterfall, withheld
 from msgspec import structs
 from rich.console import Console
 
 from gpubench import units
-from gpubench.comparison.result import Comparability, Comparisons, Explanation, GateResult, Noise, NullMetric, Verdict
+from gpubench.comparison.result import (
+    Bottleneck,
+    Comparability,
+    Comparisons,
+    Explanation,
+    FindingChange,
+    GateResult,
+    Noise,
+    NullMetric,
+    Verdict,
+    WorkChange,
+)
 from gpubench.report import comparing, documents, noise, phrases
 from gpubench.report.headline import headline
 
@@ -501,3 +512,61 @@ def test_noise_in_markdown_is_a_table() -> None:
 def test_noise_of_nothing_is_said_so() -> None:
     assert shown(learned(), 80).startswith("nothing to learn from")
     assert noise.to_markdown(learned())
+
+
+def test_causes_stand_side_by_side_after_what_explains_the_change() -> None:
+    text = rendered(rich_comparison(causes=causes()))
+    sections = [
+        "backward takes +4.1 ms",
+        "profile of the baseline: GPU idle 43.5 %: 76.6 % of it waits for the data loader (1; 6 steps, 1.34 x",
+        "profile of the candidate: GPU busy 94 %: matrix products in fp32 (2; 6 steps)",
+        "gone: the GPU waits for the data loader (high), worth up to 33.3 % of the step",
+        "still there: one tensor at a time (medium -> low), worth up to 5 % -> 2.1 % of the step",
+        "there, not judged before: matrix products in fp32 (high)",
+        "gemm",
+        "add",
+        "and 3 others",
+        "warning: new: clocks were held down",
+    ]
+    places = [text.index(section) for section in sections]
+    assert places == sorted(places), text
+    assert text.count("they tell shares, not speed") == 1
+    assert re.search(r"gemm +30 ms +18 ms +-12 ms +-40.0 % +48 -> 48", text), text
+
+
+def test_markdown_has_the_causes_too() -> None:
+    text = documents.to_markdown(rich_comparison(causes=causes()))
+    for expected in (
+        "- profile of the candidate: GPU busy 94 %: matrix products in fp32 (2; 6 steps)",
+        "- gone: the GPU waits for the data loader (high), worth up to 33.3 % of the step",
+        "| gemm | 30 ms | 18 ms | -12 ms | -40.0 % | 48 -&gt; 48 |",
+        "and 3 others",
+    ):
+        assert expected in text, text
+
+
+def test_a_side_without_a_profile_and_work_that_is_not_listed_are_said() -> None:
+    alone = causes(candidate=None, findings=[], of=None, work=[], others=0)
+    text = rendered(comparisons(comparison(verdict(), causes=alone)))
+    assert "profile of the candidate: not recorded" in text
+    assert "no rule found anything" in text
+    other = causes(of=None, work=[], others=0, obstacle="a trace marks no steps")
+    said = "kernels and operators are not set side by side: a trace marks no steps"
+    assert said in rendered(comparisons(comparison(verdict(), causes=other)))
+    assert "profile of" not in rendered(rich_comparison())
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_no_name_in_a_profile_moves_the_cursor_or_breaks_a_table(width: int) -> None:
+    bad = causes(
+        baseline=Bottleneck(HOSTILE, HOSTILE, 0, None),
+        findings=[FindingChange(HOSTILE, HOSTILE, "gone", "high", None, None, None)],
+        work=[WorkChange(HOSTILE, 0.1, 0.2, 1.0, 1.0)],
+        obstacle=HOSTILE,
+    )
+    document = comparisons(comparison(verdict(), causes=bad))
+    markdown = documents.to_markdown(document)
+    for text in (rendered(document, width), markdown):
+        assert not {"\x1b", "\u202e", "\udc80"} & set(text)
+    assert "<img" not in markdown
+    assert not [line for line in markdown.splitlines() if line.startswith("|") and re.search(r"(?<!\\)[`*$]", line)]

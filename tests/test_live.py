@@ -36,7 +36,7 @@ def test_the_table_shows_where_the_run_stands() -> None:
     text = rendered(progress())
     for expected in (
         "trial",
-        "2 of 3",
+        "repeat 2/3",
         "10 of 60",
         "epoch 1",
         "2.5000",

@@ -37,7 +37,7 @@ def rendered(found: PipeProgress) -> str:
 
 def test_the_table_has_a_row_for_each_rank() -> None:
     text = rendered(progress())
-    for expected in ("trial", "2 of 3", "2 of 4", "50% busy   1 GiB in the workers"):
+    for expected in ("trial", "repeat 2/3", "2 of 4", "50% busy   1 GiB in the workers"):
         assert expected in text, text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])}
     assert rows["0"] == ["0", "0-1", "3", "1", "100", "ms", "100%", "0%", "0%", "0%", "starting"]

@@ -7,6 +7,7 @@ from typing import Any
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
+from gpubench.runs import RunRecord
 
 FEW = 3  # keys that a sentence can hold
 PER_DEVICE = "_per_device"  # behind the name of a figure that is divided by ranks
@@ -27,6 +28,7 @@ SETTINGS: dict[Kind | None, tuple[str, ...]] = {
         "training.weight_decay", "performance.channels_last", "performance.compile", "performance.compile_mode",
         "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads",
         "performance.omp_wait_policy", "distributed.strategy", "distributed.backend", "distributed.bucket_mb",
+        "training.read_loss", "distributed.sync_gradients",
         "performance.deterministic", "pipeline.split", "pipeline.in_flight", "output.latents", "inject",
     ),
     "protocol": (
@@ -37,7 +39,9 @@ SETTINGS: dict[Kind | None, tuple[str, ...]] = {
     ),
     None: (
         "experiment", "results", "logging.level", "logging.graph", "logging.wandb", "logging.wandb_project",
-        "logging.wandb_mode",
+        "logging.wandb_mode", "profiling.enabled", "profiling.unit", "profiling.wait", "profiling.warmup",
+        "profiling.active", "profiling.repeat", "profiling.record_shapes", "profiling.profile_memory",
+        "profiling.with_stack", "profiling.modules", "profiling.all_ranks", "profiling.keep_compile",
     ),
 }  # fmt: skip
 _KINDS = {key: kind for kind, keys in SETTINGS.items() for key in keys}
@@ -167,7 +171,7 @@ def _describe_step(side: Side) -> str:
 
 def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
     """Settings and the facts of the model that ran."""
-    if baseline.record and candidate.record and baseline.record.command != candidate.record.command:
+    if baseline.record and candidate.record and _measured_by(baseline.record) != _measured_by(candidate.record):
         yield Difference("command", "workload", baseline.record.command, candidate.record.command)
     shape_known = "sample_shape" in baseline.workload and "sample_shape" in candidate.workload
     if baseline.settings and candidate.settings:
@@ -184,6 +188,11 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
             continue
         if key in baseline.workload and key in candidate.workload:
             yield Difference(key, "workload", ours, theirs)
+
+
+def _measured_by(record: RunRecord) -> str:
+    """The command whose measurement it is: profile's clean repeats are train-bench's."""
+    return "train-bench" if record.command == "profile" else record.command
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:

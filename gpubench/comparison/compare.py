@@ -8,6 +8,7 @@ import msgspec
 
 from gpubench import inference, runs
 from gpubench.comparison import comparability, gate, noise, verdicts
+from gpubench.comparison.causes import find_causes
 from gpubench.comparison.conditions import accountable
 from gpubench.comparison.doubts import changed_weather, doubts, out_of_turn, rejection
 from gpubench.comparison.evidence import Side
@@ -87,6 +88,7 @@ def _compare(
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
     circumstances = Circumstances(margin, withheld, rejected, record, machine)
+    causes = find_causes(baseline, candidate, comparable)  # before the doubts, which tell of profiles that do not read
     warnings = [*rejected.values(), *doubts(baseline, candidate)]
     if moved := changed_weather(baseline, candidate):
         warnings.append(moved)
@@ -103,6 +105,7 @@ def _compare(
         verdicts=[judged[metric.name].verdict for metric in shown],
         explanation=explain(baseline, candidate, comparable),
         warnings=warnings,
+        causes=causes,
     )
     return comparison, list(judged.values())
 

@@ -15,6 +15,7 @@ from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
 from gpubench.events import FlopsCounted, PeakMeasured, Span
+from gpubench.findings import Findings
 from gpubench.hardware import Peak
 from gpubench.metrics import Metric
 from gpubench.runs import (
@@ -22,7 +23,9 @@ from gpubench.runs import (
     CONFIG,
     ENVIRONMENT,
     FAILED,
+    FINDINGS,
     INTERRUPTED,
+    PROFILE,
     RUNNING,
     STEPS,
     SUMMARY,
@@ -35,6 +38,7 @@ from gpubench.stages import Pipeline
 from gpubench.steady import SteadyWindow
 from gpubench.summary import Rank, Summary
 from gpubench.telemetry import TelemetrySample
+from gpubench.trace.profile import Profile
 
 Series = NDArray[np.float64]
 T = TypeVar("T")
@@ -109,6 +113,27 @@ class RunEvidence:
     def spans(self) -> list[Span]:
         """What the ranks of a pipeline did, in order of time; empty where nothing was recorded."""
         return sorted(self._lines(TIMELINE, Span), key=lambda span: span.time)
+
+    @cached_property
+    def findings(self) -> Findings | None:
+        """What was wrong with it; None where nothing was diagnosed."""
+        return self._optional(FINDINGS, Findings)
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """What its traces show; None where none were recorded."""
+        return self._optional(PROFILE, Profile)
+
+    def _optional(self, name: str, type_: type[T]) -> T | None:
+        """A document that only some runs have; one that cannot be read is a problem."""
+        path = self.path / name
+        if self.record is None or not path.is_file():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=type_)
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+            return None
 
     def _lines(self, name: str, type_: type[T]) -> Iterator[T]:
         """Of a run directory's line file."""

@@ -4,11 +4,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from gpubench.findings import Severity
 from gpubench.metrics import Better
 
 Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
 Kind = Literal["workload", "scale", "treatment", "protocol", "code"]
 Level = Literal["run", "repeat", "step"]
+Fate = Literal["gone", "still there", "new"]
+Work = Literal["kernel", "operator"]
 
 
 class SideSummary(Struct, frozen=True):
@@ -134,6 +137,61 @@ class Explanation(Struct, frozen=True):
     """A sentence each, largest cause first."""
 
 
+class Bottleneck(Struct, frozen=True):
+    """What one side's profile came to."""
+
+    headline: str
+    run: str
+    """Which of the side's runs was profiled."""
+    steps: int
+    """That were recorded; 0 where the trace marks none."""
+    overhead: float | None
+    """Time of a profiled step over that of a clean one, less 1."""
+
+
+class FindingChange(Struct, frozen=True):
+    """A finding of either side."""
+
+    id: str
+    title: str
+    """As the candidate words it, where it has it."""
+    fate: Fate | None
+    """None where the other side could not be judged: it was not profiled, or lacks what the rule needs."""
+    baseline: Severity | None
+    """None where the side does not have it."""
+    candidate: Severity | None
+    baseline_saving: float | None
+    """What mending it saves at most, as a fraction of the step."""
+    candidate_saving: float | None
+
+
+class WorkChange(Struct, frozen=True):
+    """A kernel or an operator of two profiles. Seconds and calls of one step; 0 where a side does not have it."""
+
+    name: str
+    before: float
+    after: float
+    calls_before: float
+    calls_after: float
+
+
+class Causes(Struct, frozen=True):
+    """What two profiles name as causes. Times are of the profiled repeats: they tell shares, not speed."""
+
+    baseline: Bottleneck | None
+    """None where the side was not profiled."""
+    candidate: Bottleneck | None
+    findings: list[FindingChange]
+    of: Work | None
+    """What `work` lists: operators, by their own time on the host, where no device was at work."""
+    work: list[WorkChange]
+    """The largest changes first."""
+    others: int
+    """Changes that `work` leaves out."""
+    obstacle: str | None
+    """Why no work of two profiles is set side by side."""
+
+
 class Comparison(Struct, frozen=True):
     """One candidate against the baseline."""
 
@@ -143,6 +201,8 @@ class Comparison(Struct, frozen=True):
     verdicts: list[Verdict]
     explanation: Explanation
     warnings: list[str]
+    causes: Causes | None = None
+    """None unless a side was profiled."""
 
 
 class GateResult(Struct, frozen=True):

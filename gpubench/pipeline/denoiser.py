@@ -22,6 +22,8 @@ class Denoiser(Protocol):
     """A model with all its weights on one device, and what surrounds it in the pipeline that it was made for."""
 
     name: str
+    model: Any
+    """The module that predicts."""
     latent_shape: tuple[int, ...]
     """Of one sample, without the batch dimension."""
     dtype: torch.dtype

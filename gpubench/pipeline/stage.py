@@ -1,6 +1,7 @@
 """One rank's part of the pipeline: take a micro-batch, evaluate it, hand it on. Knows neither wire nor model."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +61,8 @@ class Stage:
     beat: Callable[[], None]
     """Tells at once what this rank is doing."""
     fault: Fault | None = None
+    annotate: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    """Names what an evaluation is made of, for whoever records it."""
 
     @property
     def is_first(self) -> bool:
@@ -77,7 +80,10 @@ class Stage:
             if step == self.start:
                 self.beat()  # so that whoever looks for this rank knows which sample it was at
                 before_evaluations(self.fault, self.rank, batch.samples)
-            self.sampler.step(batch, self.denoiser.predict(batch, self.sampler))
+            with self.annotate("forward"):
+                output = self.denoiser.predict(batch, self.sampler)
+            with self.annotate("scheduler"):
+                self.sampler.step(batch, output)
             after_each(batch, step)
 
     def run(

@@ -21,6 +21,7 @@ from gpubench.pipeline.denoiser import Denoiser, load
 from gpubench.pipeline.edges import Edge, open_edges
 from gpubench.pipeline.handshake import agree, broadcast_conditioning, draw_run_id
 from gpubench.pipeline.proof import prove
+from gpubench.pipeline.recording import RecordedSpans, record, refuse_short
 from gpubench.pipeline.schedulers import Sampler, build
 from gpubench.pipeline.session import Passage, Session
 from gpubench.pipeline.spans import SpanTimer
@@ -104,6 +105,7 @@ def run_repeat(
     activity.enter("trying the hand-over")
     sampler, ranges = plan(settings, denoiser, ranks.world_size)
     encode_seconds = share_prompts(settings, denoiser, ranks, activity)
+    refuse_short(settings, ranges, len(due(settings, job.samples)))
     activity.enter("digesting the weights")
     weights = denoiser.weights_digest()
     activity.enter("waiting for all ranks to agree", waits_for=EVERYONE)
@@ -122,7 +124,7 @@ def run_repeat(
         seconds=seconds,
         encode_seconds=encode_seconds,
     )
-    now = calendar(job)
+    now, records = calendar(job), repeat == job.profiled
     start, end = ranges[ranks.rank]
     stage = Stage(
         rank=ranks.rank,
@@ -149,9 +151,10 @@ def run_repeat(
         after=edges[1],
         tell=tell,
         now=now,
-        timer=SpanTimer(clock_of(device), now, repeat, ranks.rank),
+        timer=(RecordedSpans if records else SpanTimer)(clock_of(device), now, repeat, ranks.rank),
     )
-    yield from passes(session)
+    warm_up(session)
+    yield from record(session) if records else passes(session)
 
 
 def load_part(settings: PipeSettings, ranks: Ranks, device: torch.device) -> Denoiser:
@@ -191,7 +194,6 @@ def share_prompts(settings: PipeSettings, denoiser: Denoiser, ranks: Ranks, acti
 def passes(session: Session) -> Iterator[events.Message]:
     """The timed pass, then the baselines and the references."""
     stage = session.stage
-    warm_up(session)
     passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
     on_gpu = stage.denoiser.device.type == "cuda"
     measures = session.ranks.is_rank_zero and not on_gpu  # a GPU's clocks are on record

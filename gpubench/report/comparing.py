@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpubench.comparison.result import Comparison, Comparisons, Difference, GateResult, Verdict, Waterfall
-from gpubench.report import phrases
+from gpubench.comparison.result import Causes, Comparison, Comparisons, Difference, GateResult, Verdict, Waterfall
+from gpubench.report import causing, phrases, profiling
 from gpubench.report.headline import headline
 
 HALF_BAR = 12  # characters on each side of the waterfall's axis
@@ -71,6 +71,8 @@ def _show_comparison(comparison: Comparison, console: Console, everything: bool)
         _show_waterfall(waterfall, console)
     for note in comparison.explanation.notes:
         _say(console, phrases.clean(note))
+    if comparison.causes:
+        _show_causes(comparison.causes, console)
     for warning in comparison.warnings:
         _say(console, f"warning: {phrases.clean(warning)}", "yellow")
 
@@ -141,6 +143,17 @@ def _show_waterfall(waterfall: Waterfall, console: Console) -> None:
     layouts = (("bar", "interval"), ("bar",), ("interval",), ())
     console.print()
     console.print(fitting(console, (_waterfall_table(waterfall, extras) for extras in layouts)))
+
+
+def _show_causes(causes: Causes, console: Console) -> None:
+    console.print()
+    for line in causing.bottlenecks(causes):
+        _say(console, line)
+    profiling.show_fates(causes.findings, console)
+    if work := causing.work(causes):
+        profiling.show_sheets([work], console)
+    for note in causing.notes(causes):
+        _say(console, note, "dim")
 
 
 def _waterfall_table(waterfall: Waterfall, extras: Sequence[str]) -> Table:

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gpubench.comparison.result import Comparison, Comparisons, Verdict, Waterfall
-from gpubench.report import phrases
+from gpubench.comparison.result import Causes, Comparison, Comparisons, Verdict, Waterfall
+from gpubench.report import causing, phrases
 from gpubench.report.headline import headline
 
 PARTS = {  # of Verdict's pairs, by column
@@ -83,6 +83,8 @@ def _comparison(comparison: Comparison, everything: bool) -> list[str]:
     if waterfall := comparison.explanation.waterfall:
         lines += _waterfall(waterfall)
     lines += [f"- {escape(note)}" for note in comparison.explanation.notes]
+    if comparison.causes:
+        lines += _causes(comparison.causes)
     lines += [f"- warning: {escape(warning)}" for warning in comparison.warnings]
     return lines
 
@@ -102,6 +104,15 @@ def _waterfall(waterfall: Waterfall) -> list[str]:
     total = phrases.total(waterfall)
     rows.append([f"{total.phase} {phrases.span(waterfall)}", total.change, total.share, total.interval])
     return table(["phase", "change", "of the whole", "95 % interval"], rows)
+
+
+def _causes(causes: Causes) -> list[str]:
+    lines = [f"- {escape(line)}" for line in causing.bottlenecks(causes)]
+    lines += [f"- {fate}: {escape(about)}" for fate, about in causing.fates(causes)]
+    if work := causing.work(causes):
+        lines += table(work.columns, work.rows)
+        lines += [f"and {escape(work.rest)}", ""] if work.rest else []
+    return lines + [f"- {escape(note)}" for note in causing.notes(causes)]
 
 
 def _p_value(value: float | None) -> str:

@@ -22,7 +22,7 @@ def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str
     document: dict[str, Any] = {"runs": [_document(outcome) for outcome in outcomes]}
     if comparisons:
         document["comparison"] = msgspec.to_builtins(comparisons.comparisons[0])
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def show(
@@ -35,11 +35,20 @@ def show(
     for outcome in outcomes:
         console.print()
         show_run(outcome, console)
+        _show_diagnosis(outcome, console)
     if comparisons:
         console.print()
         comparing.show(comparisons, console)
     for outcome in outcomes:
         console.print(f"{outcome.status}: {outcome.recorder.writer.path}", soft_wrap=True)
+
+
+def _show_diagnosis(outcome: Outcome, console: Console) -> None:
+    """In a line, where a run was recorded beside being measured."""
+    diagnosis = outcome.recorder.diagnosis
+    if diagnosis and outcome.recorder.command != "profile":
+        found = units.counted(len(diagnosis.findings.findings), "finding")
+        console.print(f"profile: {diagnosis.findings.headline}; {found} in report.html", soft_wrap=True, markup=False)
 
 
 def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
@@ -86,10 +95,11 @@ def half_width(metric: Metric) -> str:
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:
-    error = outcome.error
+    error, diagnosis = outcome.error, outcome.recorder.diagnosis
     return {
         "path": str(outcome.recorder.writer.path),
         "status": outcome.status,
         "error": error.record() if error else None,
         **msgspec.to_builtins(outcome.summary),
+        **({"profile": diagnosis.profile, "findings": diagnosis.findings} if diagnosis else {}),
     }

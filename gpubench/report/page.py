@@ -1,20 +1,29 @@
 """One self-contained page: a comparison, or a run beside the one before it. Opens offline; nothing in it is loaded."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from gpubench import __version__, units
+from gpubench import units
+from gpubench.comparison.causes import diagnosis
 from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.comparison.result import Comparison, Comparisons, Verdict
+from gpubench.comparison.result import Causes, Comparison, Comparisons, Verdict
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.report import figures, gantt, hardware, phrases, pipe_phrases, recorded, rows, wording
+from gpubench.report import (
+    causing,
+    figures,
+    gantt,
+    hardware,
+    phrases,
+    pipe_phrases,
+    profile_page,
+    recorded,
+    rows,
+    wording,
+)
 from gpubench.report.ceilings import ceilings
 from gpubench.report.figures import Figure
+from gpubench.report.templating import environment
 from gpubench.stages import Pipeline
 from gpubench.timeline import PARTS
 
@@ -29,7 +38,7 @@ def compare_page(comparisons: Comparisons, sides: Sequence[Side]) -> str:
         _section(number, comparison, baseline, candidate)
         for number, (comparison, candidate) in enumerate(zip(comparisons.comparisons, candidates, strict=True), 1)
     ]
-    return _environment().get_template("compare.html").render(
+    return environment().get_template("compare.html").render(
         found=comparisons, sections=sections, several=len(sections) > 1, baseline=baseline.label
     )  # fmt: skip
 
@@ -38,7 +47,7 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
     """report.html of a run directory. `previous` compares the previous run of the experiment with this one."""
     side = figures.recording(Side(run.label, (run,)))
     distribution = figures.distribution([side])
-    return _environment().get_template("run.html").render(
+    return environment().get_template("run.html").render(
         run=run,
         previous=previous,
         previous_link=f"../{quote(previous_run.path.name)}/report.html" if previous_run else None,
@@ -53,6 +62,7 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
         phases=_phases(run),
         distribution=distribution,
         pipeline=_pipeline(run.pipeline, run) if run.pipeline else None,
+        profile=profile_page.section(run.profile, run.findings) if run.profile and run.findings else None,
         telemetry=hardware.whole_run(run, recorded.GPU) or hardware.whole_run(run, recorded.CPU),
         peaks=hardware.peaks([side], [_estimates([run])]),
         memory=hardware.whole_run(run, [recorded.GPU_MEMORY]) or hardware.whole_run(run, [recorded.CPU_MEMORY]),
@@ -78,6 +88,7 @@ def _section(number: int, comparison: Comparison, baseline: Side, candidate: Sid
         "waterfall": Figure(f"Where the change of a {waterfall.per}'s time comes from", rows.waterfall(waterfall))
         if waterfall
         else None,
+        "causes": _causes(comparison.causes, (baseline, candidate)) if comparison.causes else None,
         "steps": figures.steps(sides),
         "distribution": figures.distribution(sides),
         "telemetry": hardware.telemetry(sides),
@@ -85,6 +96,18 @@ def _section(number: int, comparison: Comparison, baseline: Side, candidate: Sid
         "memory": hardware.memory(sides),
         "methods": list(dict.fromkeys(verdict.method for verdict in comparison.verdicts if verdict.interval)),
         "versions": [_versions(side) for side in (baseline, candidate)],
+    }
+
+
+def _causes(causes: Causes, sides: Sequence[Side]) -> dict[str, Any]:
+    """What both profiles came to, and each side's findings as cards."""
+    found = [diagnosis(side) for side in sides]
+    return {
+        "bottlenecks": [wording.opening(causing.bottleneck(one)) for one in (causes.baseline, causes.candidate)],
+        "fates": [(fate, wording.typeset(about)) for fate, about in causing.fates(causes)],
+        "work": causing.work(causes),
+        "notes": [wording.opening(note) for note in causing.notes(causes)],
+        "cards": [(letter, profile_page.cards(one.findings)) for letter, one in zip("AB", found, strict=True) if one],
     }
 
 
@@ -164,52 +187,3 @@ def _versions(side: Side) -> list[tuple[str, Any]]:
     environment = side.runs[0].environment
     known = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
     return [(word, environment[key]) for word, key in known.items() if environment.get(key)]
-
-
-def _known(show: Callable[..., str]) -> Callable[..., str]:
-    """`show` for a figure that may be missing or not finite."""
-
-    def shown(value: float | None, *unit: str) -> str:
-        return wording.typeset(show(value, *unit)) if value is not None and math.isfinite(value) else "not known"
-
-    return shown
-
-
-def _code_state(git: Mapping[str, Any]) -> str:
-    """The working tree that was measured, in a clause."""
-    said = f"at commit {str(git.get('commit') or 'none')[:12]}"
-    if git.get("branch"):
-        said += f" of {git['branch']}"
-    return f"{said}, with changes that were not committed" if git.get("dirty") else said
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("gpubench.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        plain=phrases.cell,
-        quantity=_known(units.quantity),
-        share=_known(units.percent),
-        moment=lambda started: phrases.moment(started) if started else "not recorded",
-        duration=wording.duration,
-        change=wording.change,
-        changes=wording.interval,
-        difference=_known(units.difference),
-        worse=wording.worse,
-        words=wording.name,
-        sentence=wording.opening,
-        evaluations=pipe_phrases.evaluations,
-        sign=wording.sign,
-        standing=wording.standing,
-        open_ends=phrases.note,
-        code_state=_code_state,
-        rests_on=wording.rests_on,
-    )
-    environment.globals["version"] = __version__
-    return environment

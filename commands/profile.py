@@ -1,0 +1,211 @@
+"""gpubench profile"""
+
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpubench.commands import options, output
+from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
+from gpubench.commands.running import finish, measured, resolved
+from gpubench.errors import GpubenchError, UsageError
+from gpubench.ranks import launched_by_torchrun
+
+if TYPE_CHECKING:
+    from gpubench.benchmark import Outcome
+    from gpubench.comparison.result import Comparisons
+    from gpubench.configuration import Configuration
+    from gpubench.settings import ProfileSettings
+    from gpubench.terminal import Terminal
+
+EPILOG = """Examples:
+
+gpubench profile
+
+gpubench profile --config gpt2 --precision bf16 --verify
+
+gpubench profile --trace run.pt.trace.json.gz
+
+gpubench profile --trace rank0.json.gz --trace rank1.json.gz --html profile.html
+
+gpubench profile --trace before.json.gz --against after.json.gz
+
+Every setting of --print-config is an option by its dot-key: --profiling.with_stack=true.
+
+Exit codes: 0 done, 1 the run failed, 2 usage or a file that is no trace, 130 interrupted.
+"""
+
+Traces = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Diagnose a trace that exists, of any PyTorch program; repeat it for more ranks.",
+        rich_help_panel=INPUT,
+    ),
+]
+Against = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--against", metavar="FILE", help="Set another trace, from after a change, beside it.", rich_help_panel=INPUT
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Of a trace: write a self-contained page as well.", rich_help_panel=OUTPUT
+    ),
+]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Try every fix that is proposed: runs with it, interleaved with runs without.",
+        rich_help_panel=MEASUREMENT,
+    ),
+]
+
+
+def profile(
+    ctx: typer.Context,
+    trace: Traces = None,
+    against: Against = None,
+    config: options.Config = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    precision: options.Precision = None,
+    batch_size: options.BatchSize = None,
+    steps: options.Steps = None,
+    world_size: options.WorldSize = None,
+    repeats: options.Repeats = None,
+    device: options.Device = None,
+    verify: Verify = False,
+    html: Html = None,
+    experiment: options.Experiment = None,
+    results: options.Results = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    print_config: options.PrintConfig = False,
+) -> None:
+    """Name the bottleneck, from phase down to operation, and what mending it saves."""
+    from gpubench.configuration import load, parse_unknown_overrides
+
+    named = options.given(
+        config=config,
+        model=model,
+        data=data,
+        precision=precision,
+        batch_size=batch_size,
+        steps=steps,
+        world_size=world_size,
+        repeats=repeats,
+        device=device,
+        experiment=experiment,
+        results=results,
+    )
+    overrides = named | parse_unknown_overrides(ctx.args)
+    if trace or against:
+        _refuse_with_trace(overrides, verify=verify, print_config=print_config)
+        _of_files(trace or [], against or [], html, json=json)
+        return
+    if html:
+        raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
+
+    from gpubench.defaults import complete
+    from gpubench.settings import ProfileSettings
+
+    config = overrides.pop("config", None)
+    if launched_by_torchrun():
+        if verify:
+            raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
+        overrides |= options.under_torchrun(overrides, None)
+    (run,) = resolved(load(ProfileSettings, config, overrides), None, complete)
+    if not run.settings.profiling.enabled:
+        raise UsageError("profiling.enabled=false leaves nothing to diagnose", "use gpubench train-bench")
+    if print_config:
+        output.write(run.to_yaml(), "gpubench profile --print-config > FILE")
+        return
+    _of_run(run, verify=verify, json=json, quiet=quiet, verbose=verbose)
+
+
+def _refuse_with_trace(overrides: dict[str, str], *, verify: bool, print_config: bool) -> None:
+    """Raises UsageError for options that only a run can follow."""
+    given = [f"--{key.replace('_', '-')}" for key in overrides]
+    given += ["--verify"] * verify + ["--print-config"] * print_config
+    if given:
+        raise UsageError(
+            f"{given[0]} is for a run, and --trace reads one that is over", "leave it out, or leave --trace out"
+        )
+
+
+def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool) -> None:
+    from gpubench.diagnosis.traces import of_files
+    from gpubench.report import profile_page, profiling
+    from gpubench.report.profile_against import Against
+    from gpubench.terminal import Terminal
+    from gpubench.trace.difference import kernel_changes
+
+    if not traces:
+        raise UsageError("--against needs a --trace to set beside", "gpubench profile --trace BEFORE --against AFTER")
+    if html:
+        output.check_file(html, "--html")
+    terminal = Terminal(quiet=False, verbosity=0)
+    found, before = of_files(traces), None
+    if against:
+        first, found = found, of_files(against)
+        changes = kernel_changes(first.profile.ranks[0], found.profile.ranks[0])
+        before = Against(first.profile, first.findings, changes)
+    profile, findings = found.profile, found.findings
+    if html:
+        output.write_file(html, profile_page.trace_page(profile, findings, before))
+    if json:
+        text = dumps(profiling.to_document(profile, findings, before), indent=2, ensure_ascii=False) + "\n"
+    elif before:
+        text = terminal.render(
+            profiling.show_against, before.profile, profile, before.changes, before.findings, findings
+        )
+    else:
+        text = terminal.render(profiling.show, profile, findings)
+    output.write(text, "gpubench profile --trace FILE --html PAGE")
+
+
+def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int) -> None:
+    from gpubench import live
+    from gpubench.profile_recording import ProfileRecorder
+    from gpubench.report import frame, profiled
+    from gpubench.terminal import Terminal
+
+    terminal = Terminal(quiet=quiet, verbosity=verbose)
+    outcomes = measured([run], ProfileRecorder, live, terminal)
+    stopped = _try_fixes(run, outcomes[0], terminal) if verify else None
+    finish(frame.to_json(outcomes, None) if json else terminal.render(profiled.show, outcomes), outcomes)
+    if stopped:
+        raise stopped
+
+
+def _try_fixes(
+    run: "Configuration[ProfileSettings]", outcome: "Outcome", terminal: "Terminal"
+) -> "GpubenchError | None":
+    """Writes down what each fix saves; returns what ended it, if it did not come to its end."""
+    from gpubench import live, notebook, verifying
+    from gpubench.defaults import complete, completed
+    from gpubench.report import frame
+    from gpubench.train_recording import TrainRecorder
+
+    def measure(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
+        return measured(runs, TrainRecorder, live, terminal, independent=True)
+
+    def judge(*outcomes: "Outcome") -> "Comparisons | None":
+        return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
+
+    diagnosis = outcome.recorder.diagnosis
+    if diagnosis is None:
+        return None
+    bench = verifying.Bench(lambda one: completed(one, complete), measure, judge)
+    tried = verifying.verify(run, diagnosis.findings, bench)
+    outcome.recorder.conclude(tried.findings)
+    notebook.write_up(outcome.recorder.writer.path)
+    return tried.stopped

@@ -1,0 +1,1 @@
+"""From what was measured to what is wrong: rules, each a small function from a case to a finding."""

@@ -1,0 +1,51 @@
+"""Rules about what torch.compile could not keep together, or had to do again."""
+
+from gpubench import units
+from gpubench.diagnosis import measures, phrases
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.measures import WORTH, WORTH_REASON, Answers
+from gpubench.findings import Finding
+
+
+def graph_breaks(case: Case) -> Answers:
+    compiled = case.rank.compiled
+    # DDP makes a graph of each gradient bucket, on purpose, so that sums can begin between them.
+    if compiled is None or compiled.graph_breaks == 0 or measures.ranks(case) > 1:
+        return
+    cost = measures.idle(case, "python_and_launch") or measures.host(case, "python")
+    if cost < WORTH:
+        return
+    yield Finding(
+        id="graph-breaks",
+        title="the compiled model is in pieces",
+        severity=measures.severity(cost),
+        evidence=[
+            f"a step runs {units.counted(compiled.regions, 'compiled graph')}, so the model breaks "
+            f"{units.counted(compiled.graph_breaks, 'time')}",
+            f"{units.percent(cost)} of the step goes to Python between them and elsewhere",
+        ],
+        cause="code that cannot be traced, such as .item(), print or a branch on a tensor's value, ends a graph",
+        advice="torch.compile(fullgraph=True) or TORCH_LOGS=graph_breaks names the lines",
+        expected=measures.at_most(cost),
+        threshold=f"for one break and more, {WORTH_REASON}",
+    )
+
+
+def recompilation(case: Case) -> Answers:
+    compiled = case.rank.compiled
+    cost = measures.share(case, compiled.compiling) if compiled is not None else 0.0
+    if compiled is None or compiled.compilations == 0 or cost < WORTH:
+        return
+    yield Finding(
+        id="recompilation",
+        title="the model is compiled again while it trains",
+        severity=measures.severity(cost),
+        evidence=[
+            f"{units.counted(compiled.compilations, 'compilation')} in {units.counted(measures.steps(case), 'step')}, "
+            f"{phrases.a_step(case, compiled.compiling)}"
+        ],
+        cause="something that a graph was specialised for changes: a shape, a number, a flag",
+        advice="keep shapes fixed, or torch._dynamo.mark_dynamic what varies; TORCH_LOGS=recompiles says what changed",
+        expected=measures.at_most(cost),
+        threshold=WORTH_REASON,
+    )

@@ -1,0 +1,95 @@
+"""The bottleneck in one sentence: where most of the time goes, and what it waits for."""
+
+from gpubench.diagnosis import measures
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.communication import slowest
+from gpubench.trace.profile import Breakdown, Cause, HostPart
+
+TOLD = 0.1
+"""Parts below a tenth are left to the tables."""
+
+WAITS: dict[Cause, str] = {
+    "data_loader": "waits for the data loader",
+    "allocator": "waits for memory from the driver",
+    "pageable_copy": "waits for copies from memory that is not page-locked",
+    "communication_wait": "waits for other ranks",
+    "synchronisation": "follows waits of the host for the GPU",
+    "python_and_launch": "waits for Python and launches",
+    "queued": "lies between kernels already launched",
+    "backlog": "comes before the first launch recorded",
+    "unknown": "cannot be explained from the trace",
+}
+DOES: dict[HostPart, str] = {
+    "data_loader": "waits for the data",
+    "communication": "waits for other ranks",
+    "copies": "in copies",
+    "optimizer": "in the optimizer",
+    "operators": "in operators",
+    "python": "in Python",
+}
+
+
+def headline(case: Case) -> str:
+    if case.rank.wall <= 0:
+        return "nothing was recorded that takes time"
+    device = case.rank.device
+    return _on_cpu(case) if device is None else _on_gpu(case, device)
+
+
+def _on_cpu(case: Case) -> str:
+    parts = sorted(case.rank.host.items(), key=lambda part: part[1], reverse=True)
+    told = [(name, share) for name, time in parts if (share := measures.share(case, time)) >= TOLD]
+    if not told:
+        return "CPU: nothing is known of what the main thread did"
+    (first, most), *others = told
+    rest = [f"{_whole(share)} {DOES[name]}" for name, share in others[:2]]
+    return f"CPU: {', '.join([_of_step(DOES[first], most), *rest])}"
+
+
+def _of_step(does: str, share: float) -> str:
+    """ "62 % of the step in operators", "62 % of the step waits for the data"."""
+    return f"{_whole(share)} of the step {does}"
+
+
+def _on_gpu(case: Case, device: Breakdown) -> str:
+    """What takes most of the step: idle time with its causes, communication, copies or, which is well, computing."""
+    parts = {
+        "idle": device.idle,
+        "communicates": device.exposed_communication,
+        "copies": device.exposed_copies,
+    }
+    lost, most = max(parts.items(), key=lambda part: part[1])
+    share = measures.share(case, most)
+    computes = measures.share(case, device.compute)
+    if share < TOLD:
+        return f"GPU computes {_whole(computes)} of the time{_busiest(case)}"
+    if lost == "idle":
+        return f"GPU idle {_whole(share)}: {_why_idle(case, device.idle)}"
+    slow = slowest(case)
+    why = f"; rank {slow.rank} keeps the others waiting" if lost == "communicates" and slow is not None else ""
+    return f"GPU {lost} {_whole(share)} of the time and computes {_whole(computes)}{why}"
+
+
+def _why_idle(case: Case, idle: int) -> str:
+    """The largest cause, and the second where the first is not most of it."""
+    causes = sorted(((time, name) for name, time in case.rank.idle.items() if time > 0), reverse=True)
+    if not causes:
+        return "the trace does not tell why"
+    (most, first), *others = causes
+    said = f"{_whole(most / idle)} of it {WAITS[first]}"
+    if most / idle < 0.5 and others and others[0][0] / idle >= TOLD:
+        said += f", {_whole(others[0][0] / idle)} {WAITS[others[0][1]]}"
+    return said
+
+
+def _busiest(case: Case) -> str:
+    """The phase that most of it belongs to."""
+    known = [phase for phase in case.rank.phases if phase.name != "other" and phase.device > 0]
+    if not known:
+        return ""
+    most = max(known, key=lambda phase: phase.device)
+    return f", {_whole(measures.share(case, most.device))} in {most.name}"
+
+
+def _whole(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"

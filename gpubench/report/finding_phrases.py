@@ -1,0 +1,62 @@
+"""What is wrong, in plain text: the lines of a finding that the terminal and the page share."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from gpubench import units
+from gpubench.findings import Finding, Findings, Saving, Trial
+from gpubench.report.phrases import clean, decimals
+
+
+def options(fix: Mapping[str, Any]) -> str:
+    """Settings as they are typed: "--data.workers=4 --data.pin_memory=true"."""
+    return " ".join(shlex.quote(clean(f"--{key}={_value(value)}")) for key, value in fix.items())
+
+
+def lines(finding: Finding) -> list[tuple[str, str]]:
+    """(what it is, the words) below the title, in the order in which they are read."""
+    said = [("evidence", line) for line in finding.evidence]
+    said += [("cause", finding.cause), ("fix", finding.advice), ("set", options(finding.fix))]
+    if finding.expected:
+        said.append(("expected", f"saves up to {units.percent(finding.expected.estimate)} of the step"))
+    if finding.measured:
+        said.append(("measured", measured(finding.measured)))
+    return [(what, clean(words)) for what, words in said if words]
+
+
+def measured(trial: Trial) -> str:
+    """How a fix did: "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
+    said = f"{trial.outcome}, {_change(trial.saving)}" if trial.saving else trial.outcome
+    return f"{said}: {clean(trial.reason)}" if trial.reason else said
+
+
+def combination(findings: Findings) -> str:
+    """What all confirmed fixes come to together; nothing where they were not tried so."""
+    found = findings.combination
+    return f"together, {options(found.fix)}: {measured(found.measured)}" if found else ""
+
+
+def unanswered(findings: Findings) -> list[tuple[str, str]]:
+    """(what is missing and the option that brings it, the rules that lack it)."""
+    rules: dict[tuple[str, str], list[str]] = {}
+    for one in findings.unanswered:
+        rules.setdefault((clean(one.missing), clean(one.needs)), []).append(clean(one.id).replace("-", " "))
+    return [(f"{missing} ({needs})" if needs else missing, ", ".join(ids)) for (missing, needs), ids in rules.items()]
+
+
+def _change(saving: Saving) -> str:
+    """A saving as the change of the step's time that it is."""
+    ends = None if saving.low is None or saving.high is None else (saving.low, saving.high)
+    places = decimals(saving.estimate, ends)
+    interval = f" [{', '.join(_percents(end, places) for end in sorted(ends, reverse=True))}]" if ends else ""
+    return f"{_percents(saving.estimate, places)} %{interval} of the step's time"
+
+
+def _percents(saved: float, places: int) -> str:
+    return f"{round(-saved * 100, places) + 0.0:+.{places}f}"  # + 0.0: no negative zero
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,120 @@
+"""What a step did, drawn: the timeline with a row for each lane, and the parts of the time as bars.
+
+A row's name stands above it, so that a name of any length has room on a phone.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup
+
+from gpubench import units
+from gpubench.report import profile_phrases, svg
+from gpubench.report.phrases import shorten
+from gpubench.report.profile_phrases import words
+from gpubench.report.scales import Scale, measure, ticks
+from gpubench.trace.profile import Box, Lane, Rank, Timeline
+
+PITCH = 46.0
+THICKNESS = 22.0
+NAME = 15.0  # pixels from a row's top to the foot of its name
+TOP = 4.0
+FOOT = 44.0
+OUTLINED = 0.5  # percent of the drawing, from which on a box can lose a pixel to its outline
+LONGEST = 120  # characters of a name on hover
+LETTER = 2.2  # percent of a phone's drawing that a letter takes
+
+HUES = {
+    "compute": "compute",
+    "communication": "communication",
+    "exposed_communication": "communication",
+    "communication_wait": "communication",
+    "copy": "copy",
+    "copies": "copy",
+    "host_to_device": "copy",
+    "pageable_copy": "copy",
+    "data_loader": "data",
+    "data_wait": "data",
+    "forward": "forward",
+    "operators": "forward",
+    "backward": "compute",
+    "optimizer": "optimizer",
+    "synchronisation": "synchronisation",
+    "allocator": "allocator",
+    "python": "python",
+    "python_and_launch": "python",
+    "queued": "queue",
+    "backlog": "queue",
+}
+"""The colour of each style: alike where they are about the same thing. Any other style is grey."""
+
+
+def hue(style: str) -> str:
+    """The class of the style sheet that colours it."""
+    return f"hue-{HUES.get(style, 'other')}"
+
+
+def legend(styles: Iterable[str]) -> list[tuple[str, str]]:
+    """(class, what has its colour), each colour once, in order of appearance."""
+    found: dict[str, list[str]] = {}
+    for style in dict.fromkeys(styles):
+        found.setdefault(hue(style), []).append(words(style))
+    return [(name, ", ".join(dict.fromkeys(meant))) for name, meant in found.items()]
+
+
+def timeline(found: Timeline) -> Markup | None:
+    """One step, a row for each lane that has boxes; None if none has."""
+    lanes = [lane for lane in found.lanes if lane.boxes]
+    if not lanes or found.wall <= 0:
+        return None
+    x, measured = Scale(0, found.wall, 0, 100), measure("s", found.wall / 1e9)
+    bottom = TOP + PITCH * len(lanes)
+    places = [(x(tick.value * 1e9), tick) for tick in ticks(0, found.wall / 1e9, 6, measured)]
+    parts = [svg.bottom_axis(places, bottom, TOP, f"time since the step began, {measured.name}")]
+    parts += [part for row, lane in enumerate(lanes) for part in _lane(row, lane, x)]
+    said = "; ".join(f"{words(lane.name)}, {units.counted(len(lane.boxes), 'piece')}" for lane in lanes)
+    return svg.drawing(f"What step {found.step} did over time", said, bottom + FOOT, parts)
+
+
+def partition(ranks: Sequence[Rank]) -> Markup | None:
+    """Where the time of each rank went, as a bar of its parts; None where nothing took any time."""
+    known = [rank for rank in ranks if rank.wall > 0]
+    if not known:
+        return None
+    bottom = TOP + PITCH * len(known)
+    x = Scale(0, 1, 0, 100)
+    places = [(x(tick.value), tick) for tick in ticks(0, 1, 5, measure("fraction", 1))]
+    drawn, said = [svg.bottom_axis(places, bottom, TOP, "of the wall time, %")], []
+    for row, rank in enumerate(known):
+        name = profile_phrases.name(rank)
+        drawn.append(svg.text(0, _top(row) + NAME, name if len(known) > 1 else "", "lane-name"))
+        start = 0.0
+        for part in profile_phrases.parts(rank):
+            end, figure = start + part.time / rank.wall, profile_phrases.share(rank, part.time)
+            drawn.append(_box(x(start), x(end), row, part.style, f"{part.name} {figure}"))
+            said.append(f"{name} {part.name} {figure}")
+            start = end
+    return svg.drawing("Where the time went", "; ".join(said), bottom + FOOT, drawn)
+
+
+def _lane(row: int, lane: Lane, x: Scale) -> list[Markup]:
+    return [svg.text(0, _top(row) + NAME, words(lane.name), "lane-name")] + [
+        part for box in lane.boxes for part in _drawn(box, row, x)
+    ]
+
+
+def _drawn(box: Box, row: int, x: Scale) -> list[Markup]:
+    left, right, said = x(box.start), x(box.end), shorten(words(box.name), LONGEST)
+    length, start = units.seconds((box.end - box.start) / 1e9), units.seconds(box.start / 1e9)
+    drawn = _box(left, right, row, box.style, f"{said}, {length}, from {start}")
+    if right - left < LETTER * len(said):
+        return [drawn]
+    return [drawn, svg.text((left + right) / 2, _top(row) + NAME + 20, said, f"inside middle on-{hue(box.style)}")]
+
+
+def _box(left: float, right: float, row: int, style: str, hint: str) -> Markup:
+    outline = "box " if right - left >= OUTLINED else ""
+    return svg.bar(left, right, _top(row) + NAME + 5, THICKNESS, f"{outline}{hue(style)}", hint)
+
+
+def _top(row: int) -> float:
+    return TOP + PITCH * row

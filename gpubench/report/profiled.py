@@ -1,0 +1,24 @@
+"""What a profiled run has to say in the terminal: how fast it is, from its clean repeats, and then why."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from gpubench.benchmark import Outcome
+from gpubench.report import frame, profiling, training
+from gpubench.runs import TRACES
+
+
+def show(outcomes: Sequence[Outcome], console: Console) -> None:
+    frame.show(outcomes, None, console, _show_run)
+
+
+def _show_run(outcome: Outcome, console: Console) -> None:
+    recorder = outcome.recorder
+    console.print(Text(training.headline(recorder.settings, outcome.summary), style="bold"), soft_wrap=True)
+    if recorder.diagnosis is None:
+        console.print("nothing was recorded")
+        return
+    trace = recorder.writer.path / TRACES / recorder.diagnosis.traces[0].name
+    profiling.show(recorder.diagnosis.profile, recorder.diagnosis.findings, console, trace=str(trace))

@@ -1,0 +1,173 @@
+"""What a profile has to say, in the terminal and as JSON."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpubench.comparison.causes import finding_changes
+from gpubench.comparison.result import FindingChange
+from gpubench.findings import Finding, Findings
+from gpubench.report import finding_phrases, profile_against, profile_phrases, profile_tables, sheets
+from gpubench.report.phrases import clean
+from gpubench.report.profile_against import Against
+from gpubench.trace.profile import KernelChange, Profile, Rank
+
+BAR = 24  # characters
+SMALLEST_BAR = 8
+SEVERITIES = {"high": "red", "medium": "yellow", "low": "cyan"}
+OUTCOMES = {"confirmed": "green", "no effect": "yellow", "inconclusive": "yellow", "worse": "red", "failed": "magenta"}
+FATES = {"gone": "green", "still there": "yellow", "new": "red"}
+COLOURS = {
+    "compute": "blue",
+    "communication": "magenta",
+    "copies": "yellow",
+    "data_loader": "red",
+    "operators": "green",
+    "optimizer": "cyan",
+}
+"""Of the parts of a step; one that is not here is white."""
+
+
+def show(profile: Profile, findings: Findings, console: Console, trace: str | None = None) -> None:
+    """From the sentence that matters to what to do about it. trace: where its file is, if not under its own name."""
+    first = profile.ranks[0]
+    _say(console, clean(findings.headline), "bold")
+    _say(console, profile_phrases.about(profile), "dim")
+    _say(console, profile_phrases.caveat(first, findings.overhead), "dim")
+    if len(profile.ranks) > 1:
+        show_sheets([profile_tables.ranks(profile)], console)
+        _say_all(console, map(profile_phrases.straggler, profile.stragglers))
+    console.print()
+    console.print(_parts(first, console.width))
+    show_sheets(profile_tables.tables(first), console)
+    console.print()
+    _say_all(console, profile_phrases.sentences(first))
+    _show_findings(console, findings)
+    _show_unknown(console, profile, findings)
+    _say(console, profile_phrases.perfetto(trace or first.label))
+
+
+def show_against(
+    before: Profile,
+    after: Profile,
+    changes: Sequence[KernelChange],
+    findings_before: Findings,
+    findings_after: Findings,
+    console: Console,
+) -> None:
+    """Two traces of one program: what became of its time and of its findings."""
+    ours, theirs = before.ranks[0], after.ranks[0]
+    _say(console, profile_against.speed(ours, theirs), "bold")
+    for name, profile, findings in (("before", before, findings_before), ("after", after, findings_after)):
+        _say(console, f"{name}: {clean(findings.headline)}")
+        _say(console, f"  {profile_phrases.about(profile)}", "dim")
+    show_sheets([profile_against.part_changes(ours, theirs), profile_against.kernel_changes(changes)], console)
+    console.print()
+    show_fates(finding_changes(findings_before, findings_after), console)
+    _show_findings(console, findings_after)
+    _show_unknown(console, after, findings_after)
+
+
+def show_fates(changes: Iterable[FindingChange], console: Console) -> None:
+    """What became of each finding, a line each."""
+    for change in changes:
+        style = FATES[change.fate] if change.fate else ""
+        _say(console, f"{profile_against.fate(change)}: {profile_against.about(change)}", style)
+
+
+def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
+    """For --json: profile.json and findings.json as they are, beside what they are set against."""
+    document = {"profile": msgspec.to_builtins(profile), "findings": msgspec.to_builtins(findings)}
+    if against:
+        document["against"] = {
+            "profile": msgspec.to_builtins(against.profile),
+            "findings": msgspec.to_builtins(against.findings),
+            "kernels": msgspec.to_builtins(list(against.changes)),
+        }
+    return document
+
+
+def _parts(rank: Rank, width: int) -> Table:
+    """A bar for each part of the window; where there is no room for bars, their figures."""
+    parts = profile_phrases.parts(rank)
+    cells = [
+        (part.name, profile_phrases.share(rank, part.time), profile_phrases.duration(rank, part.time)) for part in parts
+    ]
+    room = width - sum(max(len(cell) for cell in column) + 2 for column in zip(*cells, strict=True))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(profile_phrases.per(rank), no_wrap=True)
+    if room >= SMALLEST_BAR:
+        table.add_column("", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for part, (name, share, time) in zip(parts, cells, strict=True):
+        bars = [_bar(part.time / rank.wall, min(BAR, room), part.style)] if room >= SMALLEST_BAR else []
+        table.add_row(Text(name), *bars, Text(share), Text(time))
+    return table
+
+
+def _bar(share: float, room: int, style: str) -> Text:
+    filled = round(share * room)
+    return Text.assemble(("█" * filled, COLOURS.get(style, "white")), ("░" * (room - filled), "bright_black"))
+
+
+def show_sheets(shown: Iterable[sheets.Sheet], console: Console) -> None:
+    for sheet in filter(None, shown):
+        console.print()
+        console.print(sheets.table(sheet, console.width))
+        if sheet.rest:
+            _say(console, f"and {sheet.rest}", "dim")
+
+
+def _show_findings(console: Console, findings: Findings) -> None:
+    for number, finding in enumerate(findings.findings, 1):
+        console.print()
+        console.print(_title(number, finding), soft_wrap=True)
+        console.print(_lines(finding))
+    if not findings.findings:
+        _say(console, "no finding: no rule found anything above its threshold")
+    console.print()
+    if together := finding_phrases.combination(findings):
+        _say(console, together)
+    if findings.keep:
+        _say(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")
+
+
+def _title(number: int, finding: Finding) -> Text:
+    severity = (f"  {finding.severity}", SEVERITIES[finding.severity])
+    return Text.assemble((f"{number}. {clean(finding.title)}", "bold"), severity)
+
+
+def _lines(finding: Finding) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    previous = ""
+    for what, words in finding_phrases.lines(finding):
+        style = OUTCOMES[finding.measured.outcome] if finding.measured and what == "measured" else ""
+        grid.add_row(Text(f"   {what if what != previous else ''}", "dim"), Text(words, style))
+        previous = what
+    return grid
+
+
+def _show_unknown(console: Console, profile: Profile, findings: Findings) -> None:
+    for missing, rules in finding_phrases.unanswered(findings):
+        _say(console, f"not judged for want of {missing}: {rules}", "dim")
+    if missing := profile_phrases.missing(profile):
+        _say(console, missing, "dim")
+    for note in profile_phrases.doubts(profile):
+        _say(console, f"note: {note}", "yellow")
+
+
+def _say_all(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        _say(console, line)
+
+
+def _say(console: Console, line: str, style: str = "") -> None:
+    """A sentence, which the terminal may wrap; rich would count its columns."""
+    console.print(Text(line, style=style), soft_wrap=True)

@@ -1,0 +1,92 @@
+"""Tables as text, for the terminal and the page alike; the terminal shows as much of one as it has room for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from gpubench.report.phrases import clean, shorten
+
+GAP = 2  # characters between columns
+READABLE = 24  # characters into which a name or a place can be shortened and still be told
+TEXTS = frozenset(
+    {
+        "rank",
+        "phase",
+        "module",
+        "class",
+        "operator",
+        "shapes",
+        "bound",
+        "kernel",
+        "kind",
+        "collective",
+        "copy",
+        "of type",
+    }
+    | {"waits in", "where", "in phase", "launched by", "asked by", "example", "part", "mostly idle for", "option"}
+)
+"""Columns of words; all others hold figures."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """`columns` from the one that matters most; `rest` says what was left out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    rest: str = ""
+
+    @property
+    def figures(self) -> tuple[bool, ...]:
+        """Of each column, whether it holds figures, which stand right; words stand left and can be shortened."""
+        return tuple(name not in TEXTS for name in self.columns)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+def sheet(title: str, rows: Sequence[Mapping[str, str]], rest: str = "") -> Sheet:
+    """Of rows by column; a column in which no row has anything is left out."""
+    known = dict.fromkeys(name for row in rows for name in row)
+    columns = tuple(name for name in known if any(row.get(name) for row in rows))
+    return Sheet(title, columns, [tuple(clean(row.get(name, "")) for name in columns) for row in rows], rest)
+
+
+def table(shown: Sheet, width: int) -> Table:
+    """In at most `width` characters: columns are left out from the right until words can be read, then shortened."""
+    kept = list(range(len(shown.columns)))
+    while len(kept) > 2 and not _readable(shown, kept, width):
+        kept.pop()
+    limits = _limits(shown, kept, width)
+    drawn = Table(box=None, pad_edge=False, header_style="dim")
+    for place in kept:
+        justify: JustifyMethod = "right" if shown.figures[place] else "left"
+        drawn.add_column(Text(shown.columns[place]), justify=justify, no_wrap=True)
+    for row in shown.rows:
+        drawn.add_row(*(Text(shorten(row[place], limits[place])) for place in kept))
+    return drawn
+
+
+def _readable(shown: Sheet, kept: Sequence[int], width: int) -> bool:
+    limits = _limits(shown, kept, width)
+    return all(limits[place] >= min(_needed(shown, place), READABLE) for place in kept)
+
+
+def _limits(shown: Sheet, kept: Sequence[int], width: int) -> dict[int, int]:
+    """Characters for each column: figures get what they need, words share the rest, the short ones first."""
+    limits = {place: _needed(shown, place) for place in kept}
+    words = sorted((place for place in kept if not shown.figures[place]), key=limits.__getitem__)
+    room = width - GAP * (len(kept) - 1) - sum(limits[place] for place in kept if place not in words)
+    for number, place in enumerate(words):
+        limits[place] = max(1, min(limits[place], room // (len(words) - number)))
+        room -= limits[place]
+    return limits
+
+
+def _needed(shown: Sheet, place: int) -> int:
+    return max(cell_len(text) for text in (shown.columns[place], *(row[place] for row in shown.rows)))

@@ -1,0 +1,64 @@
+"""How pages are made from templates: escaped, complete, and with the words that all of them use."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gpubench import __version__, units
+from gpubench.report import phrases, pipe_phrases, wording
+
+LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
+
+
+@cache
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("gpubench.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        plain=phrases.cell,
+        quantity=_known(units.quantity),
+        share=_known(units.percent),
+        moment=lambda started: phrases.moment(started) if started else "not recorded",
+        duration=wording.duration,
+        change=wording.change,
+        changes=wording.interval,
+        difference=_known(units.difference),
+        worse=wording.worse,
+        words=wording.name,
+        sentence=wording.opening,
+        evaluations=pipe_phrases.evaluations,
+        sign=wording.sign,
+        standing=wording.standing,
+        open_ends=phrases.note,
+        short=lambda text: phrases.shorten(text, LONGEST),
+        code_state=_code_state,
+        rests_on=wording.rests_on,
+        typeset=wording.typeset,
+    )
+    made.globals["version"] = __version__
+    return made
+
+
+def _known(show: Callable[..., str]) -> Callable[..., str]:
+    """`show` for a figure that may be missing or not finite."""
+
+    def shown(value: float | None, *unit: str) -> str:
+        return wording.typeset(show(value, *unit)) if value is not None and math.isfinite(value) else "not known"
+
+    return shown
+
+
+def _code_state(git: Mapping[str, Any]) -> str:
+    """The working tree that was measured, in a clause."""
+    said = f"at commit {str(git.get('commit') or 'none')[:12]}"
+    if git.get("branch"):
+        said += f" of {git['branch']}"
+    return f"{said}, with changes that were not committed" if git.get("dirty") else said

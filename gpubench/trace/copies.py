@@ -1,0 +1,184 @@
+"""Copies, told apart by what they are for: `aten::copy_` moves between memories, casts, and changes layouts."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gpubench.trace.columns import MISSING, Ids, Signature, WorkKind
+from gpubench.trace.frames import UserFrames
+from gpubench.trace.nesting import nearest, outermost
+from gpubench.trace.phases import NAMES, OTHER, Phases
+from gpubench.trace.profile import Copy, CopyKind
+from gpubench.trace.program import Program
+from gpubench.trace.tensors import Tensor, shapes_text, tensor
+
+_ASKING = (
+    "aten::copy_",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::contiguous",
+    "aten::clone",
+    "aten::item",
+    "aten::reshape",
+)
+_DIRECTION = re.compile(r".*(?P<up>HtoD|HostToDevice)|.*(?P<down>DtoH|DeviceToHost)")
+
+
+class _Place(NamedTuple):
+    """What is counted together."""
+
+    kind: CopyKind
+    pinned: bool | None
+    phase: str
+    where: str | None
+
+
+@dataclass
+class _Tally:
+    calls: int = 0
+    host: int = 0
+    device: int = 0
+    bytes: int | None = 0
+    example: str = ""
+    largest: int = -1
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One copy as the program asked for it."""
+
+    slice: int
+    """Of aten::copy_, or of what else launched the copy; -1 where that is not in the trace."""
+    kind: CopyKind
+    pinned: bool | None
+    device: int
+    bytes: int | None
+    name: str
+
+
+def copies(program: Program, phases: Phases) -> list[Copy]:
+    """Copies of the window by kind, page-locking, phase and place in the user's code, the most time first.
+
+    A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is told by types and strides
+    of its inputs; where those were not recorded, it is left out. Times are nanoseconds; bytes are those that the trace
+    has, else the size of the destination.
+    """
+    frames = UserFrames.of(program)
+    asked_by = outermost(program.nest, program.named(_ASKING))
+    tallies: defaultdict[_Place, _Tally] = defaultdict(_Tally)
+    for call in _calls(program):
+        known = call.slice >= 0
+        phase = NAMES[phases.of[call.slice]] if known else NAMES[OTHER]
+        tally = tallies[_Place(call.kind, call.pinned, phase, frames.at(call.slice) if known else None)]
+        _add(tally, call, program, int(asked_by[call.slice]) if known else MISSING)
+    found = [
+        Copy(
+            kind=place.kind,
+            pinned=place.pinned,
+            calls=tally.calls,
+            host=tally.host,
+            device=tally.device,
+            bytes=tally.bytes,
+            phase=place.phase,
+            example=tally.example,
+            where=place.where,
+        )
+        for place, tally in tallies.items()
+    ]
+    return sorted(found, key=lambda one: (-max(one.device, one.host), one.kind, one.phase, one.where or ""))
+
+
+def _add(tally: _Tally, call: _Call, program: Program, asked_by: int) -> None:
+    tally.calls += 1
+    tally.device += call.device
+    tally.bytes = None if tally.bytes is None or call.bytes is None else tally.bytes + call.bytes
+    if call.slice >= 0:
+        tally.host += int(program.nest.end[call.slice] - program.trace.host.start[call.slice])
+    size = call.device if call.bytes is None else call.bytes
+    if size > tally.largest:
+        tally.largest, tally.example = size, _example(program, call, asked_by)
+
+
+def _calls(program: Program) -> Iterator[_Call]:
+    """Those with a copy of the runtime, then those of aten::copy_ without."""
+    trace, nest = program.trace, program.nest
+    copying = program.named(("aten::copy_",))
+    around = nearest(nest, copying)
+    caller = _caller(program, around)
+    moved = (trace.device.kind == WorkKind.COPY) & (program.work_time > 0)
+    works: defaultdict[int, list[int]] = defaultdict(list)
+    for work in np.flatnonzero((caller >= 0) & (program.work_time > 0)).tolist():
+        works[int(caller[work])].append(work)
+    told = np.unique(caller[moved & (caller >= 0)]).tolist()
+    for slice_ in told:
+        yield _runtime_copy(program, slice_, works[slice_])
+    for work in np.flatnonzero(moved & (caller < 0)).tolist():
+        yield _runtime_copy(program, MISSING, [work])
+    untold = copying & program.inside
+    untold[told] = False
+    for slice_ in np.flatnonzero(untold & (trace.host.signature >= 0)).tolist():
+        signature = trace.signatures[trace.host.signature[slice_]]
+        target, kind = tensor(signature, 0), _told_by(signature)
+        if target and kind:
+            device = int(program.work_time[works[slice_]].sum())
+            yield _Call(slice_, kind, None, device, target.bytes, "aten::copy_")
+
+
+def _caller(program: Program, around: Ids) -> Ids:
+    """Of each work the call of aten::copy_ around its launch; of copies without one, the operator, or the launch."""
+    device, links = program.trace.device, program.links
+    if not len(around):
+        return links
+    copy_ = np.where(links >= 0, around[links], np.int32(MISSING))
+    other = np.where(program.owner >= 0, program.owner, links)
+    return np.where((copy_ < 0) & (device.kind == WorkKind.COPY), other, copy_)
+
+
+def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
+    """Of all that the call launched; what it is for, the first copy among it tells."""
+    device = program.trace.device
+    copied = [work for work in works if device.kind[work] == WorkKind.COPY]
+    name = program.trace.names[device.name[copied[0]]]
+    sizes = device.bytes[copied]
+    match = _DIRECTION.match(name)
+    kind: CopyKind = "device_to_device"
+    if match:
+        kind = "host_to_device" if match["up"] else "device_to_host"
+    pinned = True if "Pinned" in name else False if "Pageable" in name else None
+    size = sum(sizes.tolist()) if (sizes >= 0).all() else None
+    return _Call(slice_, kind, pinned if match else None, int(program.work_time[works].sum()), size, name)
+
+
+def _told_by(signature: Signature) -> CopyKind | None:
+    """What aten::copy_ does within one memory; None where the inputs do not tell."""
+    target, source = tensor(signature, 0), tensor(signature, 1)
+    if target is None or source is None:
+        return None
+    if target.dtype != source.dtype:
+        return "dtype_cast"
+    if target.strides is None or source.strides is None:
+        return None
+    return "same" if _layout(target) == _layout(source) else "layout_change"
+
+
+def _layout(one: Tensor) -> list[tuple[int, int]]:
+    """Dimensions that have a direction: of those with one element the stride says nothing."""
+    return [(size, step) for size, step in zip(one.shape, one.strides or (), strict=False) if size != 1]
+
+
+def _example(program: Program, call: _Call, asked_by: int) -> str:
+    if call.slice < 0:
+        return call.name
+    host, names = program.trace.host, program.trace.names
+    name = names[host.name[asked_by if asked_by >= 0 else call.slice]]
+    number = host.signature[call.slice]
+    if number < 0:
+        return f"{name}: {call.name}"
+    signature = program.trace.signatures[number]
+    types = " <- ".join(one.dtype for place in (0, 1) if (one := tensor(signature, place)))
+    strides = " <- ".join(str(one) for one in signature.strides[:2])
+    return " ".join(part for part in (name, shapes_text(signature), types, strides and f"strides {strides}") if part)

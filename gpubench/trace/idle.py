@@ -1,0 +1,188 @@
+"""Why the device had nothing to do: each instant of idle time is given to one cause.
+
+First by what the host did at that instant, the first that holds; of allocations and waits those of threads that launch
+work or go through the steps, of the rest any thread's:
+
+1. data_loader: it fetched a batch.
+2. allocator: it was in a call such as cudaMalloc or cudaFree.
+3. pageable_copy: it was in the call of a copy to the device from memory that is not page-locked, or in the wait that
+   is part of such a copy: the blocking call that follows next on that thread.
+4. communication_wait: it waited for other ranks.
+5. synchronisation: it was in a call that waits for the device, among them copies to memory that is not page-locked.
+
+What is left of a gap follows from the work that ends it:
+
+6. That work's launch call had ended before the gap began: queued, the gap between two works that stand in line.
+7. Its launch is not in the trace, and of the works only later ones have one: backlog, launched before the trace began.
+8. Its launch came later, and a wait of kind 3 or 5 was under way as the gap began: the host could go on only then. Had
+   it not waited, it would have come to the launch earlier by the time of the wait; so the gap is the wait's for as long
+   as the wait took, from the gap's beginning, and python_and_launch's from there.
+9. Its launch came later: python_and_launch. So is time before no work at all, where the trace shows the host.
+10. unknown: no launch is known, or nothing follows and the host does not show.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace
+from gpubench.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, overlap, subtract, union
+from gpubench.trace.links import launchers
+from gpubench.trace.names import Lexicon
+from gpubench.trace.profile import CAUSES, Cause
+from gpubench.trace.windows import Window
+
+
+def idle_causes(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[Cause, Spans]:
+    """Disjoint sets for all causes, whose union is the time in the window without any work of the device."""
+    host = trace.host
+    pageable, waits = pageable_calls(trace, lexicon, links), waiting_calls(trace, lexicon, links)
+    gaps = _gaps(trace, links, window)
+    opened = _opened(trace, gaps, pageable | waits)
+    shown = union(host.start, host.end)
+    in_order: list[tuple[Cause, Spans]] = [
+        ("data_loader", _when(trace, lexicon.data_loader[host.name])),
+        ("allocator", _when(trace, driving_calls(trace, lexicon, links) & lexicon.allocator[host.name])),
+        ("pageable_copy", _when(trace, pageable)),
+        ("communication_wait", _when(trace, lexicon.communication_wait[host.name])),
+        ("synchronisation", _when(trace, waits)),
+        ("queued", gaps.of(gaps.queued)),
+        ("backlog", gaps.of(gaps.backlog)),
+        ("pageable_copy", opened.by(pageable)),
+        ("synchronisation", opened.by(~pageable)),
+        ("python_and_launch", join(gaps.of(gaps.late), intersect(gaps.of(gaps.last), shown))),
+    ]
+    rest = clip(gaps.of(np.ones(len(gaps.start), np.bool_)), window.start, window.end)
+    found = dict.fromkeys(CAUSES, EMPTY)
+    for cause, spans in in_order:
+        found[cause] = join(found[cause], intersect(rest, spans))
+        rest = subtract(rest, spans)
+    return found | {"unknown": rest}
+
+
+def idle_within(causes: Mapping[Cause, Spans], windows: Sequence[tuple[int, int]]) -> list[dict[Cause, int]]:
+    """Nanoseconds of each cause in each [start, end)."""
+    bounds = np.array(windows, np.int64).reshape(-1, 2)
+    columns = [overlap(bounds[:, 0], bounds[:, 1], spans).tolist() for spans in causes.values()]
+    return [dict(zip(causes, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def pageable_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Over `Trace.host`: calls of copies from pageable memory to the device, and the waits that are part of them."""
+    host = trace.host
+    calls = _calls_of(trace, links, lexicon.pageable_upload)
+    found = np.zeros(len(host), np.bool_)
+    found[calls] = True
+    runtime = np.flatnonzero(host.kind == HostKind.RUNTIME)
+    following = np.searchsorted(runtime, calls) + 1
+    calls, following = calls[following < len(runtime)], runtime[following[following < len(runtime)]]
+    same = (host.thread[calls] == host.thread[following]) & lexicon.blocking[host.name[following]]
+    found[following[same]] = True
+    return found
+
+
+def driving_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Over `Trace.host`: runtime calls of threads that launch work, or go through the steps.
+
+    Others, such as one that page-locks batches ahead of their use, hold nothing up. Without any such thread all count.
+    """
+    host = trace.host
+    threads = np.concatenate((host.thread[links[links != MISSING]], host.thread[lexicon.profiler_step[host.name]]))
+    runtime: Mask = host.kind == HostKind.RUNTIME
+    return runtime & np.isin(host.thread, threads) if len(threads) else runtime
+
+
+def waiting_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Over `Trace.host`: calls that return when the device is done."""
+    found: Mask = driving_calls(trace, lexicon, links) & lexicon.blocking[trace.host.name]
+    found[_calls_of(trace, links, lexicon.pageable_download)] = True
+    return found
+
+
+def idle_by_call(trace: Trace, lexicon: Lexicon, causes: Mapping[Cause, Spans]) -> Ns:
+    """For each slice of the host the nanoseconds of `synchronisation` that it opened or covered: 0 but for waits.
+
+    An instant counts for the wait that began last before it, so that all sum to the whole.
+    """
+    links, host, spans = launchers(trace), trace.host, causes["synchronisation"]
+    calls = np.flatnonzero(waiting_calls(trace, lexicon, links) & ~pageable_calls(trace, lexicon, links))
+    calls = calls[np.argsort(host.start[calls], kind="stable")]
+    found = np.zeros(len(host), np.int64)
+    if len(calls) and len(spans):
+        start = host.start[calls]
+        found[calls] = overlap(start, np.append(start[1:], max(spans.end[-1], start[-1])), spans)
+    return found
+
+
+def _when(trace: Trace, chosen: Mask) -> Spans:
+    return union(trace.host.start[chosen], trace.host.end[chosen])
+
+
+def _calls_of(trace: Trace, links: Ids, names: Mask) -> NDArray[np.intp]:
+    """Indices into `Trace.host` of the calls that brought device work of such names."""
+    return np.unique(links[names[trace.device.name] & (links != MISSING)]).astype(np.intp)
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Times without work, as they are and not cut to the window, with what ends each."""
+
+    start: Ns
+    end: Ns
+    queued: Mask
+    backlog: Mask
+    late: Mask
+    last: Mask
+    """Before no work."""
+
+    def of(self, chosen: Mask) -> Spans:
+        return Spans(self.start[chosen], self.end[chosen])
+
+
+def _gaps(trace: Trace, links: Ids, window: Window) -> _Gaps:
+    device, host = trace.device, trace.host
+    busy = union(device.start, device.end)
+    first, behind = (int(busy.start[0]), int(busy.end[-1])) if len(busy) else (window.start, window.end)
+    idle = complement(busy, min(first, window.start), max(behind, window.end))
+    real = np.flatnonzero(device.end > device.start)
+    place = np.searchsorted(device.start[real], idle.end)
+    last = place == len(real)
+    launch = np.full(len(idle), MISSING, np.int64)
+    launch[~last] = links[real[place[~last]]]
+    linked = launch != MISSING
+    queued = np.zeros(len(idle), np.bool_)
+    queued[linked] = host.end[launch[linked]] <= idle.start[linked]
+    followed = device.start[links != MISSING]
+    backlog = ~linked & ~last & (idle.end <= (followed.min() if len(followed) else MISSING))
+    return _Gaps(idle.start, idle.end, queued, backlog, linked & ~queued, last)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The parts of gaps that go back to a wait, and the slice that waited."""
+
+    start: Ns
+    end: Ns
+    call: NDArray[np.intp]
+
+    def by(self, chosen: Mask) -> Spans:
+        mask = chosen[self.call]
+        return union(self.start[mask], self.end[mask])
+
+
+def _opened(trace: Trace, gaps: _Gaps, waits: Mask) -> _Opened:
+    """Of gaps whose end the host was yet to bring about, by the wait that was under way as they began."""
+    calls = np.flatnonzero(waits)
+    calls = calls[np.argsort(trace.host.start[calls], kind="stable")]
+    start, end = trace.host.start[calls], trace.host.end[calls]
+    # Of the waits that began before the gap, the one that ends last.
+    furthest = np.maximum.accumulate(np.where(end == np.maximum.accumulate(end), np.arange(len(calls)), 0))
+    late = gaps.of(gaps.late | gaps.last)
+    place = np.searchsorted(start, late.start) - 1
+    began = place >= 0
+    found = furthest[place[began]]
+    waiting = end[found] >= late.start[began]
+    found, gap_start, gap_end = found[waiting], late.start[began][waiting], late.end[began][waiting]
+    return _Opened(gap_start, np.minimum(gap_end, gap_start + end[found] - start[found]), calls[found])

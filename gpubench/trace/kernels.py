@@ -1,0 +1,75 @@
+"""What ran on the device, by name."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench.trace.breakdown import communication_work
+from gpubench.trace.columns import MISSING, Ids, Ns, Trace, WorkKind
+from gpubench.trace.launches import started_in
+from gpubench.trace.names import Lexicon
+from gpubench.trace.profile import Kernel
+from gpubench.trace.windows import Window
+
+KernelKind = Literal["compute", "communication", "copy", "set"]
+_KINDS: dict[int, KernelKind] = {WorkKind.KERNEL: "compute", WorkKind.COPY: "copy", WorkKind.SET: "set"}
+
+
+def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[Kernel]:
+    """All work that starts in the window, the name with the most time first.
+
+    `owner` has for each work of the device the index into `Trace.names` of the operator that launched it, or -1.
+    """
+    device = trace.device
+    works = np.flatnonzero(started_in(trace, window))
+    if not len(works):
+        return []
+    communicates = communication_work(trace, lexicon)[works]
+    duration = device.end[works] - device.start[works]
+    first, group = _groups(device.name[works], device.kind[works])
+    order = np.lexsort((duration, group))
+    count = np.bincount(group)
+    begin = np.cumsum(count) - count
+    in_order = duration[order]
+    total = np.add.reduceat(in_order, begin)
+    operators = _most_frequent(group, owner[works], len(count))
+    found = [
+        Kernel(
+            name=trace.names[device.name[works[example]]],
+            kind="communication" if communicates[example] else _KINDS[device.kind[works[example]]],
+            calls=int(count[place]),
+            total=int(total[place]),
+            shortest=int(in_order[begin[place]]),
+            median=_median(in_order[begin[place] : begin[place] + count[place]]),
+            longest=int(in_order[begin[place] + count[place] - 1]),
+            operator=trace.names[operators[place]] if operators[place] != MISSING else "",
+        )
+        for place, example in enumerate(first.tolist())
+    ]
+    return sorted(found, key=lambda kernel: (-kernel.total, kernel.name))
+
+
+def _groups(major: Ids, minor: NDArray[np.int8] | Ids) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first of each pair of numbers, and for each element the place of its pair among them."""
+    pairs = major.astype(np.int64) << 32 | minor
+    _, first, group = np.unique(pairs, return_index=True, return_inverse=True)
+    return first, group.reshape(-1)
+
+
+def _median(in_order: Ns) -> int:
+    """Rounded down to a nanosecond."""
+    middle = len(in_order) // 2
+    return int(in_order[middle]) if len(in_order) % 2 else int(in_order[middle - 1] + in_order[middle]) // 2
+
+
+def _most_frequent(group: NDArray[np.intp], owner: Ids, groups: int) -> list[int]:
+    """The commonest owner of each group; -1 only where no work of it has one."""
+    found = np.full(groups, MISSING, np.int64)
+    known = np.flatnonzero(owner != MISSING)
+    group, owner = group[known], owner[known]
+    first, pair = _groups(group.astype(np.int32), owner)
+    rarest_first = first[np.argsort(np.bincount(pair), kind="stable")]
+    found[group[rarest_first]] = owner[rarest_first]
+    operators: list[int] = found.tolist()
+    return operators

@@ -1,0 +1,219 @@
+"""From a trace file to its columns."""
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from gpubench.errors import DataError
+from gpubench.trace.columns import (
+    MISSING,
+    DeviceProperties,
+    DeviceWork,
+    HostKind,
+    HostSlices,
+    Ns,
+    Signature,
+    Trace,
+)
+from gpubench.trace.document import HOW, TraceDocument
+from gpubench.trace.events import ANNOTATIONS, ELEMENT_BYTES, HOST_KINDS, WORK_KINDS, Args, Event
+
+RECORDED = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
+LONGEST = 2**53  # microseconds: beyond it a float is no longer whole, and nanoseconds soon not an int64
+
+_NO_ARGS = Args()
+_NARROW = {"kind": np.int8, "name": np.int32, "thread": np.int32, "signature": np.int32, "stack": np.int32}
+_NARROW |= {"device": np.int32, "stream": np.int32}
+
+
+def read(path: Path) -> Trace:
+    """The trace in `path`, JSON or gzipped JSON.
+
+    Raises DataError for a file that is no trace, is not whole, holds no work of any kind, or does not fit in memory.
+    """
+    document, builder = TraceDocument(path), _Builder()
+    for batch in document.batches():
+        builder.add(batch)
+    if not builder.kept:
+        raise DataError(f"{path} is a trace of nothing: none of its {builder.events} events has a duration", HOW)
+    about = document.metadata
+    distributed = about.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    return Trace(
+        label=path.name,
+        rank=_whole(distributed.get("rank")),
+        world_size=_whole(distributed.get("world_size")),
+        backend=str(distributed["backend"]) if "backend" in distributed else None,
+        devices=_devices(about.get("deviceProperties")),
+        names=list(builder.names),
+        threads=[(str(process), str(thread)) for process, thread in builder.threads],
+        signatures=[_signature(*parts) for parts in builder.signatures],
+        host=builder.host_slices(),
+        device=builder.device_work(),
+        settings={key: about[key] for key in RECORDED if key in about},
+        events=builder.events,
+        dropped=document.dropped,
+    )
+
+
+@dataclass
+class _Builder:
+    """Columns in the making, a batch of events at a time."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[tuple[int | str | None, int | str | None], int] = field(default_factory=dict)
+    signatures: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    events: int = 0
+    host: list[dict[str, Any]] = field(default_factory=list)
+    device: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        return any(len(part["start"]) for part in (*self.host, *self.device))
+
+    def add(self, batch: list[Event]) -> None:
+        self.events += len(batch)
+        complete = [event for event in batch if event.ph == "X" and _has_time(event)]
+        self.host.append(self._host_columns([event for event in complete if event.cat.lower() in HOST_KINDS]))
+        self.device.append(self._device_columns([event for event in complete if event.cat.lower() in WORK_KINDS]))
+
+    def host_slices(self) -> HostSlices:
+        columns = _joined(self.host)
+        annotations = np.fromiter((name.startswith(ANNOTATIONS) for name in self.names), np.bool_, len(self.names))
+        columns["kind"][annotations[columns["name"]]] = HostKind.ANNOTATION
+        order = np.lexsort((-columns["end"], columns["start"], columns["thread"]))
+        return HostSlices(**{name: column[order] for name, column in columns.items()})
+
+    def device_work(self) -> DeviceWork:
+        columns = _joined(self.device)
+        order = np.lexsort((columns["end"], columns["start"]))
+        return DeviceWork(**{name: column[order] for name, column in columns.items()})
+
+    def _host_columns(self, events: list[Event]) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
+        start, end = _times(events)
+        columns = {
+            "kind": [HOST_KINDS[event.cat.lower()] for event in events],
+            "name": [_number(self.names, event.name) for event in events],
+            "thread": [_number(self.threads, (event.pid, event.tid)) for event in events],
+            "start": start,
+            "end": end,
+            "correlation": [_or_missing(one.correlation) for one in args],
+            "sequence": [_or_missing(one.sequence) for one in args],
+            "forward_thread": [_or_missing(one.forward_thread) for one in args],
+            "signature": [MISSING if one.dims is UNSET else self._signature(one) for one in args],
+            "stack": [_number(self.names, one.stack) if one.stack else MISSING for one in args],
+        }
+        return _arrays(columns)
+
+    def _device_columns(self, events: list[Event]) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
+        start, end = _times(events)
+        columns = {
+            "kind": [WORK_KINDS[event.cat.lower()] for event in events],
+            "name": [_number(self.names, event.name) for event in events],
+            "device": [_short(one.device) for one in args],
+            "stream": [_short(one.stream) for one in args],
+            "start": start,
+            "end": end,
+            "correlation": [_or_missing(one.correlation) for one in args],
+            "bytes": [_or_missing(one.bytes if one.dtype is None else _message(one)) for one in args],
+            "blocks": [_product(one.grid) for one in args],
+            "threads": [_product(one.block) for one in args],
+        }
+        return _arrays(columns)
+
+    def _signature(self, args: Args) -> int:
+        parts = (args.dims, args.types, args.strides, args.concrete)
+        return _number(self.signatures, tuple(bytes(part) if part is not UNSET else b"" for part in parts))
+
+
+def _has_time(event: Event) -> bool:
+    return event.ts >= 0 and event.dur >= 0 and event.ts + event.dur < LONGEST
+
+
+def _times(events: list[Event]) -> tuple[Ns, Ns]:
+    """Start and end in nanoseconds. A float tells its nanosecond below `document.EXACT_BELOW`; see there."""
+    if events and not isinstance(events[0].ts, float):  # ExactEvent
+        start = np.array([round(event.ts * 1000) for event in events], np.int64)
+        return start, start + np.array([round(event.dur * 1000) for event in events], np.int64)
+    starts = np.array([event.ts for event in events], np.float64)
+    durations = np.array([event.dur for event in events], np.float64)
+    start = _nanoseconds(starts)
+    return start, start + _nanoseconds(durations)
+
+
+def _nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
+    whole = np.floor(microseconds)
+    nanoseconds: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return nanoseconds
+
+
+def _number(numbers: dict[Any, int], key: Any) -> int:
+    return numbers.setdefault(key, len(numbers))
+
+
+def _or_missing(value: int | None) -> int:
+    return value if value is not None and 0 <= value < 2**63 else MISSING
+
+
+def _short(number: int | None) -> int:
+    """Some runtimes number streams by addresses: longer than a column is wide, and as good when cut short."""
+    return MISSING if number is None or number < 0 else number % (2**31 - 1)
+
+
+def _product(sizes: Any) -> int:
+    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
+        return MISSING
+    return _or_missing(math.prod(sizes))
+
+
+def _message(args: Args) -> int | None:
+    """Bytes of a collective's larger side: what one rank has before a reduction, or after a gathering."""
+    size = ELEMENT_BYTES.get(args.dtype) if isinstance(args.dtype, str) else None
+    if size is None or args.elements_in is None:
+        return None
+    return max(args.elements_in, args.elements_out or 0) * size
+
+
+def _arrays(columns: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(column, _NARROW.get(name, np.int64)) for name, column in columns.items()}
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _signature(dims: bytes, types: bytes, strides: bytes, concrete: bytes) -> Signature:
+    return Signature(_list(dims), [str(one) for one in _list(types)], _list(strides), _list(concrete))
+
+
+def _list(text: bytes) -> list[Any]:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(text)
+        return found if isinstance(found, list) else []
+    return []
+
+
+def _devices(found: Any) -> list[DeviceProperties]:
+    return [_properties(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _properties(found: dict[str, Any]) -> DeviceProperties:
+    major, minor = _whole(found.get("computeMajor")), _whole(found.get("computeMinor"))
+    return DeviceProperties(
+        name=str(found.get("name", "")),
+        multiprocessors=_whole(found.get("numSms")),
+        memory=_whole(found.get("totalGlobalMem")),
+        compute_capability=None if major is None or minor is None else (major, minor),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

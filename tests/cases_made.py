@@ -1,0 +1,156 @@
+"""Cases with nothing wrong, to make one thing wrong in: a window of ten steps, each of 100 ms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
+from gpubench.dotkeys import flatten
+from gpubench.findings import Finding
+from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.pipe_settings import PipeSettings
+from gpubench.settings import RunSettings, TrainSettings
+from gpubench.trace.profile import (
+    CAUSES,
+    HOST_PARTS,
+    Breakdown,
+    Copy,
+    CopyKind,
+    Kernel,
+    Launches,
+    Operator,
+    Phase,
+    Profile,
+    Rank,
+    Straggler,
+    Synchronisation,
+)
+
+STEPS = 10
+WALL = 1_000_000_000
+PERCENT = WALL // 100
+"""Nanoseconds: a hundredth of the window."""
+
+H100 = "NVIDIA H100 80GB HBM3"
+V100 = "Tesla V100-SXM2-16GB"
+
+
+def gpu(**parts: Any) -> Rank:
+    """A rank whose GPU computes whatever is left by `idle` (by cause), `exposed_communication` and `exposed_copies`."""
+    given = dict.fromkeys(CAUSES, 0) | parts.pop("idle", {})
+    exposed, copies = parts.pop("exposed_communication", 0), parts.pop("exposed_copies", 0)
+    communication, idle = parts.pop("communication", exposed), sum(given.values())
+    device = Breakdown(
+        wall=WALL,
+        compute=WALL - idle - exposed - copies,
+        exposed_communication=exposed,
+        exposed_copies=copies,
+        idle=idle,
+        communication=communication,
+        copies=copies,
+        hidden_communication=communication - exposed,
+    )
+    return rank(**{"device_name": H100, "device": device, "idle": given, "host_only": False} | parts)
+
+
+def cpu(**parts: Any) -> Rank:
+    """A rank whose main thread is in operators whenever it is not in a part of `host`."""
+    host = dict.fromkeys(HOST_PARTS, 0) | parts.pop("host", {})
+    host["operators"] = WALL - sum(host.values())
+    return rank(**{"host": host} | parts)
+
+
+def rank(**parts: Any) -> Rank:
+    usual: dict[str, Any] = {
+        "label": "rank0.pt.trace.json", "rank": 0, "device_name": None, "host_only": True, "start": 0, "wall": WALL,
+        "step_numbers": list(range(STEPS)), "device": None, "idle": {}, "host": {}, "critical_path": {}, "steps": [],
+        "phases": [], "modules": [], "operators": [], "kernels": [], "launches": None, "copies": [],
+        "synchronisations": [], "collectives": [], "compiled": None, "threads": 1, "zeroed_gradients": 0,
+        "optimizer_kernels": 0, "optimizer_steps": STEPS, "timeline": None, "missing": {}, "notes": [],
+    }  # fmt: skip
+    return Rank(**usual | parts)
+
+
+def case(*ranks: Rank, stragglers: list[Straggler] | None = None, **known: Any) -> Case:
+    """`known`: settings, metrics (estimates by name) and environment; without settings, a trace from elsewhere."""
+    metrics = {name: metric(name, estimate) for name, estimate in known.pop("metrics", {}).items()}
+    return Case(Profile(list(ranks), stragglers or []), metrics=metrics, **known)
+
+
+def metric(name: str, estimate: float) -> Metric:
+    definition = DEFINITIONS[name]
+    return Metric(name, definition.unit, definition.better, estimate, None, 30, None, [estimate], None)
+
+
+def training(**changed: Any) -> dict[str, Any]:
+    """Settings of train-bench by dot-key, with those of `changed` set, written data__workers."""
+    return _settings(TrainSettings(), changed)
+
+
+def piping(**changed: Any) -> dict[str, Any]:
+    return _settings(PipeSettings(), changed)
+
+
+def _settings(usual: RunSettings, changed: Mapping[str, Any]) -> dict[str, Any]:
+    known = flatten(usual.model_dump())
+    keys = {name.replace("__", "."): value for name, value in changed.items()}
+    assert keys.keys() <= known.keys(), "a rule must not live by a setting that there is not"
+    return known | keys
+
+
+def copy(kind: CopyKind, **parts: Any) -> Copy:
+    usual: dict[str, Any] = {
+        "pinned": None, "calls": STEPS, "host": 0, "device": 0, "bytes": None, "phase": "host_to_device",
+        "example": "aten::copy_", "where": None,
+    }  # fmt: skip
+    return Copy(kind=kind, **usual | parts)
+
+
+def wait(operator: str, **parts: Any) -> Synchronisation:
+    usual: dict[str, Any] = {
+        "call": "cudaStreamSynchronize", "where": None, "calls": STEPS, "blocked": 0, "idle": 0, "phase": "other",
+    }  # fmt: skip
+    return Synchronisation(operator=operator, **usual | parts)
+
+
+def kernel(name: str, total: int, **parts: Any) -> Kernel:
+    usual: dict[str, Any] = {
+        "kind": "compute", "calls": STEPS, "shortest": 0, "median": 0, "longest": 0, "operator": "",
+    }  # fmt: skip
+    return Kernel(name=name, total=total, **usual | parts)
+
+
+def operator(name: str, device: int, **parts: Any) -> Operator:
+    usual: dict[str, Any] = {
+        "shapes": "", "dtype": "", "calls": STEPS, "host": 0, "kernels": STEPS, "flops": None, "bytes": None,
+        "bound": "insufficient data", "of_ceiling": None,
+    }  # fmt: skip
+    return Operator(name=name, device=device, **usual | parts)
+
+
+def phase(name: str, **parts: int) -> Phase:
+    return Phase(name, **{"host": 0, "device": 0, "launches": 0, "recompute": 0} | parts)
+
+
+def launches(**parts: Any) -> Launches:
+    usual: dict[str, Any] = {
+        "calls": 1000, "host": 0, "delay_median": 0, "delay_p95": 0, "late": 0, "queue_mean": 0.0, "queue_longest": 0,
+        "short": 0, "short_total": 0, "unlinked": 0, "unlinked_total": 0,
+    }  # fmt: skip
+    return Launches(**usual | parts)
+
+
+def ids(case: Case) -> list[str]:
+    return [finding.id for finding in diagnose(case).findings]
+
+
+def only(case: Case) -> Finding:
+    """The finding of a case with one thing wrong."""
+    findings = diagnose(case).findings
+    assert len(findings) == 1, [finding.id for finding in findings]
+    return findings[0]
+
+
+def saving(finding: Finding) -> float:
+    assert finding.expected is not None
+    return finding.expected.estimate

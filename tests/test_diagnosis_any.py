@@ -1,0 +1,106 @@
+"""Any profile at all: a diagnosis, never a traceback, and no saving of more than there is."""
+
+from typing import Any
+
+from cases_made import WALL, case, copy, cpu, gpu, kernel, launches, operator, phase, piping, training, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
+from gpubench.findings import Findings
+from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Rank, Straggler
+
+TIMES = st.integers(0, 2 * WALL)
+COUNTS = st.integers(0, 500)
+PHASES = st.sampled_from(["data_wait", "host_to_device", "forward", "backward", "optimizer", "other"])
+PLACES = st.sampled_from([None, "train.py:12"])
+
+COPIES = st.builds(
+    copy,
+    st.sampled_from(["host_to_device", "device_to_host", "device_to_device", "dtype_cast", "layout_change", "same"]),
+    pinned=st.sampled_from([None, True, False]), calls=COUNTS, host=TIMES, device=TIMES, phase=PHASES, where=PLACES,
+    bytes=st.none() | COUNTS,
+)  # fmt: skip
+WAITS = st.builds(
+    wait,
+    st.sampled_from(["aten::item", "aten::copy_", "aten::nonzero", "cudaDeviceSynchronize"]),
+    calls=COUNTS, blocked=TIMES, idle=TIMES, phase=PHASES, where=PLACES,
+)  # fmt: skip
+KERNELS = st.builds(
+    kernel, st.sampled_from(["volta_sgemm_128x64_nn", "sm80_xmma", "nchwToNhwcKernel", ""]), TIMES, calls=COUNTS
+)
+OPERATORS = st.builds(
+    operator,
+    st.sampled_from(["aten::mm", "aten::addmm", "aten::convolution", "aten::zero_", "aten::_fused_adam_"]), TIMES,
+    shapes=st.sampled_from(["", "[]", "[7, 9] [9, 50257]", "[9]", "[[2, 3], [4]] [5]", "[64, 30] [60, 30, 3, 3]"]),
+    dtype=st.sampled_from(["", "float16", "float32", "bool"]), calls=COUNTS,
+    bound=st.sampled_from(["memory", "compute", "insufficient data"]), of_ceiling=st.sampled_from([None, 0.0, 0.5, 1]),
+)  # fmt: skip
+PARTS = {
+    "wall": st.sampled_from([0, 1, WALL]),
+    "step_numbers": st.sampled_from([[], [3], [3, 4, 5]]),
+    "copies": st.lists(COPIES, max_size=5),
+    "synchronisations": st.lists(WAITS, max_size=5),
+    "kernels": st.lists(KERNELS, max_size=4),
+    "operators": st.lists(OPERATORS, max_size=5),
+    "phases": st.lists(st.builds(phase, PHASES, host=TIMES, device=TIMES, recompute=TIMES), max_size=4),
+    "launches": st.none() | st.builds(launches, calls=COUNTS, short=COUNTS, short_total=TIMES, late=COUNTS),
+    "collectives": st.lists(st.builds(Collective, st.just("nccl"), COUNTS, TIMES, TIMES, st.none()), max_size=2),
+    "compiled": st.none() | st.builds(Compiled, COUNTS, COUNTS, COUNTS, TIMES),
+    "zeroed_gradients": COUNTS,
+    "optimizer_kernels": COUNTS,
+    "optimizer_steps": COUNTS,
+    "missing": st.sampled_from([{}, {"shapes": "record_shapes", "stacks": "with_stack"}]),
+}
+KNOWN = {
+    "settings": st.sampled_from([
+        None, {}, piping(), piping(precision="fp32"), training(),
+        training(
+            data__workers=0, training__batch_size=8, training__grad_accumulation=4, distributed__world_size=2,
+            distributed__sync_gradients="each", precision="amp", training__read_loss=True, performance__cpu_threads=1,
+        ),
+        training(performance__compile=True, performance__cpu_threads=9, data__workers=2, precision="bf16"),
+    ]),
+    "environment": st.sampled_from([
+        {}, {"cpu.usable_cores": 4, "gpus": []}, {"gpus": [{"compute_capability": "9.0", "memory_bytes": 8e9}]},
+        {"variables.CUDA_LAUNCH_BLOCKING": "1", "threads.intra_op": 2, "cpu.usable_cores": 1},
+    ]),
+    "metrics": st.sampled_from([
+        {}, {"step_time": 0.0, "phase_data_wait": 0.0}, {"phase_optimizer": 0.1, "starved_steps": 0.5},
+        {"step_time": 0.1, "phase_data_wait": 0.1, "phase_optimizer": 0.05, "phase_exposed_communication": 0.09},
+    ]),
+}  # fmt: skip
+
+
+@st.composite
+def ranks(draw: st.DrawFn) -> Rank:
+    parts: dict[str, Any] = {name: draw(strategy) for name, strategy in PARTS.items()}
+    if draw(st.booleans()):
+        idle = draw(st.dictionaries(st.sampled_from(CAUSES), st.integers(0, WALL // 20)))
+        return gpu(idle=idle, exposed_communication=draw(st.integers(0, WALL // 4)), **parts)
+    return cpu(host=draw(st.dictionaries(st.sampled_from(HOST_PARTS), st.integers(0, WALL // 6))), **parts)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    found = draw(st.lists(ranks(), min_size=1, max_size=3))
+    stragglers = draw(st.lists(st.builds(Straggler, st.integers(0, 3), TIMES, COUNTS, COUNTS), max_size=2))
+    return case(*found, stragglers=stragglers, **{name: draw(strategy) for name, strategy in KNOWN.items()})
+
+
+def check(case: Case, findings: Findings) -> None:
+    assert findings.headline
+    for finding in findings.findings:
+        assert finding.evidence, finding.id
+        assert finding.fix.keys() <= (case.settings or {}).keys()
+        assert all(case.setting(key) != value for key, value in finding.fix.items()), finding.fix
+        assert finding.expected is None or 0 <= finding.expected.estimate <= 1
+    ids = [finding.id for finding in findings.findings]
+    assert len(set(ids)) == len(ids)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_every_profile_has_a_diagnosis(case: Case) -> None:
+    check(case, diagnose(case))

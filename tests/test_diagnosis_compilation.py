@@ -1,0 +1,32 @@
+import pytest
+from cases_made import PERCENT, case, gpu, ids, only, saving, training
+
+from gpubench.diagnosis.case import Case
+from gpubench.trace.profile import Compiled
+
+
+def broken(part: int, ranks: int = 1) -> Case:
+    compiled = Compiled(regions=4, graph_breaks=3, compilations=0, compiling=0)
+    rank = gpu(idle={"python_and_launch": part}, compiled=compiled)
+    return case(rank, settings=training(distributed__world_size=ranks))
+
+
+def test_breaks_are_counted() -> None:
+    finding = only(broken(2 * PERCENT))
+    assert finding.id == "graph-breaks"
+    assert finding.evidence[0] == "a step runs 4 compiled graphs, so the model breaks 3 times"
+    assert ids(broken(PERCENT - 1)) == []
+
+
+def test_ddp_breaks_graphs_on_purpose() -> None:
+    assert ids(broken(2 * PERCENT, ranks=2)) == []
+
+
+def test_compiling_again_while_training_is_a_finding() -> None:
+    def recompiling(time: int) -> Case:
+        return case(gpu(compiled=Compiled(regions=1, graph_breaks=0, compilations=2, compiling=time)))
+
+    finding = only(recompiling(40 * PERCENT))
+    assert finding.id == "recompilation"
+    assert saving(finding) == pytest.approx(0.4)
+    assert ids(recompiling(PERCENT - 1)) == []

@@ -1,0 +1,71 @@
+import pytest
+from cases_made import PERCENT, case, cpu, gpu, ids, only, saving, training
+
+from gpubench.diagnosis.case import Case
+
+EIGHT_CORES = {"cpu.usable_cores": 8}
+
+
+def waiting(percent: int, **settings: object) -> Case:
+    return case(gpu(idle={"data_loader": percent * PERCENT}), settings=training(**settings), environment=EIGHT_CORES)
+
+
+def test_a_loader_without_workers_gets_as_many_as_the_rest_of_the_step_needs_and_one_more() -> None:
+    finding = only(waiting(60, data__workers=0))
+    assert finding.id == "too-few-workers"
+    assert finding.fix == {"data.workers": 3}  # 0.6 of a step for a batch, in the remaining 0.4: two, and one
+    assert finding.severity == "high"
+
+
+def test_workers_never_exceed_the_cores_of_a_rank() -> None:
+    settings = {"data__workers": 1, "distributed__world_size": 4}
+    assert only(waiting(90, **settings)).fix == {"data.workers": 2}
+
+
+def test_a_step_cannot_become_shorter_than_a_batch_takes_the_workers() -> None:
+    finding = only(waiting(90, data__workers=6))
+    assert finding.fix == {"data.workers": 8}
+    assert saving(finding) == pytest.approx(0.25)  # 6 steps of work for 8 workers
+
+
+def test_where_every_core_has_a_worker_the_samples_are_what_is_too_dear() -> None:
+    finding = only(waiting(30, data__workers=8))
+    assert (finding.id, finding.fix) == ("data-loading", {})
+    assert saving(finding) == pytest.approx(0.3)
+
+
+def test_a_trace_from_elsewhere_gets_advice_and_no_override() -> None:
+    finding = only(case(gpu(idle={"data_loader": 40 * PERCENT, "queued": 10 * PERCENT})))
+    assert finding.fix == {}
+    assert "num_workers" in finding.advice
+    assert "80.0 % of that under enumerate(DataLoader)" in finding.evidence[0]
+
+
+def test_a_loader_that_takes_less_than_its_threshold_is_left_alone() -> None:
+    assert ids(waiting(5, data__workers=0)) == ["too-few-workers"]
+    assert ids(waiting(4, data__workers=0)) == []
+
+
+def test_the_clean_run_decides_where_there_is_one() -> None:
+    slowed_by_recording = case(
+        gpu(idle={"data_loader": 20 * PERCENT}),
+        settings=training(data__workers=0),
+        environment=EIGHT_CORES,
+        metrics={"step_time": 0.08, "phase_data_wait": 0.002},
+    )
+    assert ids(slowed_by_recording) == []
+    truly_slow = case(
+        gpu(),
+        settings=training(data__workers=0),
+        environment=EIGHT_CORES,
+        metrics={"step_time": 0.08, "phase_data_wait": 0.04, "starved_steps": 0.9},
+    )
+    assert only(truly_slow).evidence[0] == (
+        "a step of the clean run takes 80 ms and waits 50.0 % of it for its batches"
+    )
+
+
+def test_on_a_cpu_the_main_threads_time_in_the_loader_counts() -> None:
+    finding = only(case(cpu(host={"data_loader": 31 * PERCENT})))
+    assert finding.id == "data-loading"
+    assert saving(finding) == pytest.approx(0.31)

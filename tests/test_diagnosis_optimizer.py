@@ -1,0 +1,63 @@
+from typing import Any
+
+import pytest
+from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, operator, phase, saving, training
+
+from gpubench.diagnosis.case import Case
+
+TWO_CORES = {"cpu.usable_cores": 2}
+
+
+def stepping(part: int, **settings: Any) -> Case:
+    rank = cpu(host={"optimizer": part}, phases=[phase("optimizer", host=part)], optimizer_kernels=620 * STEPS)
+    settings = {"performance__cpu_threads": 2, "training__optimizer_impl": "auto"} | settings
+    return case(rank, settings=training(**settings), environment=TWO_CORES)
+
+
+@pytest.mark.parametrize("impl", ["auto", "loop", "foreach"])
+def test_on_a_cpu_whatever_is_not_fused_can_be(impl: str) -> None:
+    finding = only(stepping(12 * PERCENT, training__optimizer_impl=impl))
+    assert (finding.id, finding.fix) == ("unfused-optimizer", {"training.optimizer_impl": "fused"})
+    assert "one optimizer step is 620 operators" in finding.evidence
+    assert saving(finding) == pytest.approx(0.12)
+
+
+def test_a_fused_optimizer_may_take_its_time() -> None:
+    assert ids(stepping(30 * PERCENT, training__optimizer_impl="fused")) == []
+
+
+def test_a_twentieth_of_the_step_in_the_optimizer_is_usual() -> None:
+    assert ids(stepping(5 * PERCENT)) == ["unfused-optimizer"]
+    assert ids(stepping(5 * PERCENT - 1)) == []
+
+
+def on_gpu(kernels: int, **parts: Any) -> Case:
+    settings = parts.pop("settings", None)
+    rank = gpu(phases=[phase("optimizer", device=15 * PERCENT)], optimizer_kernels=kernels * STEPS, **parts)
+    return case(rank, settings=settings)
+
+
+def test_auto_is_fused_on_a_gpu() -> None:
+    assert ids(on_gpu(620, settings=training(training__optimizer_impl="auto"))) == []
+    assert ids(on_gpu(620, settings=training(training__optimizer_impl="loop"))) == ["unfused-optimizer"]
+
+
+def test_of_a_trace_from_elsewhere_the_launches_tell() -> None:
+    assert only(on_gpu(100)).fix == {}
+    assert ids(on_gpu(99)) == []
+    assert ids(on_gpu(620, operators=[operator("aten::_fused_adamw_", 15 * PERCENT)])) == []
+
+
+def test_the_clean_runs_optimizer_time_is_the_one_quoted() -> None:
+    settings = training(training__optimizer_impl="loop")
+    clean = case(gpu(), settings=settings, metrics={"step_time": 0.1, "phase_optimizer": 0.01})
+    assert only(clean).evidence[0] == "the optimizer takes 10 ms of a clean step (10.0 %)"
+
+
+def test_gradients_filled_with_zeros_are_better_dropped() -> None:
+    zeroing = gpu(zeroed_gradients=60 * STEPS, operators=[operator("aten::zero_", 2 * PERCENT)])
+    finding = only(case(zeroing))
+    assert finding.id == "zeroed-gradients"
+    assert saving(finding) == pytest.approx(0.08)  # and what adding to them takes
+    assert only(case(gpu(zeroed_gradients=STEPS))).expected is None
+    assert ids(case(gpu(zeroed_gradients=STEPS - 1))) == []

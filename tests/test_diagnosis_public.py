@@ -1,0 +1,41 @@
+"""Real programs: one before and after its loader was mended, and two that launch too slowly."""
+
+import pytest
+from traces_made import PUBLIC
+
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
+from gpubench.findings import Findings
+from gpubench.trace.analysis import analyse
+from gpubench.trace.reading import read
+
+pytestmark = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+
+
+def diagnosed(name: str) -> Findings:
+    return diagnose(Case(analyse([read(PUBLIC / name)])))
+
+
+def test_the_loader_is_the_first_finding_before_it_is_mended() -> None:
+    before = diagnosed("kineto_v100_resnet50_workers0.pt.trace.json.gz")
+    assert before.headline == "GPU idle 44 %: 77 % of it waits for the data loader"
+    assert before.findings[0].id == "data-loading"
+
+
+def test_after_the_loader_is_mended_launches_and_pageable_copies_are_left() -> None:
+    after = diagnosed("kineto_v100_resnet50_workers4.pt.trace.json.gz")
+    found = [finding.id for finding in after.findings]
+    assert found[:3] == ["fp32-products", "launch-bound", "pinning"]
+    assert "data-loading" not in found
+
+
+def test_inference_on_a_small_model_is_bound_by_its_launches() -> None:
+    findings = diagnosed("tracelens_h100_bert_small.json.gz")
+    assert findings.headline == "GPU idle 93 %: 100 % of it waits for Python and launches"
+    assert [finding.id for finding in findings.findings] == ["launch-bound"]
+
+
+def test_a_program_that_sends_every_gradient_alone_is_told_to_join_them() -> None:
+    found = {finding.id: finding for finding in diagnosed("hta_v100_ddp_rank1of2.json.gz").findings}
+    assert "404 collectives a step" in found["exposed-communication"].evidence
+    assert "larger buckets" in found["exposed-communication"].advice

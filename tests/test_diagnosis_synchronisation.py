@@ -1,0 +1,99 @@
+from typing import Any
+
+import pytest
+from cases_made import PERCENT, case, copy, cpu, gpu, ids, only, saving, training, wait
+
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
+from gpubench.findings import Unanswered
+
+
+def reading(idle: int, where: str | None = "train.py:12", **known: Any) -> Case:
+    found = [wait("aten::item", idle=idle, blocked=3 * idle, where=where)]
+    missing = {} if where else {"stacks": "with_stack"}
+    return case(gpu(idle={"synchronisation": idle}, synchronisations=found, missing=missing), **known)
+
+
+def test_a_value_read_in_the_loop_is_named_with_its_line() -> None:
+    finding = only(reading(6 * PERCENT))
+    assert finding.id == "synchronisation"
+    assert finding.evidence == [
+        "aten::item (cudaStreamSynchronize) at train.py:12 in other: 1 time a step, the host waits "
+        "18 ms a step (18.0 %), and the GPU is idle 6 ms a step (6 %)"
+    ]
+    assert saving(finding) == pytest.approx(0.06)
+
+
+def test_a_host_that_waits_for_a_busy_device_is_no_finding() -> None:
+    waits = [wait("aten::item", blocked=80 * PERCENT, idle=0)]
+    assert ids(case(gpu(synchronisations=waits))) == []
+    assert ids(reading(PERCENT - 1)) == []
+
+
+def test_reading_the_loss_is_switched_off_where_a_setting_asks_for_it() -> None:
+    settings = training(training__read_loss=True)
+    assert only(reading(6 * PERCENT, settings=settings)).fix == {"training.read_loss": False}
+    settings = training(training__read_loss=False)
+    assert only(reading(6 * PERCENT, settings=settings)).fix == {}
+
+
+def test_without_stacks_the_rule_says_which_option_names_the_line() -> None:
+    findings = diagnose(reading(6 * PERCENT, where=None))
+    assert [finding.id for finding in findings.findings] == ["synchronisation"]
+    assert findings.unanswered == [
+        Unanswered("synchronisation", "file and line of what makes the host wait", "with_stack")
+    ]
+
+
+def test_a_wait_that_a_copy_asks_for_is_told_with_the_copy() -> None:
+    rank = gpu(
+        idle={"synchronisation": 5 * PERCENT},
+        copies=[copy("device_to_host", phase="other")],
+        synchronisations=[wait("aten::copy_", idle=5 * PERCENT, blocked=5 * PERCENT)],
+    )
+    assert ids(case(rank)) == ["device-to-host"]
+
+
+def test_the_wait_of_the_gradient_scaler_belongs_to_its_precision() -> None:
+    def scaling(capability: str, idle: int = 2 * PERCENT) -> Case:
+        waits = [wait("aten::item", phase="optimizer", idle=idle, blocked=idle)]
+        environment = {"gpus": [{"compute_capability": capability}]}
+        rank = gpu(idle={"synchronisation": idle}, synchronisations=waits)
+        return case(rank, settings=training(precision="amp"), environment=environment)
+
+    assert (only(scaling("9.0")).id, only(scaling("9.0")).fix) == ("gradient-scaler", {"precision": "bf16"})
+    assert only(scaling("7.0")).fix == {}
+    assert ids(scaling("9.0", PERCENT - 1)) == []
+
+
+def test_launches_that_block_explain_every_wait_and_gap() -> None:
+    rank = gpu(
+        idle={"synchronisation": 20 * PERCENT, "python_and_launch": 30 * PERCENT},
+        synchronisations=[wait("cudaLaunchKernel", idle=20 * PERCENT, blocked=50 * PERCENT)],
+    )
+    assert ids(case(rank, environment={"variables.CUDA_LAUNCH_BLOCKING": "1"})) == ["blocking-launches"]
+    assert ids(case(rank, environment={"variables.CUDA_LAUNCH_BLOCKING": "0"})) == ["launch-bound", "synchronisation"]
+
+
+def test_on_a_cpu_a_loss_that_is_read_is_mentioned_where_a_setting_asks_for_it() -> None:
+    rank = cpu(synchronisations=[wait("aten::item", call="", phase="optimizer", blocked=1000)])
+    finding = only(case(rank, settings=training(training__read_loss=True)))
+    assert (finding.severity, finding.fix) == ("low", {"training.read_loss": False})
+    assert ids(case(rank, settings=training(training__read_loss=False))) == []
+
+
+def test_an_optimizer_that_reads_its_step_counts_on_a_cpu_does_not_synchronise() -> None:
+    rank = cpu(synchronisations=[wait("aten::item", call="", phase="optimizer", blocked=5 * PERCENT)])
+    assert ids(case(rank, settings=training(training__read_loss=False))) == []
+
+
+def test_a_loss_that_is_read_is_not_taken_for_the_gradient_scalers_reading() -> None:
+    waits = [wait("aten::item", phase="optimizer", idle=2 * PERCENT, blocked=2 * PERCENT)]
+    rank = gpu(idle={"synchronisation": 2 * PERCENT}, synchronisations=waits)
+    settings = training(precision="amp", training__read_loss=True)
+    assert only(case(rank, settings=settings)).fix == {"training.read_loss": False}
+
+
+def test_a_wait_of_a_copy_that_the_trace_does_not_show_is_a_wait_like_any_other() -> None:
+    waits = [wait("aten::copy_", idle=5 * PERCENT, blocked=5 * PERCENT, where="train.py:9")]
+    assert ids(case(gpu(idle={"synchronisation": 5 * PERCENT}, synchronisations=waits))) == ["synchronisation"]

@@ -1,0 +1,36 @@
+import pytest
+from cases_made import PERCENT, case, cpu, gpu, ids, only, saving, training
+
+from gpubench.diagnosis.case import Case
+
+
+def threads(number: int, ranks: int = 1, elsewhere: int = 0) -> Case:
+    settings = training(performance__cpu_threads=number, distributed__world_size=ranks)
+    rank = cpu(host={"optimizer": 0, "copies": elsewhere})
+    return case(rank, settings=settings, environment={"cpu.usable_cores": 8})
+
+
+def test_one_thread_leaves_the_other_cores_idle() -> None:
+    finding = only(threads(1))
+    assert (finding.id, finding.fix) == ("too-few-threads", {"performance.cpu_threads": 8})
+    assert saving(finding) == pytest.approx(7 / 8)
+
+
+def test_as_many_threads_as_cores_are_right() -> None:
+    assert ids(threads(8)) == []
+    assert ids(threads(4, ranks=2)) == []
+
+
+def test_more_threads_than_cores_take_turns() -> None:
+    finding = only(threads(8, ranks=2))
+    assert (finding.id, finding.fix) == ("too-many-threads", {"performance.cpu_threads": 4})
+    assert finding.expected is None
+
+
+def test_threads_do_not_help_outside_operators() -> None:
+    assert ids(threads(1, elsewhere=81 * PERCENT)) == []
+
+
+def test_the_threads_of_a_host_that_feeds_a_gpu_are_not_judged() -> None:
+    settings = training(performance__cpu_threads=1)
+    assert ids(case(gpu(), settings=settings, environment={"cpu.usable_cores": 8})) == []

@@ -1,0 +1,269 @@
+"""`gpubench profile` as a user has it: planted troubles are found, their fixes tried, and traces of others read."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cli import complaint
+from running import TINY, Finished, gpubench, started
+from traces_made import LOADER, launched, slice_, step, write
+
+from gpubench.findings import Findings
+from gpubench.trace.profile import Profile
+
+PLANTED = '''
+import time
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+class Images(Dataset):
+    def __init__(self, size, seconds):
+        self.image, self.seconds = torch.rand(3, size, size), seconds
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return self.image, index % 10
+
+def slow():
+    """As from a slow disk."""
+    return Images(8, 0.004)
+
+def plain():
+    return Images(8, 0)
+
+def large():
+    return Images(256, 0)
+
+class Scaled(nn.Module):
+    """Little arithmetic, whatever its parameters."""
+
+    def __init__(self, count, size):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(size) for _ in range(count))
+        self.head = nn.Linear(3, 10)
+
+    def forward(self, images):
+        return self.head(images[:, :, 0, 0]) * torch.stack([weight[0] for weight in self.weights]).mean()
+
+def small():
+    return Scaled(1, 1)
+
+def many_parameters():
+    return Scaled(600, 8)
+
+def much_to_send():
+    return Scaled(1, 4_000_000)
+'''
+SHORT = ("--training.warmup_steps=5", "--steps", "8", "--logging.graph=false", "--measurement.count_flops=false", "-q")
+
+
+def profiled(folder: Path, *arguments: str) -> Finished:
+    (folder / "planted.py").write_text(PLANTED)
+    return gpubench("profile", *arguments, *SHORT, results=folder / "results", cwd=folder)
+
+
+def directory(done: Finished) -> Path:
+    """Of the profiled run, among those of its fixes."""
+    (path,) = done.results.glob("profile/*")
+    return path
+
+
+def found(done: Finished) -> dict[str, Any]:
+    assert not done.code, done.stderr
+    findings: dict[str, Any] = json.loads((directory(done) / "findings.json").read_text())
+    return findings
+
+
+def finding(done: Finished, name: str) -> dict[str, Any]:
+    """The one with this id."""
+    by_id: dict[str, dict[str, Any]] = {one["id"]: one for one in found(done)["findings"]}
+    assert name in by_id, sorted(by_id)
+    return by_id[name]
+
+
+@pytest.fixture(scope="module")
+def slow_loader(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return profiled(
+        tmp_path_factory.mktemp("loader"), "--model", "planted:small", "--data", "planted:slow", "--data.workers=0",
+        "--batch-size", "8", "--repeats", "2", "--profiling.with_stack=true", "--verify",
+    )  # fmt: skip
+
+
+def test_a_slow_loader_is_found_and_workers_confirmed(slow_loader: Finished) -> None:
+    trouble = finding(slow_loader, "too-few-workers")
+    assert trouble["severity"] == "high"
+    assert list(trouble["fix"]) == ["data.workers"]
+    trial = trouble["measured"]
+    assert trial["outcome"] == "confirmed", trial
+    assert 0.2 < trial["saving"]["low"] < trial["saving"]["estimate"] < trial["saving"]["high"] < 1
+    assert Path(slow_loader.results.parent / trial["run"] / "run.json").is_file()
+    assert found(slow_loader)["keep"] == trouble["fix"]
+
+
+def test_the_report_leads_with_what_the_step_waits_for(slow_loader: Finished) -> None:
+    assert "of the step waits for the data" in slow_loader.stdout
+    assert "confirmed" in slow_loader.stdout
+    assert "keep: --data.workers=" in slow_loader.stdout
+    assert "ui.perfetto.dev" in slow_loader.stdout
+
+
+def test_the_run_directory_holds_traces_profile_findings_and_a_page(slow_loader: Finished) -> None:
+    path = directory(slow_loader)
+    assert [one.name.split(".")[0] for one in path.glob("profiler_traces/*.pt.trace.json.gz")] == ["rank0", "rank0"]
+    profile = msgspec.json.decode((path / "profile.json").read_bytes(), type=Profile)
+    assert profile.ranks[0].step_numbers == [8, 9, 10], "the last cycle's"
+    findings = msgspec.json.decode((path / "findings.json").read_bytes(), type=Findings)
+    assert findings.overhead is not None
+    page = (path / "report.html").read_text()
+    assert findings.findings[0].title in page
+    assert "confirmed" in page
+
+
+def test_the_recorded_repeat_is_none_of_the_measured_ones(slow_loader: Finished) -> None:
+    path = directory(slow_loader)
+    steps = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    assert {one["repeat"] for one in steps} == {0, 1}
+    assert json.loads((path / "run.json").read_text())["repeats"] == 2
+    (throughput,) = [
+        one for one in json.loads((path / "summary.json").read_text())["metrics"] if one["name"] == "throughput"
+    ]
+    assert len(throughput["repeats"]) == 2
+
+
+def test_the_breakdown_reaches_tensorboard(slow_loader: Finished) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tags: set[str] = set()
+    for folder in (directory(slow_loader) / "tensorboard").iterdir():
+        if folder.is_dir():
+            tags |= set(EventAccumulator(str(folder)).Reload().Tags()["scalars"])
+    assert {"profile/host/data_loader", "profile/host/operators"} <= tags
+
+
+def test_an_optimizer_that_loops_and_a_blocking_copy_are_found_mended_and_combined(tmp_path: Path) -> None:
+    done = profiled(
+        tmp_path, "--model", "planted:many_parameters", "--data", "planted:large", "--data.workers=0",
+        "--training.optimizer_impl=loop", "--performance.channels_last=true", "--batch-size", "32", "--verify",
+    )  # fmt: skip
+    optimizer, copy = finding(done, "unfused-optimizer"), finding(done, "layout-of-batches")
+    assert optimizer["fix"] == {"training.optimizer_impl": "fused"}
+    assert copy["fix"] == {"performance.channels_last": False}
+    assert optimizer["measured"]["outcome"] == "confirmed", optimizer["measured"]
+    assert copy["measured"]["outcome"] == "confirmed", copy["measured"]
+    combination = found(done)["combination"]
+    assert {**optimizer["fix"], **copy["fix"]}.items() <= combination["fix"].items()
+    assert combination["measured"]["outcome"] == "confirmed", combination["measured"]
+    assert optimizer["fix"].items() <= found(done)["keep"].items()
+
+
+def test_an_unneeded_synchronisation_is_found_and_mended(tmp_path: Path) -> None:
+    done = profiled(
+        tmp_path, "--model", "planted:much_to_send", "--data", "planted:plain", "--world-size", "2",
+        "--training.optimizer=sgd", "--training.grad_accumulation=8", "--distributed.sync_gradients=each",
+        "--batch-size", "1", "--repeats", "2", "--verify",
+    )  # fmt: skip
+    trouble = finding(done, "repeated-reduction")
+    assert trouble["fix"] == {"distributed.sync_gradients": "last"}
+    assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
+
+
+def test_json_is_one_document_with_profile_and_findings(tmp_path: Path) -> None:
+    done = gpubench(
+        "profile", *TINY, "--steps", "6", "--training.warmup_steps=5", "--repeats", "1", "--json", results=tmp_path
+    )
+    (run,) = json.loads(done.stdout)["runs"]
+    assert sum(run["profile"]["ranks"][0]["host"].values()) == run["profile"]["ranks"][0]["wall"]
+    assert run["findings"]["headline"]
+
+
+def test_any_training_run_can_be_recorded(tmp_path: Path) -> None:
+    done = gpubench(
+        "train-bench", *TINY, "--steps", "6", "--training.warmup_steps=5", "--repeats", "1", "--world-size", "2",
+        "--profiling.enabled=true", "--profiling.all_ranks=true", "--profiling.repeat=0", results=tmp_path,
+    )  # fmt: skip
+    assert not done.code, done.stderr
+    assert "\nprofile: CPU:" in done.stdout
+    traces = sorted(path.name.split(".")[0] for path in done.run.glob("profiler_traces/*"))
+    assert traces == ["rank0", "rank1"]
+    assert [rank["rank"] for rank in done.document("profile.json")["ranks"]] == [0, 1]
+
+
+def test_a_pipeline_can_be_recorded_and_its_steps_are_evaluations(tmp_path: Path) -> None:
+    done = gpubench(
+        "pipe-infer", "--samples", "2", "--steps", "12", "--repeats", "1", "--world-size", "2",
+        "--baseline", "off", "--profiling.enabled=true", results=tmp_path,
+    )  # fmt: skip
+    assert not done.code, done.stderr
+    (rank,) = done.document("profile.json")["ranks"]
+    assert len(rank["step_numbers"]) == 3
+    assert {"forward", "scheduler"} <= {phase["name"] for phase in rank["phases"]}
+    assert len(done.lines("samples.jsonl")) == 2, "those of the recorded pass are not kept"
+
+
+def test_a_pipeline_shorter_than_the_schedule_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    done = gpubench(
+        "pipe-infer", "--samples", "1", "--steps", "4", "--repeats", "1", "--profiling.enabled=true", results=tmp_path
+    )
+    assert done.code == 2
+    assert "wait 3 + (warmup 1 + active 3) x (repeat 1 + 1) = 11 steps" in complaint(done)[0]
+
+
+def test_an_interrupt_while_fixes_are_tried_keeps_the_diagnosis(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(PLANTED)
+    arguments = (
+        "profile", "--model", "planted:small", "--data", "planted:slow", "--data.workers=0", "--batch-size", "8",
+        "--repeats", "1", "--training.warmup_steps=5", "--steps", "200", "--verify",
+    )  # fmt: skip
+    with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as process:
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("results/profile-verify/*/run.json")):
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "too-few-workers" in (next(tmp_path.glob("results/profile/*")) / "findings.json").read_text()
+    assert "waits for batches" in output
+
+
+def made(path: Path, waits: float) -> Path:
+    """Two steps whose loader leaves the device idle, the second with a kernel."""
+    events = [
+        step(1, 0, 100), step(2, 100, 200), slice_(LOADER, 10, 10 + waits),
+        *launched("gemm", 5, 6, 10, 1), *launched("gemm", 150, 152, 190, 2),
+    ]  # fmt: skip
+    return write(path, events)
+
+
+def test_a_trace_of_any_program_is_read_without_a_run(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    path = made(tmp_path / "mine.json.gz", 60)
+    done = command_line("profile", "--trace", str(path))
+    assert not done.code, done.stderr
+    assert done.stdout.startswith("GPU idle")
+    assert not (tmp_path / "results").exists()
+
+
+def test_two_traces_are_set_side_by_side(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    before, after = made(tmp_path / "before.json", 90), made(tmp_path / "after.json", 1)
+    done = command_line("profile", "--trace", str(before), "--against", str(after), "--html", "page.html")
+    assert not done.code, done.stderr
+    assert "idle, data loader" in done.stdout
+    assert "gone:" in done.stdout
+    assert "before.json" in (tmp_path / "page.html").read_text()
+
+
+def test_a_trace_as_json_is_one_document(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    done = command_line("profile", "--trace", str(made(tmp_path / "mine.json", 60)), "--json")
+    document = json.loads(done.stdout)
+    assert document["profile"]["ranks"][0]["idle"]["data_loader"] == 60_000
+    assert document["findings"]["headline"]

@@ -1,0 +1,308 @@
+"""What the terminal, --json and TensorBoard show of a profile."""
+
+import io
+import json
+
+import msgspec
+import profiles_made as made
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from gpubench.findings import Findings, Saving, Trial
+from gpubench.report import finding_phrases, profile_phrases
+from gpubench.report.profile_against import Against
+from gpubench.report.profiling import show, show_against, to_document
+from gpubench.trace.profile import Breakdown, Launches, Profile
+from gpubench.trace.shares import shares
+
+HOSTILE = "[bold]<script>\x1b[2J\nline[/bold]"
+
+
+def rendered(profile: Profile, findings: Findings | None = None, width: int = 120, trace: str | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(profile, findings or made.findings(), console, trace)
+    return said_by(console)
+
+
+def said_by(console: Console) -> str:
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def compared(before: Profile, after: Profile, findings_after: Findings, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show_against(before, after, made.changes(), made.findings(), findings_after, console)
+    return said_by(console)
+
+
+def row(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.startswith(name))
+
+
+def test_the_first_line_is_the_headline() -> None:
+    assert rendered(made.profile()).splitlines()[0] == made.findings().headline
+
+
+def test_what_was_recorded_and_what_its_times_are_worth_is_said_before_any_figure() -> None:
+    _, about, caveat, *_ = rendered(made.profile()).splitlines()
+    assert about == "x.pt.trace.json.gz: 6 steps of 177 ms on Tesla V100-DGXS-32GB"
+    assert caveat == (
+        "times are of the profiled run, mean over its 6 steps; the profiled step took 34.0 % longer than a clean one: "
+        "its times tell shares, not speed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overhead", "said"),
+    [(None, ": they tell shares, not speed"), (-0.01, "; it took no longer than a clean one"), (1.5, "2.5 x longer")],
+)
+def test_the_overhead_is_told_as_far_as_it_is_known(overhead: float | None, said: str) -> None:
+    assert said in profile_phrases.caveat(made.device_rank(), overhead)
+
+
+def test_the_parts_of_a_step_come_to_the_whole_of_it() -> None:
+    for rank in (made.device_rank(), made.host_rank()):
+        assert sum(part.time for part in profile_phrases.parts(rank)) == rank.wall
+
+
+def test_a_part_of_the_idle_time_is_called_by_its_cause() -> None:
+    assert row(rendered(made.profile()), "idle, data loader")[-4:] == ["33.3", "%", "59.0", "ms"]
+
+
+def test_a_cause_that_took_no_time_is_not_listed() -> None:
+    assert "idle, allocator" not in rendered(made.profile())
+
+
+def test_a_host_only_trace_is_told_by_what_its_main_thread_did() -> None:
+    text = rendered(Profile([made.host_rank()], []))
+    assert "4 steps of 50 ms on the host alone" in text
+    assert row(text, "operators")[-4:] == ["45.0", "%", "22.5", "ms"]
+    assert "device" not in row(text, "phase")
+
+
+def test_times_are_of_one_step_where_there_are_steps_and_of_the_trace_where_there_are_none() -> None:
+    assert row(rendered(made.profile()), "forward")[1:3] == ["30", "ms"]
+    unmarked = Profile([made.device_rank(steps=[], step_numbers=[])], [])
+    text = rendered(unmarked)
+    assert row(text, "forward")[1:3] == ["180", "ms"]
+    assert "no steps marked" in text
+    assert "of the trace" in text
+
+
+def test_several_ranks_stand_side_by_side_with_the_one_that_the_others_wait_for() -> None:
+    text = rendered(made.profile(4))
+    assert "4 ranks; rank 0 is the one shown below: 6 steps of 177 ms" in text
+    assert row(text, "rank 3")[-4:] == ["data", "loader", "76.6", "%"]
+    assert "rank 3 reached 58 of 60 collectives last, and was 1.40 ms behind the first on average" in text
+
+
+def test_a_note_that_all_ranks_share_is_said_once() -> None:
+    profile = made.profile(3)
+    assert profile_phrases.doubts(profile) == ["3 kernels were launched before the trace began"]
+    odd = msgspec.structs.replace(profile.ranks[1], notes=["12 events were dropped"])
+    mixed = Profile([profile.ranks[0], odd, profile.ranks[2]], [])
+    assert profile_phrases.doubts(mixed) == [
+        "rank 0, rank 2: 3 kernels were launched before the trace began",
+        "rank 1: 12 events were dropped",
+    ]
+
+
+def test_modules_come_by_their_own_time_and_the_rest_is_counted() -> None:
+    lines = rendered(made.profile()).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("module"))
+    assert lines[start + 1].startswith("layer1.0.conv2")
+    assert lines[start + 16] == "and 4 others, 29.5 ms in all"
+
+
+def test_the_model_itself_has_a_name_among_its_modules() -> None:
+    own = msgspec.structs.replace(made.device_rank().modules[0], own=10**9)
+    assert "(the whole model)" in rendered(made.profile(modules=[own]))
+
+
+def test_an_operator_is_told_with_its_rates_and_its_bound_where_there_is_room() -> None:
+    text = rendered(made.profile(), width=200)
+    head, convolution = row(text, "operator"), row(text, "aten::cudnn_convolution  9.83")
+    assert head[-7:] == ["bound", "of", "ceiling", "FLOP/s", "bytes/s", "of", "type"]
+    assert convolution[-8:] == ["compute", "62.0", "%", "7.12", "T", "15.4", "G", "float"]
+
+
+@pytest.mark.parametrize(
+    ("signature", "name"),
+    [
+        ("void at::native::(anonymous namespace)::fill<(int)4>(int, void (*)(char))",
+         "at::native::(anonymous namespace)::fill<(int)4>"),
+        ("volta_sgemm_64x64_nt", "volta_sgemm_64x64_nt"),
+        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
+        ("())", "())"),
+        ("(int)", "(int)"),
+    ],
+)  # fmt: skip
+def test_a_kernel_is_called_by_its_name_without_its_parameters(signature: str, name: str) -> None:
+    assert profile_phrases.kernel_name(signature) == name
+
+
+def test_a_wait_is_told_with_its_line() -> None:
+    assert "train.py:57" in row(rendered(made.profile()), "aten::item")
+
+
+def test_launches_and_the_critical_path_take_a_line_each() -> None:
+    lines = rendered(made.profile()).splitlines()
+    (said,) = [line for line in lines if line.startswith("launches of a step")]
+    for part in (
+        "1200 in 9 ms of the host",
+        "12 us after its call",
+        "p95 340 us",
+        "31.9 % came late",
+        "shorter than 10.0 us",
+    ):
+        assert part in said
+    assert "critical path: compute 50.8 %, data loader 33.9 %, python 15.3 %" in lines
+
+
+def test_launches_of_which_none_is_in_the_trace_are_no_division_by_zero() -> None:
+    nothing = Launches(0, 0, 0, 0, 0, 0.0, 0, 0, 0, 12, 90_000)
+    said = profile_phrases.launches(made.device_rank(), nothing)
+    assert said.startswith("launches of a step: 0 in 0 s")
+    assert said.endswith("12 pieces of work without a launch in the trace")
+
+
+def test_a_compiled_trace_is_told_with_its_breaks_and_recompiles() -> None:
+    said = "compiled: 3 regions, 2 graph breaks, 1 compilation in the window: 2 s"
+    assert said in rendered(Profile([made.host_rank()], []))
+
+
+def test_a_finding_is_told_from_evidence_to_what_its_fix_was_measured_to_save() -> None:
+    lines = [line.rstrip() for line in rendered(made.profile()).splitlines()]
+    start = lines.index("1. The GPU waits for the data loader  high")
+    labels = [line[:12].strip() for line in lines[start + 1 : start + 8]]
+    assert labels == ["evidence", "", "cause", "fix", "set", "expected", "measured"]
+    assert lines[start + 5].endswith("--data.workers=4")
+    assert lines[start + 6].endswith("saves up to 33.3 % of the step")
+    assert lines[start + 7].endswith("confirmed, -20.6 % [-21.4, -19.8] of the step's time")
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        (Trial("no effect", Saving(0.002, -0.008, 0.011), None, None), "no effect, -0.2 % [-1.1, +0.8] of the step"),
+        (Trial("worse", Saving(-0.2, -0.25, -0.15), None, None), "worse, +20.0 % [+15.0, +25.0] of the step's time"),
+        (Trial("failed", None, None, None, "out of memory"), "failed: out of memory"),
+        (Trial("confirmed", Saving(0.1), None, None), "confirmed, -10 % of the step's time"),
+    ],
+)
+def test_a_saving_is_said_as_the_change_of_the_steps_time(trial: Trial, said: str) -> None:
+    assert finding_phrases.measured(trial).startswith(said)
+
+
+def test_the_combination_and_the_settings_to_keep_are_ready_to_be_pasted() -> None:
+    lines = rendered(made.profile(), width=60).splitlines()
+    assert "keep: --data.workers=4 --training.optimizer_impl=fused" in lines
+    assert any(line.startswith("together, --data.workers=4") and "-24.1 %" in line for line in lines)
+
+
+def test_settings_are_written_as_the_command_line_takes_them() -> None:
+    fix = {"a.b": True, "c": None, "d.e": [1, 2], "f": "two words"}
+    assert finding_phrases.options(fix) == "--a.b=true --c=null '--d.e=[1, 2]' '--f=two words'"
+
+
+def test_rules_that_lack_the_same_input_are_listed_once_with_what_brings_it() -> None:
+    text = rendered(made.profile())
+    assert "not judged for want of input shapes (profiling.record_shapes): fp32 matmul, tensor core shapes" in text
+    assert "not in the trace: shapes (profiling.record_shapes)" in text
+
+
+def test_that_nothing_was_found_is_said() -> None:
+    nothing = Findings("GPU busy 98 %", [], [])
+    assert "no finding: no rule found anything above its threshold" in rendered(made.profile(), nothing)
+
+
+def test_the_last_line_says_where_the_trace_can_be_seen() -> None:
+    trace = "results/profiler_traces/x.pt.trace.json.gz"
+    text = rendered(made.profile(), trace=trace)
+    assert text.splitlines()[-1] == f"open {trace} at https://ui.perfetto.dev"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_table_is_wider_than_the_terminal(width: int) -> None:
+    """Sentences may be: the terminal itself wraps them."""
+    against = compared(made.profile(2), made.profile(2), made.findings(), width)
+    host = rendered(Profile([made.host_rank()], []), width=width)
+    for text in (rendered(made.profile(4), width=width), host, against):
+        tables = [line for line in text.splitlines() if "   " in line.strip()]
+        assert len(tables) > 25
+        assert all(cell_len(line.rstrip()) <= width for line in tables)
+
+
+def test_names_from_a_trace_are_shown_and_not_obeyed() -> None:
+    rank = made.device_rank(
+        label=HOSTILE,
+        device_name=HOSTILE,
+        notes=[HOSTILE],
+        modules=[msgspec.structs.replace(made.device_rank().modules[1], path=HOSTILE, own=10**12)],
+        kernels=[msgspec.structs.replace(made.device_rank().kernels[0], name=HOSTILE)],
+    )
+    finding = msgspec.structs.replace(made.findings().findings[0], title=HOSTILE, evidence=[HOSTILE], cause=HOSTILE)
+    text = rendered(Profile([rank], []), made.findings(headline=HOSTILE, findings=[finding]), width=200)
+    assert "\x1b" not in text
+    assert text.count(r"[bold]<script>\x1b[2J\nline[/bold]") >= 8
+
+
+def test_a_name_in_wide_letters_does_not_push_a_table_over_the_edge() -> None:
+    module = msgspec.structs.replace(made.device_rank().modules[1], path="層" * 80, own=10**12)
+    text = rendered(made.profile(modules=[module]), width=80)
+    assert all(cell_len(line.rstrip()) <= 80 for line in text.splitlines() if "層" in line)
+
+
+def test_an_empty_profile_is_still_a_report() -> None:
+    nothing = made.device_rank(
+        wall=0, device=Breakdown(0, 0, 0, 0, 0, 0, 0, 0), idle={}, steps=[], step_numbers=[], phases=[], modules=[],
+        operators=[], kernels=[], launches=None, copies=[], synchronisations=[], collectives=[], critical_path={},
+        timeline=None,
+    )  # fmt: skip
+    assert "no steps marked" in rendered(Profile([nothing], []), Findings("nothing to see", [], []))
+    assert shares(Profile([nothing], [])) == {}
+
+
+def test_two_traces_are_set_side_by_side_by_part_finding_and_kernel() -> None:
+    after = made.profile(wall=141 * 6 * made.MS, idle={"data_loader": 6 * made.MS})
+    left = made.findings(findings=made.findings().findings[1:])
+    text = compared(made.profile(), after, left)
+    assert text.splitlines()[0] == "a profiled step took 177 ms before and 141 ms after: -20.3 %"
+    assert row(text, "idle, data loader")[3:] == ["59.0", "ms", "1", "ms", "-58", "ms", "-98.3", "%"]
+    assert row(text, "vectorized_elementwise_kernel")[1:7] == ["4", "ms", "0", "s", "-4", "ms"]
+    assert "gone: The GPU waits for the data loader (high)" in text
+    assert "still there: The optimizer updates one tensor at a time (medium)" in text
+    assert "and 4 others" in text
+
+
+def test_a_finding_that_was_not_there_before_is_new() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    show_against(made.profile(), made.profile(), [], Findings("fine", [], []), made.findings(), console)
+    assert "new: The GPU waits for the data loader (high)" in said_by(console)
+
+
+def test_traces_without_steps_are_not_called_faster_or_slower() -> None:
+    unmarked = Profile([made.device_rank(steps=[], step_numbers=[])], [])
+    first = compared(unmarked, made.profile(), made.findings()).splitlines()[0]
+    assert first.startswith("the windows are 1.06 s and 177 ms")
+    assert "%" not in first
+
+
+def test_the_document_is_plain_json_with_whole_nanoseconds() -> None:
+    against = Against(made.profile(), made.findings(), made.changes())
+    document = to_document(made.profile(), made.findings(), against)
+    again = json.loads(json.dumps(document, allow_nan=False))
+    assert msgspec.convert(again["profile"], Profile) == made.profile()
+    assert msgspec.convert(again["findings"], Findings) == made.findings()
+    assert again["against"]["kernels"][0]["before"] == 30 * made.MS
+
+
+def test_the_scalars_are_fractions_of_the_wall_time() -> None:
+    found = shares(made.profile(2))
+    assert found["profile/device/compute"] == pytest.approx(92 / 177)
+    assert found["profile/idle/data_loader"] == pytest.approx(59 / 177)
+    assert found["profile/step_time"] == pytest.approx(0.177)
+    host = shares(Profile([made.host_rank()], []))
+    assert sum(value for tag, value in host.items() if tag.startswith("profile/host/")) == pytest.approx(1)

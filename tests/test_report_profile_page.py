@@ -1,0 +1,175 @@
+"""A profile as a page: its drawings, its cards, and that nothing of a trace escapes its place."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import profiles_made as made
+import pytest
+from test_page import BROWSER, HOSTILE, QUIET, Page
+
+from gpubench.findings import Findings, Unanswered
+from gpubench.report import lanes
+from gpubench.report.profile_against import Against
+from gpubench.report.profile_page import section, trace_page
+from gpubench.report.templating import environment
+from gpubench.trace.profile import Box, KernelChange, Lane, Profile, Timeline
+
+ATTACK = f"{HOSTILE}\ud800\x1b[2J"
+
+
+def page(ranks: int = 1) -> str:
+    against = Against(made.profile(), made.findings(findings=[]), made.changes())
+    return trace_page(made.profile(ranks), made.findings(), against)
+
+
+def hostile() -> str:
+    """Every text of a profile and its findings is an attack."""
+    known, replace = made.device_rank(), msgspec.structs.replace
+    rank = made.device_rank(
+        label=ATTACK, device_name=ATTACK, notes=[ATTACK], missing={ATTACK: ATTACK}, critical_path={ATTACK: made.MS},
+        modules=[replace(known.modules[1], path=ATTACK, kind=ATTACK)],
+        operators=[replace(known.operators[0], name=ATTACK, shapes=ATTACK, dtype=ATTACK)],
+        kernels=[replace(known.kernels[0], name=ATTACK, operator=ATTACK)],
+        copies=[replace(known.copies[0], example=ATTACK, where=ATTACK, phase=ATTACK)],
+        phases=[replace(known.phases[0], name=ATTACK)],
+        timeline=Timeline(0, made.MS, [Lane(ATTACK, [Box(0, made.MS, ATTACK, ATTACK)])], 0),
+    )  # fmt: skip
+    finding = replace(
+        made.findings().findings[0], title=ATTACK, evidence=[ATTACK], cause=ATTACK, advice=ATTACK, threshold=ATTACK,
+        fix={ATTACK: ATTACK},
+    )  # fmt: skip
+    found = Findings(ATTACK, [finding], [Unanswered(ATTACK, ATTACK, ATTACK)], keep={ATTACK: ATTACK})
+    profile = Profile([rank, rank], [])
+    return trace_page(profile, found, Against(profile, found, [KernelChange(ATTACK, 1, 2, 1.0, 1.0)]))
+
+
+def test_hostile_names_are_shown_and_not_obeyed() -> None:
+    source = hostile()
+    found = Page(source)
+    assert {"script", "img", "iframe", "object"}.isdisjoint(found.tags)
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert found.words.count(HOSTILE) > 15
+    assert "\x1b" not in source
+
+
+def test_half_a_character_in_a_name_does_not_keep_the_page_from_being_written() -> None:
+    assert rb"\ud800" in hostile().encode()
+
+
+def test_a_style_that_no_sheet_knows_is_grey_and_no_class_of_its_own() -> None:
+    assert lanes.hue(ATTACK) == "hue-other"
+    assert 'class="box hue-other"' in hostile()
+
+
+def test_the_headline_is_the_title_and_a_period_is_not_doubled() -> None:
+    said = trace_page(made.profile(), made.findings(headline="GPU idle 43 %."))
+    assert "<title>GPU idle 43\u00a0%</title>" in said
+    assert "43\u00a0%.." not in said
+
+
+def test_the_parts_of_the_time_fill_the_bar() -> None:
+    drawing = lanes.partition([made.device_rank()]) or ""
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)%" height="22"', drawing)]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    assert "idle, data loader 33.3 %" in drawing
+
+
+def test_every_rank_has_its_bar_and_its_row() -> None:
+    source = page(ranks=3)
+    assert len(re.findall(r'class="lane-name"[^>]*>rank \d<', source)) == 3
+    assert "Rank 2 reached 58 of 60 collectives last" in source
+
+
+def test_every_lane_has_a_row_and_every_box_a_hover_text() -> None:
+    timeline = made.device_rank().timeline
+    assert timeline
+    drawing = lanes.timeline(timeline) or ""
+    assert re.findall(r'class="lane-name"[^>]*>([^<]+)<', drawing) == ["host", "stream 7", "stream 20", "idle"]
+    assert drawing.count("<rect") == sum(len(lane.boxes) for lane in timeline.lanes)
+    assert "<title>backward, 40 ms, from 94 ms</title>" in drawing
+
+
+def test_boxes_beyond_the_step_stay_within_the_drawing() -> None:
+    boxes = [Box(-5, 3, "early", "compute"), Box(8, 400, "late", "compute"), Box(4, 4, "none", "compute")]
+    drawing = lanes.timeline(Timeline(0, 10, [Lane("stream 7", boxes)], 0)) or ""
+    places = [(float(x), float(width)) for x, width in re.findall(r'x="([\d.]+)%" y="\d+" width="([\d.]+)%"', drawing)]
+    assert len(places) == 3
+    assert all(x + width <= 100 for x, width in places)
+
+
+@pytest.mark.parametrize("found", [Timeline(0, 0, [], 0), Timeline(0, 10, [Lane("stream 7", [])], 5)])
+def test_a_timeline_without_boxes_is_not_drawn(found: Timeline) -> None:
+    assert lanes.timeline(found) is None
+    assert "<h3>Timeline</h3>" not in trace_page(made.profile(timeline=found), made.findings())
+
+
+def test_each_colour_stands_once_in_the_legend_with_all_that_it_means() -> None:
+    assert lanes.legend(["data_wait", "backward", "data_loader", "compute", "odd"]) == [
+        ("hue-data", "data wait, data loader"), ("hue-compute", "backward, compute"), ("hue-other", "odd"),
+    ]  # fmt: skip
+
+
+def test_a_finding_is_a_card_of_its_severity_with_its_threshold() -> None:
+    source = page()
+    assert re.findall(r'class="finding (\w+)"', source) == ["high", "medium", "low"]
+    assert "<code>--data.workers=4</code>" in source
+    assert "Threshold: From 5\u00a0% of the step on" in source
+    assert "confirmed, \u221220.6\u00a0% [\u221221.4, \u221219.8]" in source
+
+
+def test_a_setting_to_paste_keeps_its_plain_minus() -> None:
+    assert section(made.profile(), made.findings(keep={"training.weight": -3}))["keep"] == "--training.weight=-3"
+
+
+def test_two_traces_share_a_page_with_what_changed_first() -> None:
+    source = page()
+    assert source.index("What changed") < source.index("<h2>After</h2>") < source.index('class="finding high"')
+    assert "<b>New</b>: The GPU waits for the data loader (high)" in source
+    assert "Kernels that changed most, a step" in source
+
+
+def test_a_long_kernel_name_is_shortened_and_whole_on_hover() -> None:
+    source = page()
+    assert source.count(f'title="{made.GEMM.replace("<", "&lt;").replace(">", "&gt;")}"') == 2
+    assert max(len(cell) for cell in re.findall(r'scope="row"[^>]*>([^<]*)</th>', source)) < 110
+
+
+def test_a_host_only_profile_has_a_page_too() -> None:
+    source = trace_page(Profile([made.host_rank()], []), Findings("CPU: 45 % in operators", [], []))
+    assert "No rule found anything above its threshold" in source
+    assert "on the host alone" in source
+    Page(source)
+
+
+def test_a_section_begins_with_its_headline_in_the_page_of_a_run() -> None:
+    template = environment().from_string('{% import "profile.html" as profiles %}{{ profiles.section(profile) }}')
+    said = template.render(profile=section(made.profile(), made.findings(), trace="profiler_traces/a.json.gz"))
+    assert said.index("<h2>Profile</h2>") < said.index('<p class="learned">GPU idle') < said.index("Findings")
+    assert '<span class="path">profiler_traces/a.json.gz</span>' in said
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    source = page()
+    assert set(re.findall(r'(?:href|src)="(?!#|data:,)([^"]*)"', source)) == {"https://ui.perfetto.dev"}
+    assert not re.search(r"url\(|@import|nan|inf%", source)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
+    probe = "<script>parent.document.body.dataset.wide = document.documentElement.scrollWidth</script>"
+    inner.write_text(
+        page(ranks=2).replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe
+    )
+    # A window of the browser is never narrower than 500 pixels; a frame is.
+    outer.write_text(f'<body><iframe src="{inner.as_uri()}" style="width:380px;height:900px;border:0"></iframe>')
+    command = [
+        str(BROWSER), *QUIET, "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=3000", "--dump-dom", outer.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    wide = re.search(r'data-wide="(\d+)"', done.stdout)
+    assert wide
+    assert int(wide[1]) <= 380

@@ -1,0 +1,140 @@
+"""Where the device's time went, in closed form and on real traces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces_made import PUBLIC, Record, made, work
+
+from gpubench.trace.breakdown import breakdown, breakdowns, communication_work, device_spans
+from gpubench.trace.columns import WorkKind
+from gpubench.trace.communication import collectives
+from gpubench.trace.intervals import union
+from gpubench.trace.names import Lexicon
+from gpubench.trace.profile import Breakdown
+from gpubench.trace.reading import read
+from gpubench.trace.windows import window
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+COPY = "Memcpy HtoD (Pinned -> Device)"
+
+
+def test_each_kind_of_work_counts_where_none_before_it_runs() -> None:
+    trace = made(
+        work("gemm", 10, 20),
+        work("Memset (Device)", 20, 22, cat="gpu_memset"),
+        work(NCCL, 15, 30, stream=8),
+        work(COPY, 25, 40, stream=9, cat="gpu_memcpy"),
+    )
+    assert breakdown(trace, Lexicon.of(trace), 0, 50_000) == Breakdown(
+        wall=50_000,
+        compute=12_000,
+        exposed_communication=8_000,
+        exposed_copies=10_000,
+        idle=20_000,
+        communication=15_000,
+        copies=15_000,
+        hidden_communication=7_000,
+    )
+
+
+def test_work_counts_in_the_window_alone() -> None:
+    trace = made(work("gemm", 0, 100))
+    found = breakdowns(device_spans(trace, Lexicon.of(trace)), [(50_000, 120_000), (200_000, 210_000), (5, 5)])
+    assert [(one.wall, one.compute, one.idle) for one in found] == [
+        (70_000, 50_000, 20_000),
+        (10_000, 0, 10_000),
+        (0, 0, 0),
+    ]
+
+
+def test_kernels_that_run_at_once_count_once() -> None:
+    trace = made(work("a", 0, 10), work("b", 5, 20, stream=8), work("c", 2, 3, stream=9))
+    assert breakdown(trace, Lexicon.of(trace), 0, 20_000).compute == 20_000
+
+
+def test_a_stream_in_the_arguments_of_an_operator_does_not_make_it_device_work() -> None:
+    operator = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "triton_poi_0",
+        "pid": 1,
+        "tid": 1,
+        "ts": 0,
+        "dur": 9,
+        "args": {"stream": 0},
+    }
+    trace = made(operator, work("triton_poi_0", 10, 11))
+    assert breakdown(trace, Lexicon.of(trace), 0, 20_000).compute == 1_000
+
+
+works = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 30), st.sampled_from(["gemm", NCCL, COPY]), st.integers(7, 9)),
+    min_size=1,
+)
+
+
+@given(works, st.integers(0, 40), st.integers(0, 60))
+def test_the_parts_sum_to_the_wall_whatever_runs(found: list[tuple[int, int, str, int]], start: int, wall: int) -> None:
+    events = [
+        work(name, at, at + long, stream=stream, cat="gpu_memcpy" if name == COPY else "kernel")
+        for at, long, name, stream in found
+    ]
+    trace = made(events)
+    one = breakdown(trace, Lexicon.of(trace), start * 1000, (start + wall) * 1000)
+    parts = (one.compute, one.exposed_communication, one.exposed_copies, one.idle)
+    assert sum(parts) == one.wall == wall * 1000
+    assert min(*parts, one.hidden_communication) >= 0
+
+
+def test_collectives_are_listed_by_name_with_what_nothing_hid() -> None:
+    trace = made(
+        work("gemm", 0, 10),
+        work(NCCL, 5, 20, stream=8),
+        work(NCCL, 30, 32, stream=8),
+        work("ncclDevKernel_SendRecv", 30, 31),
+    )
+    lexicon = Lexicon.of(trace)
+    found = collectives(trace, lexicon, window(trace, lexicon), device_spans(trace, lexicon).exposed_communication)
+    assert [(one.name, one.calls, one.total, one.exposed, one.bytes) for one in found] == [
+        (NCCL, 2, 17_000, 12_000, None),
+        ("ncclDevKernel_SendRecv", 1, 1_000, 1_000, None),
+    ]
+
+
+def test_the_bytes_of_collectives_are_known_where_the_trace_has_all_of_them() -> None:
+    message: Record = {"In msg nelems": 1000, "Out msg nelems": 4000, "dtype": "BFloat16"}
+    trace = made(
+        work("ncclA", 0, 1, 0, 7, "kernel", **message),
+        work("ncclA", 1, 2, 0, 7, "kernel", **message),
+        work("ncclB", 2, 3, 0, 7, "kernel", **message),
+        work("ncclB", 3, 4),
+    )
+    lexicon = Lexicon.of(trace)
+    found = collectives(trace, lexicon, window(trace, lexicon), device_spans(trace, lexicon).exposed_communication)
+    assert {one.name: one.bytes for one in found} == {"ncclA": 16_000, "ncclB": None}
+
+
+# HolisticTraceAnalysis (traceinsight 0.6.1) with HTA_DISABLE_NS_ROUNDING=1, in microseconds as floats:
+# analysis = TraceAnalysis(trace_files={0: path}, trace_dir="", include_last_profiler_step=True)
+# analysis.get_temporal_breakdown(visualize=False)[["kernel_time(us)", "idle_time(us)", "compute_time(us)"]]
+# It counts memsets as no compute.
+HTA = {
+    "tracelens_h100_bert_small.json.gz": (3_907_825, 3_598_388, 307_197),
+    "hta_a100_nccl_rank0of2.json.gz": (660_551_005, 503_050_991, 115_655_847),
+    "hta_v100_ddp_rank1of2.json.gz": (1_732_965_000, 732_352_000, 620_516_000),
+    "kineto_v100_resnet50_workers0.pt.trace.json.gz": (996_477_000, 392_919_000, 591_532_000),
+    "kineto_v100_resnet50_workers4.pt.trace.json.gz": (801_550_000, 187_137_000, 594_868_000),
+}
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+@pytest.mark.parametrize("name", HTA)
+def test_real_traces_give_what_another_program_finds(name: str) -> None:
+    trace = read(PUBLIC / name)
+    device, lexicon = trace.device, Lexicon.of(trace)
+    start, end = int(device.start.min()), int(device.end.max())
+    wall, idle, compute = HTA[name]
+    found = breakdown(trace, lexicon, start, end)
+    assert (found.wall, found.idle) == (wall, idle)
+    kernels = (device.kind == WorkKind.KERNEL) & ~communication_work(trace, lexicon)
+    assert union(device.start[kernels], device.end[kernels]).length == compute

@@ -1,0 +1,106 @@
+"""The road from the host to the device, in traces with known answers."""
+
+import pytest
+from hypothesis import given
+from traces_made import PUBLIC, Record, anything, call, launched, made, step, work
+
+from gpubench.trace.launches import launches
+from gpubench.trace.links import launchers
+from gpubench.trace.names import Lexicon
+from gpubench.trace.profile import Launches
+from gpubench.trace.reading import read
+from gpubench.trace.windows import window
+
+
+def found(*parts: Record | list[Record]) -> Launches | None:
+    trace = made(*parts)
+    return launches(trace, launchers(trace), window(trace, Lexicon.of(trace)))
+
+
+def known(*parts: Record | list[Record]) -> Launches:
+    answer = found(*parts)
+    assert answer is not None
+    return answer
+
+
+def test_the_delay_is_from_the_end_of_the_call_to_the_start_of_the_work() -> None:
+    one = known(launched("a", 0, 3, 10, 1), launched("b", 2, 10, 12, 2), launched("c", 4, 12, 13, 3))
+    assert (one.calls, one.host, one.delay_median, one.delay_p95) == (3, 3_000, 7_000, 7_000)
+
+
+def test_work_that_begins_before_its_call_returns_has_no_delay() -> None:
+    one = known(call("cudaLaunchKernel", 0, 9, 1), work("a", 4, 20, 1))
+    assert (one.delay_median, one.delay_p95, one.late, one.queue_longest) == (0, 0, 1, 0)
+
+
+def test_a_launch_is_late_where_its_stream_had_nothing_left() -> None:
+    one = known(
+        launched("a", 0, 2, 10, 1),
+        launched("b", 5, 10, 20, 2),
+        launched("c", 25, 27, 30, 3),
+        launched("d", 26, 28, 29, 4, stream=9),
+    )
+    assert one.late == 3
+
+
+def test_the_queue_is_what_was_launched_and_has_not_begun() -> None:
+    one = known(
+        step(1, 0, 100), launched("a", 9, 20, 60, 1), launched("b", 19, 60, 80, 2), launched("c", 29, 80, 90, 3)
+    )
+    assert one.queue_longest == 2
+    assert one.queue_mean == pytest.approx((10 + 40 + 50) / 100)
+
+
+def test_work_that_begins_as_another_is_launched_has_left_the_queue() -> None:
+    assert known(launched("a", 0, 5, 9, 1), launched("b", 4, 9, 12, 2)).queue_longest == 1
+
+
+def test_short_kernels_are_counted_and_short_copies_are_not() -> None:
+    one = known(
+        work("a", 0, 9.999), work("b", 10, 20), work("Memcpy HtoD (Pinned -> Device)", 30, 31, cat="gpu_memcpy")
+    )
+    assert (one.short, one.short_total) == (1, 9_999)
+
+
+def test_work_without_a_launch_is_counted_apart() -> None:
+    one = known(work("a", 0, 5, 900), launched("b", 4, 6, 9, 1))
+    assert (one.calls, one.unlinked, one.unlinked_total) == (1, 1, 5_000)
+
+
+def test_without_any_launch_there_is_no_delay_to_tell() -> None:
+    one = known(work("a", 0, 5))
+    assert (one.calls, one.delay_median, one.queue_mean, one.unlinked) == (0, 0, 0.0, 1)
+
+
+def test_a_graph_is_launched_by_one_call() -> None:
+    one = known(call("cudaGraphLaunch", 0, 2, 1), work("a", 3, 4, 1), work("b", 4, 5, 1))
+    assert (one.calls, one.host) == (1, 2_000)
+
+
+def test_work_outside_the_window_does_not_count() -> None:
+    assert found(step(1, 100, 200), launched("a", 0, 2, 50, 1)) is None
+
+
+@given(anything())
+def test_what_is_counted_is_within_bounds_whatever_the_trace_holds(records: list[Record]) -> None:
+    trace = made(records)
+    around = window(trace, Lexicon.of(trace))
+    one = launches(trace, launchers(trace), around)
+    if one is None:
+        assert not ((trace.device.start >= around.start) & (trace.device.start < around.end)).any()
+        return
+    assert 0 <= one.delay_median <= one.delay_p95
+    assert 0 <= one.queue_mean <= one.queue_longest <= len(trace.device)
+    assert one.calls + one.unlinked <= len(trace.device)
+
+
+# HolisticTraceAnalysis (traceinsight 0.6.1), get_queue_length_summary() of the analysis in test_trace_breakdown, counts
+# work from the beginning of its call, and so does not count a little less.
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+@pytest.mark.parametrize(("workers", "longest"), [(0, 569), (4, 522)])
+def test_the_longest_queue_of_a_real_trace_is_what_another_program_finds(workers: int, longest: int) -> None:
+    trace = read(PUBLIC / f"kineto_v100_resnet50_workers{workers}.pt.trace.json.gz")
+    around = window(trace, Lexicon.of(trace))
+    one = launches(trace, launchers(trace), around)
+    assert one is not None
+    assert longest - 40 <= one.queue_longest <= longest

@@ -1,0 +1,107 @@
+"""Operators by name and shapes."""
+
+from typing import Any
+
+import pytest
+from traces_made import PUBLIC, Record, launched, made, slice_, step
+
+from gpubench.trace.operators import operators
+from gpubench.trace.profile import Operator
+from gpubench.trace.program import Program
+from gpubench.trace.reading import read
+
+H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+
+
+def shaped(name: str, start: float, end: float, *dims: list[int], dtype: str = "float", **more: Any) -> Record:
+    about: dict[str, Any] = {"Input Dims": list(dims), "Input type": [dtype] * len(dims)}
+    return slice_(name, start, end, **about, **more)
+
+
+def found(*parts: Record | list[Record], **metadata: Any) -> dict[str, Operator]:
+    return {one.name: one for one in operators(Program.of(made(*parts, **metadata)))}
+
+
+def test_host_time_is_without_the_operators_within() -> None:
+    by_name = found(step(1, 0, 100), slice_("aten::linear", 0, 20), slice_("aten::addmm", 5, 15))
+    assert {name: one.host for name, one in by_name.items()} == {"aten::linear": 10_000, "aten::addmm": 10_000}
+
+
+def test_calls_of_the_runtime_are_the_operators_own_time() -> None:
+    assert found(step(1, 0, 100), slice_("aten::relu", 0, 20), launched("k", 5, 30, 40, 1))["aten::relu"].host == 20_000
+
+
+def test_device_time_is_the_launching_operators() -> None:
+    work = [launched("a", 6, 30, 40, 1), launched("b", 16, 40, 45, 2)]
+    by_name = found(step(1, 0, 100), slice_("aten::linear", 0, 20), slice_("aten::addmm", 5, 15), *work)
+    assert (by_name["aten::addmm"].device, by_name["aten::addmm"].kernels) == (10_000, 1)
+    assert (by_name["aten::linear"].device, by_name["aten::linear"].kernels) == (5_000, 1)
+
+
+def test_shapes_make_different_entries() -> None:
+    calls = [shaped("aten::relu", start, start + 1, [size]) for start, size in ((0, 4), (2, 4), (4, 8))]
+    assert [(one.shapes, one.calls) for one in operators(Program.of(made(step(1, 0, 9), calls)))] == [
+        ("[4]", 2),
+        ("[8]", 1),
+    ]
+
+
+def test_operators_outside_the_window_do_not_count() -> None:
+    assert set(found(step(1, 10, 20), slice_("before", 1, 5), slice_("within", 12, 14), slice_("after", 20, 22))) == {
+        "within"
+    }
+
+
+def test_arithmetic_is_of_all_calls_and_of_the_innermost_that_has_it() -> None:
+    within = shaped("aten::addmm", 2, 8, [4], [2, 3], [3, 4])
+    again = shaped("aten::addmm", 12, 18, [4], [2, 3], [3, 4])
+    by_name = found(step(1, 0, 20), shaped("aten::linear", 0, 10, [2, 3], [4, 3], [4]), within, again)
+    assert by_name["aten::addmm"].flops == 2 * (2 * 2 * 3 * 4)
+    assert by_name["aten::addmm"].bytes == 2 * 4 * (2 * 3 + 3 * 4 + 2 * 4)
+    assert by_name["aten::linear"].flops is None
+
+
+def test_a_large_matrix_product_is_bound_by_arithmetic() -> None:
+    call = shaped("aten::mm", 0, 10, [8192, 8192], [8192, 8192], dtype="c10::BFloat16")
+    one = found(step(1, 0, 10_000), call, launched("gemm", 2, 20, 2020, 1), **H200)["aten::mm"]
+    assert one.dtype == "bfloat16"
+    assert one.bound == "compute"
+    assert one.of_ceiling == pytest.approx(2 * 8192**3 / 989.4e12 / 2e-3)
+
+
+def test_an_addition_is_bound_by_memory() -> None:
+    call = shaped("aten::add", 0, 10, [2**28], [2**28])
+    one = found(step(1, 0, 10_000), call, launched("add", 2, 20, 1020, 1), **H200)["aten::add"]
+    assert one.bound == "memory"
+    assert one.of_ceiling == pytest.approx(3 * 4 * 2**28 / 4.8e12 / 1e-3)
+
+
+def test_a_device_that_is_not_listed_has_no_ceiling() -> None:
+    call = shaped("aten::add", 0, 10, [2**28], [2**28])
+    unknown = {"deviceProperties": [{"id": 0, "name": "Some device"}]}
+    one = found(step(1, 0, 10_000), call, launched("add", 2, 20, 1020, 1), **unknown)["aten::add"]
+    assert (one.bound, one.of_ceiling) == ("insufficient data", None)
+    assert one.bytes == 3 * 4 * 2**28
+
+
+def test_without_shapes_nothing_is_said_of_arithmetic() -> None:
+    one = found(step(1, 0, 100), slice_("aten::mm", 0, 10), launched("gemm", 2, 20, 30, 1), **H200)["aten::mm"]
+    assert (one.shapes, one.flops, one.bytes, one.bound) == ("", None, None, "insufficient data")
+
+
+@pytest.mark.parametrize("dims", [[["x"], [3]], "nonsense", [[-1, 4], [4, 4]], [[2**62, 2**62], [4]], [None], [[[]]]])
+def test_shapes_that_make_no_sense_are_no_error(dims: Any) -> None:
+    event = slice_("aten::mm", 0, 10, **{"Input Dims": dims, "Input type": ["float", "float"]})
+    assert found(step(1, 0, 100), event)["aten::mm"].flops is None
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+def test_operators_of_a_real_program() -> None:
+    program = Program.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
+    by_shape = {(one.name, one.shapes): one for one in operators(program)}
+    head = by_shape["aten::addmm", "[30522] [141, 512] [512, 30522]"]
+    assert head.flops == 2 * 141 * 512 * 30522
+    assert head.bound == "memory"
+    assert head.of_ceiling is not None
+    assert 0.2 < head.of_ceiling < 0.4
+    assert sum(one.device for one in by_shape.values()) == 309_437

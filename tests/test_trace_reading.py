@@ -1,0 +1,300 @@
+"""Whatever is given as a trace, it is read as one, or it is said why not."""
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from traces_made import PUBLIC, Record, call, document, launched, made, slice_, step, work, write
+
+from gpubench.errors import DataError
+from gpubench.trace import document as documents
+from gpubench.trace.columns import HostKind, Trace, WorkKind
+from gpubench.trace.idle import idle_causes
+from gpubench.trace.links import launchers
+from gpubench.trace.names import Lexicon
+from gpubench.trace.reading import read
+from gpubench.trace.windows import window
+
+Damage = Callable[[bytes], bytes]
+
+SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Sequence number": 7}
+EVENTS: list[Record] = [
+    step(1, 0, 100),
+    slice_("aten::mm", 1, 9, **SHAPES),
+    slice_("model.py(12): forward", 0.5, 20, cat="python_function"),
+    *launched("gemm", 2, 4.125, 12.5, 11),
+    call("cudaMemcpyAsync", 20, 22, 12),
+    work("Memcpy HtoD (Pageable -> Device)", 21, 25, 12, cat="gpu_memcpy", bytes=4096),
+    {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 3, "pid": 1, "tid": 1, "args": {"Bytes": 512}},
+    {"ph": "s", "id": 11, "cat": "ac2g", "name": "ac2g", "ts": 2, "pid": 1, "tid": 1},
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}},
+]
+ABOUT: dict[str, Any] = {
+    "deviceProperties": [
+        {"name": "A GPU", "computeMajor": 9, "computeMinor": 0, "numSms": 132, "totalGlobalMem": 80 << 30}
+    ],
+    "distributedInfo": {"backend": "nccl", "rank": 1, "world_size": 2},
+    "record_shapes": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trace") / "trace.json"
+
+
+def given_bytes(file: Path, content: bytes) -> Trace:
+    file.write_bytes(content)
+    return read(file)
+
+
+def events_of(trace: Trace) -> set[tuple[str, int, int]]:
+    host, device = trace.host, trace.device
+    return {
+        (trace.names[name], start, end)
+        for columns in (host, device)
+        for name, start, end in zip(columns.name.tolist(), columns.start.tolist(), columns.end.tolist(), strict=True)
+    }
+
+
+def test_a_trace_is_read_into_columns(file: Path) -> None:
+    trace = given_bytes(file, document(EVENTS, **ABOUT))
+    host, device = trace.host, trace.device
+    assert [HostKind(kind).name for kind in host.kind] == ["ANNOTATION", "PYTHON", "OPERATOR", "RUNTIME", "RUNTIME"]
+    assert [WorkKind(kind).name for kind in device.kind] == ["KERNEL", "COPY"]
+    assert (device.start.tolist(), device.end.tolist()) == ([4_125, 21_000], [12_500, 25_000])
+    assert device.bytes.tolist() == [-1, 4096]
+    assert (trace.rank, trace.world_size, trace.backend, trace.events) == (1, 2, "nccl", len(EVENTS))
+    assert trace.devices[0].compute_capability == (9, 0)
+    assert trace.settings == {"record_shapes": 1}
+    signature = trace.signatures[host.signature.max()]
+    assert (signature.dims, signature.types) == ([[2, 3], [3, 4]], ["float", "float"])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        json.dumps(EVENTS).encode(),
+        b"\xef\xbb\xbf" + document(EVENTS),
+        document(EVENTS).replace(b", ", b" ,\n\t"),
+        json.dumps({"traceEvents": EVENTS, "last": [{"a": [{}]}, {"b": 1}] * 100}).encode(),
+        json.dumps({"traceEvents": EVENTS, "traceName": "a"}, indent=4).encode(),
+        gzip.compress(document(EVENTS)),
+        document(EVENTS).replace(b'"pid": 1', b'"pid": "python 1"'),
+        document(EVENTS).replace(b'"Bytes": 512', b'"Bytes": NaN, "x": -Infinity'),
+        document(EVENTS).replace(b'"name": "python"', b'"name": "\xff\xfe"'),
+        document(EVENTS).replace(b'"name": "python"', b'"name": "a\x01\x00\nb"'),
+        document([*EVENTS, {"ph": "X", "ts": "soon"}, {"ph": 7}, 5, None, [], "x"]),  # type: ignore[list-item]
+        document([{**event, "args": {**event.get("args", {}), "stream_": [[1]], "device": True}} for event in EVENTS]),
+    ],
+)
+@pytest.mark.parametrize("piece", [documents.PIECE, 64])
+def test_the_same_events_are_read_however_they_are_written(
+    file: Path, written: bytes, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "PIECE", piece)
+    expected = made(EVENTS)
+    trace = given_bytes(file, written)
+    assert events_of(trace) == events_of(expected)
+    assert trace.device.correlation.tolist() == expected.device.correlation.tolist()
+
+
+def test_old_traces_use_other_words() -> None:
+    words = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel", "gpu_memcpy": "Memcpy"}
+    old = [{**event, "cat": words.get(event.get("cat", ""), "Operator")} for event in EVENTS]
+    assert Lexicon.of(made(old)).profiler_step.any()
+    assert made(old).device.kind.tolist() == made(EVENTS).device.kind.tolist()
+
+
+@pytest.mark.parametrize("began", [0, 6_389_245_893, 1_682_725_898_237_042])
+def test_times_are_exact_to_the_nanosecond_since_whenever_they_count(file: Path, began: int) -> None:
+    text = b'[{"ph":"X","cat":"kernel","name":"k","ts":%d.123,"dur":4.001},' % began
+    text += b'{"ph":"X","cat":"cpu_op","name":"o","ts":%d.999,"dur":0.002,"args":{"x":NaN}}]' % began
+    for bad in (text, text.replace(b"NaN", b"0")):
+        trace = given_bytes(file, bad)
+        assert [trace.device.start[0] - began * 1000, trace.device.end[0] - began * 1000] == [123, 4_124]
+        assert [trace.host.start[0] - began * 1000, trace.host.end[0] - began * 1000] == [999, 1_001]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"{}", "not a trace"),
+        (b"# Report", "not a trace"),
+        (b'{"traceEvents": 5}', "not a trace"),
+        (b'{"traceEvents": []}', "a trace of nothing"),
+        (b"[]", "a trace of nothing"),
+        (b"[1, 2]", "a trace of nothing"),
+        (b"\x80\x04\x95\x00", "pickle"),
+        (b"PK\x03\x04", "pickle"),
+        (document(EVENTS)[:-200], "cut short or damaged"),
+        (gzip.compress(document(EVENTS))[:-20], "cut short or damaged"),
+        (gzip.compress(document(EVENTS), mtime=0)[:200] + b"\x00" * 200, "damaged"),
+        (b"\x1f\x8bnot gzip at all", "cannot read|damaged"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_the_reason(file: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as refused:
+        given_bytes(file, content)
+    assert refused.value.hint
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(DataError, match="cannot read"):
+            read(path)
+
+
+def test_a_file_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "SPARE_MEMORY", 2**60)
+    with pytest.raises(DataError, match="does not fit in memory"):
+        read(write(tmp_path / "trace.json.gz", EVENTS))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"deviceProperties": 5, "distributedInfo": 7},
+        {
+            "deviceProperties": [5, {"name": None, "numSms": "many"}],
+            "distributedInfo": {"rank": "first", "world_size": 1.5},
+        },
+    ],
+)
+def test_what_stands_beside_the_events_may_make_no_sense(file: Path, about: dict[str, Any]) -> None:
+    trace = given_bytes(file, document(EVENTS, **about))
+    assert (trace.rank, trace.world_size) == (None, None)
+
+
+def test_an_operator_that_triton_compiled_keeps_its_arguments() -> None:
+    trace = made(slice_("triton_poi_fused_add_0", 0, 1, "cpu_op", 1, grid="grid(100,)", stream=0, **SHAPES))
+    assert trace.signatures[trace.host.signature[0]].dims == [[2, 3], [3, 4]]
+
+
+def test_arguments_that_make_no_sense_cost_an_event_only_these() -> None:
+    trace = made(work("k", 0, 1, correlation=7, bytes="4 KB", grid=[2, "x"], block=[2**40, 2**40]))
+    device = trace.device
+    assert [column.tolist() for column in (device.correlation, device.bytes, device.blocks, device.threads)] == [
+        [7], [-1], [-1], [-1]
+    ]  # fmt: skip
+
+
+def test_streams_numbered_by_addresses_stay_apart() -> None:
+    trace = made([work("k", 0, 1, stream=94_000_000_000_000 + place * 64) for place in range(5)])
+    assert len(set(trace.device.stream.tolist())) == 5
+
+
+VALUES: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from(
+        [None, True, -1, 2**31, 2**63, 10**30, 1e308, 2.0**53, float("nan"), float("-inf"), "", "nan", [], {}, [[]]]
+    ),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+)
+TOKENS = st.sampled_from(
+    [b"NaN", b"1e400", b"\x00", b"\xff\xfe", b"}", b"},{", b"]", b"[" * 5000, b'"', b"\\ud800", b"9" * 5000, b"null"]
+)
+SHARE = st.floats(0, 1, exclude_max=True)
+
+
+def cut(share: float) -> Damage:
+    return lambda content: content[: round(share * len(content))]
+
+
+def insert(share: float, token: bytes) -> Damage:
+    return lambda content: content[: (at := round(share * len(content)))] + token + content[at:]
+
+
+def flip(places: list[tuple[float, int]]) -> Damage:
+    def damage(content: bytes) -> bytes:
+        changed = bytearray(content)
+        for share, mask in places:
+            if changed:
+                changed[int(share * len(changed))] ^= mask
+        return bytes(changed)
+
+    return damage
+
+
+def replace(place: int, key: str, value: Any) -> Damage:
+    """Of one event, in itself or in its arguments."""
+
+    def damage(content: bytes) -> bytes:
+        try:
+            found = json.loads(content)
+            event = found["traceEvents"][place % len(found["traceEvents"])]
+            (event if key in event else event["args"])[key] = value
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return content
+        return json.dumps(found).encode()
+
+    return damage
+
+
+keys = st.sampled_from(
+    ["ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "stream", "device", "correlation", "Input Dims"]
+)
+damages = st.one_of(
+    st.builds(cut, SHARE),
+    st.builds(insert, SHARE, TOKENS),
+    st.builds(flip, st.lists(st.tuples(SHARE, st.integers(1, 255)), min_size=1, max_size=8)),
+    st.builds(replace, st.integers(0, 20), keys, VALUES),
+    st.builds(replace, st.integers(0, 20), keys, VALUES),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(damages, min_size=1, max_size=4), st.sampled_from([documents.PIECE, 600]), st.booleans(), st.randoms())
+def test_a_damaged_trace_is_read_or_refused(
+    file: Path, found: list[Damage], piece: int, compressed: bool, order: random.Random
+) -> None:
+    content = document(order.sample(EVENTS, len(EVENTS)), **ABOUT)
+    for damage in found[1:]:
+        content = damage(content)
+    content = found[0](gzip.compress(content) if compressed else content)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(documents, "PIECE", piece)
+        try:
+            trace = given_bytes(file, content)
+        except DataError:
+            return
+    for columns in (trace.host, trace.device):
+        assert (columns.start >= 0).all()
+        assert (columns.end >= columns.start).all()
+    assert np.array_equal(trace.device.start, np.sort(trace.device.start))
+    lexicon = Lexicon.of(trace)
+    around = window(trace, lexicon)
+    causes = idle_causes(trace, lexicon, launchers(trace), around)
+    assert all(spans.length >= 0 for spans in causes.values())
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+@pytest.mark.parametrize(
+    ("name", "events", "host", "device"),
+    [
+        ("hta_a100_nccl_rank0of2.json.gz", 40_573, 23_128, 3_774),
+        ("hta_cpu_only_rank0.json.gz", 2_467, 2_467, 0),
+        ("hta_v100_ddp_rank1of2.json.gz", 216_092, 101_088, 22_290),
+        ("kineto_v100_resnet50_workers0.pt.trace.json.gz", 75_718, 35_569, 9_096),
+        ("tracelens_h100_bert_small.json.gz", 2_551, 1_997, 61),
+    ],
+)
+def test_real_traces_are_read_whole(name: str, events: int, host: int, device: int) -> None:
+    trace = read(PUBLIC / name)
+    assert (trace.events, len(trace.host), len(trace.device)) == (events, host, device)
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+def test_a_memory_snapshot_is_not_taken_for_a_trace() -> None:
+    with pytest.raises(DataError, match="pickle") as refused:
+        read(PUBLIC / "snapshot_magma27_small.pickle")
+    assert "gpubench memory" in str(refused.value.hint)

@@ -1,0 +1,208 @@
+"""Fixes that are tried: what is made of the runs with and without them. The runs are made up here."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gpubench.benchmark import Outcome
+from gpubench.comparison.result import Comparisons, Verdict
+from gpubench.configuration import Configuration, load
+from gpubench.defaults import complete, completed
+from gpubench.dotkeys import flatten
+from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
+from gpubench.findings import Finding, Findings
+from gpubench.settings import ProfileSettings
+from gpubench.verifying import Bench, unrecorded, verify, words
+
+FUSED, WORKERS, BATCH = (
+    {"training.optimizer_impl": "fused"},
+    {"data.workers": 2},
+    {"training.batch_size": 16},
+)
+
+
+def finding(name: str, fix: dict[str, Any]) -> Finding:
+    return Finding(
+        id=name, title=name, severity="high", evidence=[], cause="", advice="", fix=fix, threshold="none"
+    )  # fmt: skip
+
+
+def found(*findings: Finding) -> Findings:
+    return Findings(headline="", findings=list(findings), unanswered=[])
+
+
+@pytest.fixture
+def profiled() -> Configuration[Any]:
+    return completed(load(ProfileSettings, None, {"model": "gpt2-tiny", "device": "cpu"}), complete)
+
+
+@dataclass
+class Machine:
+    """Measures by the table: how much faster a run with a setting is, or what comes of it."""
+
+    speedup: dict[str, float]
+    failing: dict[str, GpubenchError]
+    measured: list[list[dict[str, Any]]] = field(default_factory=list)
+    """What each call was asked for, as changes from its first configuration."""
+
+    @property
+    def bench(self) -> Bench:
+        return Bench(self.complete, self.measure, self.judge)
+
+    def complete(self, configuration: Configuration[Any]) -> Configuration[Any]:
+        for key, error in self.failing.items():
+            if isinstance(error, SettingsError) and configuration.origins.get(key) == "the fix of a finding":
+                raise error
+        return completed(configuration, complete)
+
+    def measure(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+        base, *candidates = [flatten(run.settings.model_dump()) for run in runs]
+        changes = [{key: value for key, value in one.items() if base[key] != value} for one in candidates]
+        self.measured.append(changes)
+        return [self._outcome({}), *map(self._outcome, changes)]
+
+    def judge(self, without: Outcome, with_fix: Outcome) -> Comparisons:
+        ratio = self.ratio(cast("Any", with_fix).changes)
+        outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "equivalent"
+        verdict = Verdict(
+            metric="throughput", unit="samples/s", better="higher", verdict=cast("Any", outcome), baseline=1.0,
+            candidate=ratio, ratio=ratio, interval=(ratio * 0.98, ratio * 1.02), margin=0.01, limit=0.01, method="",
+        )  # fmt: skip
+        return cast("Comparisons", SimpleNamespace(comparisons=[SimpleNamespace(verdicts=[verdict])]))
+
+    def ratio(self, changes: dict[str, Any]) -> float:
+        return math.prod(self.speedup.get(key, 1.0) for key in changes)
+
+    def _outcome(self, changes: dict[str, Any]) -> Any:
+        error = next((self.failing[key] for key in changes if key in self.failing), None)
+        path = Path("fix" if changes else "base")
+        recorder = SimpleNamespace(writer=SimpleNamespace(path=path))
+        return SimpleNamespace(recorder=recorder, error=error, changes=changes)
+
+
+def machine(speedup: dict[str, float] | None = None, failing: dict[str, GpubenchError] | None = None) -> Machine:
+    return Machine(speedup or {}, failing or {})
+
+
+def test_a_fix_that_makes_the_run_faster_is_confirmed_with_its_interval(profiled: Configuration[Any]) -> None:
+    tried = verify(profiled, found(finding("slow", FUSED)), machine({"training.optimizer_impl": 2.0}).bench)
+    trial = tried.findings.findings[0].measured
+    assert trial is not None
+    assert trial.outcome == "confirmed"
+    assert (trial.run, trial.baseline) == ("fix", "base")
+    assert trial.saving is not None
+    assert trial.saving.estimate == pytest.approx(0.5)
+    assert trial.saving.low == pytest.approx(1 - 1 / 1.96)
+    assert trial.saving.high == pytest.approx(1 - 1 / 2.04)
+    assert tried.findings.keep == FUSED
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(1.0, "no effect"), (0.5, "worse")])
+def test_a_fix_that_does_not_help_is_said_so_and_not_kept(
+    profiled: Configuration[Any], ratio: float, outcome: str
+) -> None:
+    tried = verify(profiled, found(finding("slow", FUSED)), machine({"training.optimizer_impl": ratio}).bench)
+    trial = tried.findings.findings[0].measured
+    assert trial is not None
+    assert trial.outcome == outcome
+    assert tried.findings.keep == {}
+    assert tried.findings.combination is None
+
+
+def test_confirmed_fixes_are_tried_together(profiled: Configuration[Any]) -> None:
+    measure = machine({"training.optimizer_impl": 1.5, "data.workers": 2.0, "training.batch_size": 0.5})
+    findings = found(finding("a", FUSED), finding("b", WORKERS), finding("c", BATCH))
+    tried = verify(profiled, findings, measure.bench).findings
+    assert measure.measured == [[FUSED, WORKERS, BATCH], [FUSED | WORKERS]]
+    assert tried.combination is not None
+    assert tried.combination.fix == FUSED | WORKERS
+    assert tried.combination.measured.saving is not None
+    assert tried.combination.measured.saving.estimate == pytest.approx(1 - 1 / 3)
+    assert tried.keep == FUSED | WORKERS
+
+
+def test_where_fixes_get_in_each_others_way_the_better_one_is_kept(profiled: Configuration[Any]) -> None:
+    class Jealous(Machine):
+        def ratio(self, changes: dict[str, Any]) -> float:
+            return 1.2 if len(changes) > 1 else super().ratio(changes)
+
+    measure = Jealous({"training.optimizer_impl": 1.5, "data.workers": 2.0}, {})
+    tried = verify(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench).findings
+    assert tried.combination is not None
+    assert tried.keep == WORKERS
+
+
+def test_of_two_fixes_for_one_setting_the_one_that_saved_more_is_combined(profiled: Configuration[Any]) -> None:
+    four = {"data.workers": 4}
+    tried = verify(
+        profiled,
+        found(finding("a", WORKERS), finding("b", FUSED), finding("c", four)),
+        machine({"training.optimizer_impl": 1.5, "data.workers": 2.0}).bench,
+    ).findings
+    assert tried.combination is not None
+    assert tried.combination.fix["data.workers"] in (2, 4)
+    assert set(tried.combination.fix) == {"data.workers", "training.optimizer_impl"}
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("out of memory in forward"), SettingsError("that cannot be")])
+def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
+    profiled: Configuration[Any], error: GpubenchError
+) -> None:
+    measure = machine({"training.optimizer_impl": 2.0}, {"training.batch_size": error})
+    tried = verify(profiled, found(finding("a", BATCH), finding("b", FUSED)), measure.bench).findings
+    first, second = (one.measured for one in tried.findings)
+    assert first is not None
+    assert (first.outcome, first.saving, first.reason) == ("failed", None, error.message)
+    assert second is not None
+    assert second.outcome == "confirmed"
+
+
+def test_an_interrupt_leaves_the_findings_as_they_were(profiled: Configuration[Any]) -> None:
+    measure = machine({"training.optimizer_impl": 2.0}, {"training.batch_size": Interrupted("interrupted")})
+    findings = found(finding("a", FUSED), finding("b", BATCH))
+    tried = verify(profiled, findings, measure.bench)
+    assert tried.stopped is not None
+    assert tried.findings == findings
+
+
+def test_an_interrupt_of_the_combination_keeps_what_each_fix_saved(profiled: Configuration[Any]) -> None:
+    class Impatient(Machine):
+        def measure(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+            if self.measured:
+                raise Interrupted("interrupted")
+            return super().measure(runs)
+
+    measure = Impatient({"training.optimizer_impl": 1.5, "data.workers": 2.0}, {})
+    tried = verify(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench)
+    assert tried.stopped is not None
+    assert [one.measured and one.measured.outcome for one in tried.findings.findings] == ["confirmed", "confirmed"]
+
+
+def test_a_finding_without_a_fix_is_left_as_it_is(profiled: Configuration[Any]) -> None:
+    findings = found(finding("a", {}))
+    measure = machine()
+    assert verify(profiled, findings, measure.bench).findings == findings
+    assert measure.measured == []
+
+
+def test_what_a_fix_is_laid_beside_is_the_profiled_run_without_the_profiler(profiled: Configuration[Any]) -> None:
+    base = unrecorded(profiled)
+    assert not base.settings.profiling.enabled
+    assert base.settings.experiment == "profile-verify"
+    assert base.settings.training == profiled.settings.training
+    assert completed(base, complete).origins == base.origins, "nothing is chosen anew"
+
+
+def test_a_fix_reads_as_options() -> None:
+    assert words({"performance.compile": True, "data.workers": 2}) == "--performance.compile=true --data.workers=2"
+
+
+def test_what_is_tried_can_be_written_and_read(profiled: Configuration[Any]) -> None:
+    tried = verify(profiled, found(finding("a", FUSED)), machine({"training.optimizer_impl": 2.0}).bench).findings
+    assert msgspec.json.decode(msgspec.json.encode(tried), type=Findings) == tried
