@@ -114,6 +114,9 @@ def pipelines() -> Iterator[Job]:
                 )
 
 
+GPU_TESTS = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
+PROFILE_TESTS = "tests/test_gpu_profile.py"
+
 PROFILE = ("--repeats=1", "--training.warmup_steps=10", "--training.seconds=3", "--logging.graph=false")
 NO_SHAPES = "--profiling.record_shapes=false"  # and so no finding on memory, whose fix would compile for a minute
 BF16 = "--precision=bf16"
@@ -134,7 +137,7 @@ def planted() -> Iterator[Job]:
     resnet18 = ("--model=resnet18", BF16, NO_SHAPES)
     yield job(
         *("synchronisation", "the loss read after every step", ("synchronisation",), 60.0, DRY_RESNET),
-        *(*resnet18, "--batch-size=96", "--training.read_loss=true", "--profiling.modules=false"),
+        *(*resnet18, "--batch-size=64", "--training.read_loss=true", "--profiling.modules=false"),
     )
     yield job(
         *("optimizer", "an optimizer that loops over parameters", ("unfused-optimizer",), 60.0, DRY_RESNET),
@@ -160,6 +163,7 @@ def planted() -> Iterator[Job]:
 
 def profiles() -> Iterator[Job]:
     """Programs as they are: does their profile sum, what does it cost, how large is it?"""
+    yield Job("profile-tests", (*GPU_TESTS, PROFILE_TESTS), "the tests of profiles that need a GPU", 170.0)
     for model, batch_size, dry in (
         ("resnet50", 256, DRY_RESNET),
         ("gpt2", 32, DRY_GPT2),
@@ -202,7 +206,7 @@ JOBS = (
     ),
     Job(
         "gpu-tests",
-        ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"),
+        (*GPU_TESTS, "tests", f"--ignore={PROFILE_TESTS}"),
         "the tests that need a GPU",
         90,
     ),

@@ -215,7 +215,7 @@ class Recorder(ABC, Generic[S]):
         return None
 
     def _take_trace(self, event: events.TraceRecorded) -> None:
-        name = f"{TRACES}/{event.name}"
+        name = f"{TRACES}/{Path(event.name).name}"  # whatever a worker says, it is a file in there
         self.writer.append_piece(name, event.data, event.last)
         if not event.last:
             return

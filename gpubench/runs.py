@@ -22,8 +22,8 @@ from gpubench.errors import RunDirectoryError, RunFailed
 
 SCHEMA_VERSION = 2
 # 1: first.
-# 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json, report.html
-#    and the files of a pipeline came.
+# 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json, report.html,
+#    profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
 
 RUN = "run.json"
 CONFIG = "config.yaml"

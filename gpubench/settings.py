@@ -197,13 +197,14 @@ class ProfilingSettings(Section):
         """Steps or epochs that the schedule takes."""
         return self.wait + (self.warmup + self.active) * (self.repeat + 1)
 
-    def refuse_shorter(self, units: int, source: str) -> None:
-        """Raises ValueError where a run of `units` ends before the schedule does; `source` says where they are from."""
-        if units < self.units:
-            raise ValueError(
-                f"profiling takes wait {self.wait} + (warmup {self.warmup} + active {self.active}) x "
-                f"(repeat {self.repeat} + 1) = {self.units} {self.unit}s, and the run has {units} ({source})"
-            )
+    def shortfall(self, units: int, source: str) -> str | None:
+        """What is wrong with a run of `units`, which are from `source`; None where it lasts as long as the schedule."""
+        if units >= self.units:
+            return None
+        return (
+            f"profiling takes wait {self.wait} + (warmup {self.warmup} + active {self.active}) x "
+            f"(repeat {self.repeat} + 1) = {self.units} {self.unit}s, and the run has {units} ({source})"
+        )
 
 
 class LoggingSettings(Section):
@@ -268,17 +269,19 @@ class TrainSettings(RunSettings):
 
     @model_validator(mode="after")
     def _long_enough_to_profile(self) -> Self:
-        training, profiling = self.training, self.profiling
+        training, profiling, short = self.training, self.profiling, None
         if not profiling.enabled:
             return self
         if profiling.unit == "epoch":
             if training.epochs is None:
                 raise ValueError("profiling.unit=epoch counts training.epochs, which are not set")
-            profiling.refuse_shorter(training.epochs, "training.epochs")
+            short = profiling.shortfall(training.epochs, "training.epochs")
         elif training.epochs is None and training.seconds is None:
             steps = training.steps or DEFAULT_STEPS
             source = f"training.warmup_steps {training.warmup_steps} + training.steps {steps}"
-            profiling.refuse_shorter(training.warmup_steps + steps, source)
+            short = profiling.shortfall(training.warmup_steps + steps, source)
+        if short:
+            raise ValueError(short)
         return self
 
 

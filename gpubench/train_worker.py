@@ -153,17 +153,16 @@ def prepare(
 
 
 def refuse_short(settings: TrainSettings, feed: Feed) -> None:
-    """Raises SettingsError, before any time is spent, where the run is too short for the profiler's schedule."""
-    training, profiling = settings.training, settings.profiling
-    if not profiling.enabled or profiling.unit == "epoch":
-        if profiling.enabled:
-            steps_in_unit(settings, feed)
+    """Raises SettingsError, before any time is spent, where the run is too short for the profiler's schedule.
+
+    How many steps there are in an epoch is known only here.
+    """
+    profiling, steps = settings.profiling, plan(settings.training, feed.batches_per_epoch)
+    if not profiling.enabled or steps is None:
         return
-    if training.epochs is not None and (steps := plan(training, feed.batches_per_epoch)) is not None:
-        try:
-            profiling.refuse_shorter(steps, f"training.epochs {training.epochs} of {feed.batches_per_epoch} batches")
-        except ValueError as error:
-            raise SettingsError(str(error), "raise training.epochs, or lower the profiling's wait or repeat") from None
+    source = f"{feed.batches_per_epoch} batches in an epoch"
+    if short := profiling.shortfall(steps // steps_in_unit(settings, feed), source):
+        raise SettingsError(short, "raise training.epochs, or lower profiling.wait or profiling.repeat")
 
 
 def steps_in_unit(settings: TrainSettings, feed: Feed) -> int:

@@ -51,9 +51,8 @@ def _waiting(case: Case) -> float:
     clean = measures.clean_share(case, "phase_data_wait")
     if clean is not None:
         return clean
-    if case.rank.device is None:
-        return measures.host(case, "data_loader")
-    return measures.idle(case, "data_loader")
+    waiting = measures.host(case, "data_loader") if case.rank.device is None else measures.idle(case, "data_loader")
+    return min(1.0, waiting)
 
 
 def _needed(workers: int, waiting: float) -> int:

@@ -66,7 +66,6 @@ def refuse_short(settings: PipeSettings, ranges: list[Range], batches: int) -> N
     if not profiling.enabled:
         return
     start, end = min(ranges, key=lambda one: one[1] - one[0]) if profiling.all_ranks else ranges[0]
-    try:
-        profiling.refuse_shorter(batches * (end - start), f"{end - start} evaluations of {batches} micro-batches")
-    except ValueError as error:
-        raise SettingsError(str(error), "raise --samples or --steps, or lower profiling.wait or repeat") from None
+    source = f"{end - start} evaluations of {batches} micro-batches"
+    if short := profiling.shortfall(batches * (end - start), source):
+        raise SettingsError(short, "raise --samples or --steps, or lower profiling.wait or profiling.repeat")

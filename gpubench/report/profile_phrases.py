@@ -153,12 +153,18 @@ def compiled(found: Compiled) -> str:
     return said
 
 
+def bound_known(rank: Rank) -> bool:
+    """Of some operator: it takes shapes, and a device whose ceilings are published."""
+    return any(operator.bound != "insufficient data" for operator in rank.operators)
+
+
 def sentences(rank: Rank) -> list[str]:
     """What is said of a rank in a line each."""
     found = [
         launches(rank, rank.launches) if rank.launches else "",
         critical_path(rank),
         compiled(rank.compiled) if rank.compiled else "",
+        "" if bound_known(rank) else "what bounds the operators: insufficient data",
     ]
     return [sentence for sentence in found if sentence]
 

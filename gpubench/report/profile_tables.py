@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpubench import units
-from gpubench.report.profile_phrases import calls, duration, kernel_name, name, share, steps, words
+from gpubench.report.profile_phrases import bound_known, calls, duration, kernel_name, name, share, steps, words
 from gpubench.report.sheets import Sheet, sheet
 from gpubench.trace.profile import Copy, Operator, Profile, Rank
 
@@ -68,7 +68,11 @@ def modules(rank: Rank) -> Sheet:
 
 def operators(rank: Rank) -> Sheet:
     found, rest = _top(rank.operators, OPERATORS, lambda one: _work(rank, one), rank)
-    return sheet("Operators", [_operator_row(rank, one) for one in found], rest)
+    rows = [_operator_row(rank, one) for one in found]
+    if not bound_known(rank):
+        for row in rows:
+            row["bound"] = ""
+    return sheet("Operators", rows, rest)
 
 
 def kernels(rank: Rank) -> Sheet:
@@ -111,13 +115,13 @@ def synchronisations(rank: Rank) -> Sheet:
     found, rest = _top(rank.synchronisations, PLACES, lambda one: max(one.blocked, one.idle), rank)
     rows = [
         {
-            "waits in": one.operator or one.call,
+            "wait asked by": one.operator or one.call,
             "host waits": duration(rank, one.blocked),
             "where": one.where or "",
             "device idle": duration(rank, one.idle),
             "calls": calls(rank, one.calls),
             "in phase": words(one.phase),
-            "asked by": one.call if one.operator else "",
+            "in call": one.call if one.operator else "",
         }
         for one in found
     ]

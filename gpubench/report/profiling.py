@@ -44,8 +44,9 @@ def show(profile: Profile, findings: Findings, console: Console, trace: str | No
     console.print()
     console.print(_parts(first, console.width))
     show_sheets(profile_tables.tables(first), console)
-    console.print()
-    _say_all(console, profile_phrases.sentences(first))
+    if sentences := profile_phrases.sentences(first):
+        console.print()
+        _say_all(console, sentences)
     _show_findings(console, findings)
     _show_unknown(console, profile, findings)
     _say(console, profile_phrases.perfetto(trace or first.label))

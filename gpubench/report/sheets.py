@@ -27,7 +27,7 @@ TEXTS = frozenset(
         "copy",
         "of type",
     }
-    | {"waits in", "where", "in phase", "launched by", "asked by", "example", "part", "mostly idle for", "option"}
+    | {"wait asked by", "where", "in phase", "launched by", "in call", "example", "part", "mostly idle for", "option"}
 )
 """Columns of words; all others hold figures."""
 
