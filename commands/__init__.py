@@ -73,7 +73,9 @@ def show(error: GpubenchError) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from gpubench.report.plain import clean  # a file's name, or a model's own words, may hold anything
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    console.print(f"[bold red]error:[/] {escape(clean(error.message))}")
     if error.hint:
-        console.print(f"[bold cyan]hint:[/] {escape(error.hint)}")
+        console.print(f"[bold cyan]hint:[/] {escape(clean(error.hint))}")

@@ -24,7 +24,7 @@ def write(text: str, hint: str) -> None:
 def check_file(path: Path, option: str) -> None:
     """Raises UsageError unless a file can be there; before the work, so that none is done in vain."""
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a directory", f"name a file in it: {path / 'compare.html'}")
+        raise UsageError(f"{option} {path} is a directory", f"name a file in it: {path / 'page.html'}")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no folder {path.parent}", f"mkdir -p {path.parent}")
 

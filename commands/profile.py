@@ -10,8 +10,8 @@ import typer
 from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, resolved
-from gpubench.errors import GpubenchError, UsageError
-from gpubench.ranks import launched_by_torchrun
+from gpubench.errors import GpubenchError, SettingsError, UsageError
+from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.benchmark import Outcome
@@ -109,6 +109,8 @@ def profile(
     overrides = named | parse_unknown_overrides(ctx.args)
     if trace or against:
         _refuse_with_trace(overrides, verify=verify, print_config=print_config)
+        if launched_by_torchrun() and not is_rank_zero():
+            return
         _of_files(trace or [], against or [], html, json=json)
         return
     if html:
@@ -132,7 +134,13 @@ def profile(
 
 
 def _refuse_with_trace(overrides: dict[str, str], *, verify: bool, print_config: bool) -> None:
-    """Raises UsageError for options that only a run can follow."""
+    """Raises UsageError for options that only a run can follow, and SettingsError for those that nobody knows."""
+    from gpubench.configuration import canonical, fields, nearest
+    from gpubench.settings import ProfileSettings
+
+    for key in overrides:
+        if key != "config" and canonical(ProfileSettings, key) not in fields(ProfileSettings):
+            raise SettingsError(f"unknown setting {key!r}", nearest(ProfileSettings, key))
     given = [f"--{key.replace('_', '-')}" for key in overrides]
     given += ["--verify"] * verify + ["--print-config"] * print_config
     if given:

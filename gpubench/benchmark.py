@@ -46,37 +46,47 @@ def run(
     go on, unless it is the first, which they are laid beside.
     """
     error: BaseException | None = None
-    failed: Recorder[Any] | None = None
-    lost: dict[int, RunFailed] = {}
+    failures: dict[int, BaseException] = {}
     with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's notice is as good as Ctrl-C
         try:
-            for recorder, repeats, profiled in schedule(recorders):
-                if id(recorder) in lost:
-                    continue
-                failed = recorder
-                try:
-                    measure(recorder, repeats, profiled, watch)
-                except RunFailed as one:
-                    if not independent or recorder is recorders[0]:
-                        raise
-                    lost[id(recorder)] = one
-                failed = None
-            for recorder in recorders:
-                recorder.diagnose()
+            _measure_all(recorders, watch, independent, failures)
         except KeyboardInterrupt:
             error = Interrupted("interrupted", "what was measured is kept")
         except BaseException as caught:
             error = caught
     with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # impatience must not stop this
-        outcomes = [
-            _close(recorder, lost.get(id(recorder), error), recorder is failed or id(recorder) in lost)
-            for recorder in recorders
-        ]
+        if isinstance(error, RunFailed):
+            for recorder in recorders:
+                recorder.diagnose()  # what was recorded until then
+        outcomes = []
+        for recorder in recorders:
+            own = failures.get(id(recorder))
+            outcomes.append(_close(recorder, own if isinstance(own, GpubenchError) else error, own is not None))
     if launched_by_torchrun():  # it ends all ranks with the first that exits, and this one has yet to report
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if error and not isinstance(error, GpubenchError):
         raise error  # a bug: what was measured is kept all the same
     return outcomes
+
+
+def _measure_all(
+    recorders: Sequence[Recorder[Any]],
+    watch: Callable[[Recorder[Any]], None],
+    independent: bool,
+    failures: dict[int, BaseException],
+) -> None:
+    """Every repeat, and what the recorded ones show. `failures` gets what happened in a recorder's own, by its id."""
+    for recorder, repeats, profiled in schedule(recorders):
+        if id(recorder) in failures:
+            continue
+        try:
+            measure(recorder, repeats, profiled, watch)
+        except BaseException as error:
+            failures[id(recorder)] = error
+            if not independent or recorder is recorders[0] or not isinstance(error, RunFailed):
+                raise
+    for recorder in recorders:
+        recorder.diagnose()
 
 
 def open_runs(

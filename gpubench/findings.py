@@ -76,3 +76,5 @@ class Findings(Struct, frozen=True):
     combination: Combination | None = None
     keep: dict[str, Any] = {}
     """Settings worth keeping."""
+    interrupted: bool = False
+    """The user ended the trials before all fixes were tried."""

@@ -13,7 +13,7 @@ from gpubench.configuration import Configuration
 from gpubench.defaults import FILLED_IN
 from gpubench.diagnosis.traces import Diagnosis, of_run
 from gpubench.dotkeys import flatten
-from gpubench.errors import DataError, GpubenchError
+from gpubench.errors import DataError, GpubenchError, RunFailed
 from gpubench.findings import Findings
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
@@ -184,7 +184,7 @@ class Recorder(ABC, Generic[S]):
 
     def diagnose(self) -> None:
         """Reads the traces, if there are any, and keeps what they show."""
-        if not self.traces:
+        if self.diagnosis or not self.traces:
             return
         self.listen_to_log(True)
         try:
@@ -199,7 +199,7 @@ class Recorder(ABC, Generic[S]):
             self.writer.replace(PROFILE, found.profile)
             self.conclude(found.findings)
             self.metrics.scalars(self.progress.repeat, 0, time.time(), shares(found.profile))
-        except DataError as error:
+        except (DataError, RunFailed) as error:
             log.warning("no diagnosis: %s", error)
         finally:
             self.listen_to_log(False)

@@ -22,8 +22,8 @@ from gpubench.errors import RunDirectoryError, RunFailed
 
 SCHEMA_VERSION = 2
 # 1: first.
-# 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json, report.html,
-#    profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
+# 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json,
+#    report.html, profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
 
 RUN = "run.json"
 CONFIG = "config.yaml"
@@ -148,8 +148,13 @@ class RunWriter:
         part = path.with_name(f".{path.name}.part")
         with self._writing(name):
             path.parent.mkdir(exist_ok=True)
-            with part.open("ab") as file:
-                file.write(piece)
+            try:
+                with part.open("ab") as file:
+                    file.write(piece)
+            except OSError:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)  # on a full disk others need the room
+                raise
             if last:
                 part.replace(path)
 

@@ -201,9 +201,10 @@ class ProfilingSettings(Section):
         """What is wrong with a run of `units`, which are from `source`; None where it lasts as long as the schedule."""
         if units >= self.units:
             return None
+        needed = f"wait {self.wait} + (warmup {self.warmup} + active {self.active}) x (repeat {self.repeat} + 1)"
         return (
-            f"profiling takes wait {self.wait} + (warmup {self.warmup} + active {self.active}) x "
-            f"(repeat {self.repeat} + 1) = {self.units} {self.unit}s, and the run has {units} ({source})"
+            f"profiling takes {needed} = {self.units} {self.unit}s, and the run has {units} ({source}): "
+            f"{self.units - units} more are needed"
         )
 
 
@@ -274,7 +275,7 @@ class TrainSettings(RunSettings):
             return self
         if profiling.unit == "epoch":
             if training.epochs is None:
-                raise ValueError("profiling.unit=epoch counts training.epochs, which are not set")
+                raise ValueError("profiling.unit=epoch counts training.epochs, which are not set: --epochs N")
             short = profiling.shortfall(training.epochs, "training.epochs")
         elif training.epochs is None and training.seconds is None:
             steps = training.steps or DEFAULT_STEPS

@@ -44,8 +44,9 @@ class TrainRecorder(Recorder[TrainSettings]):
         self.progress = TrainProgress(then.repeat, then.repeats, ranks, telemetry=then.telemetry, recorded=True)
 
     def unit_time(self, summary: Summary) -> float | None:
-        step_time = summary.get("step_time")
-        return step_time.estimate if step_time and self.settings.profiling.unit == "step" else None
+        step_time, settings = summary.get("step_time"), self.settings
+        alike = settings.profiling.keep_compile or not settings.performance.compile
+        return step_time.estimate if step_time and alike and settings.profiling.unit == "step" else None
 
     def keep(self, event: events.Message) -> bool:
         if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:

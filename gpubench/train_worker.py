@@ -108,14 +108,17 @@ def profile_repeat(
         if recording and profiling.modules and not settings.performance.compile:
             annotate_modules(trainer.workload.module)
         activity.doing = "starting the data"
-        with feed, loop:
-            unit = steps_in_unit(settings, feed)
-            if recording:
-                recording.unit = unit
-            yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
-        if recording:
-            activity.doing = "handing over the trace"
-            yield from recorded(recording.files(), ranks.rank, repeat)
+        try:
+            with feed, loop:
+                unit = steps_in_unit(settings, feed)
+                if recording:
+                    recording.unit = unit
+                yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
+        except Exception:
+            yield from recorded(recording.files() if recording else [], ranks.rank, repeat)  # the cycles before it
+            raise
+        activity.doing = "handing over the trace"
+        yield from recorded(recording.files() if recording else [], ranks.rank, repeat)
 
 
 def prepare(

@@ -19,6 +19,8 @@ from gpubench.logs import MODIFIABLE
 OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
 """Of a trial, by the verdict on the throughput; any other settles nothing."""
 
+ENOUGH = 3  # repeats: Student's t over the pairs of two is 12.7, of three 4.3
+
 log = logging.getLogger("gpubench.verifying")
 
 
@@ -44,13 +46,14 @@ class Tried:
 def verify(profiled: Configuration[Any], findings: Findings, bench: Bench) -> Tried:
     """`findings` with what each fix really saves, and which settings to keep. `profiled` has no gaps."""
     base = unrecorded(profiled)
+    if base.settings.measurement.repeats < ENOUGH and any(finding.fix for finding in findings.findings):
+        log.warning("%d repeats rarely tell what a fix saves: --repeats %d", base.settings.measurement.repeats, ENOUGH)
     try:
         findings = _each(base, findings, bench)
         return Tried(_together(base, findings, bench))
-    except Interrupted as error:
-        return Tried(findings, error)
-    except KeyboardInterrupt:  # between two measurements
-        return Tried(findings, Interrupted("interrupted", "what was measured is kept"))
+    except (Interrupted, KeyboardInterrupt) as error:  # the second between two measurements
+        stopped = error if isinstance(error, Interrupted) else Interrupted("interrupted", "what was measured is kept")
+        return Tried(msgspec.structs.replace(findings, interrupted=True), stopped)
 
 
 def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:

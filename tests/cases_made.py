@@ -21,8 +21,10 @@ from gpubench.trace.profile import (
     Operator,
     Phase,
     Profile,
+    Python,
     Rank,
     Straggler,
+    Stretch,
     Synchronisation,
 )
 
@@ -138,6 +140,20 @@ def launches(**parts: Any) -> Launches:
         "short": 0, "short_total": 0, "unlinked": 0, "unlinked_total": 0,
     }  # fmt: skip
     return Launches(**usual | parts)
+
+
+def python(*longest: Stretch, **parts: int) -> Python:
+    usual = {"total": 0, "stretches": 0, "median": 0, "half": 0, "operators": 0, "operator_median": 0}
+    return Python(longest=list(longest), **usual | parts)
+
+
+def stretch(total: int, **parts: Any) -> Stretch:
+    """One in each step, unless `count` says otherwise."""
+    count = parts.get("count", STEPS)
+    usual: dict[str, Any] = {
+        "length": total // count, "count": count, "phase": "forward", "module": "", "after": "", "where": None,
+    }  # fmt: skip
+    return Stretch(total=total, **usual | parts)
 
 
 def ids(case: Case) -> list[str]:

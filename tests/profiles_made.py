@@ -60,7 +60,7 @@ def device_rank(**changes: Any) -> Rank:
         collectives=[Collective("ncclDevKernel_AllReduce_RING_LL", 10 * STEPS, 20 * STEPS * MS, 6 * STEPS * MS, None)],
         compiled=None, threads=3, zeroed_gradients=0, optimizer_kernels=160, optimizer_steps=STEPS,
         timeline=_timeline(),
-        missing={"shapes": "profiling.record_shapes"}, notes=["3 kernels were launched before the trace began"],
+        missing={"shapes": "record_shapes"}, notes=["3 kernels were launched before the trace began"],
     )  # fmt: skip
     return msgspec.structs.replace(rank, **changes)
 
@@ -91,8 +91,8 @@ def findings(**changes: Any) -> Findings:
         headline="GPU idle 43.5 %: 76.6 % of it waits for the data loader",
         findings=[_data_loading(), _unfused(), _layout()],
         unanswered=[
-            Unanswered("fp32-matmul", "input shapes", "profiling.record_shapes"),
-            Unanswered("tensor-core-shapes", "input shapes", "profiling.record_shapes"),
+            Unanswered("fp32-matmul", "input shapes", "record_shapes"),
+            Unanswered("tensor-core-shapes", "input shapes", "record_shapes"),
         ],
         overhead=0.34,
         combination=Combination(

@@ -24,7 +24,7 @@ from gpubench.comparison.result import (
     Verdict,
     WorkChange,
 )
-from gpubench.report import comparing, documents, noise, phrases
+from gpubench.report import comparing, documents, noise, phrases, plain
 from gpubench.report.headline import headline
 
 HOSTILE = "a|b`c\n# <img src=x> \x1b[31m $x$ *y* [z](w) &amp; \u202e \udc80"
@@ -295,8 +295,8 @@ def test_many_differences_are_counted_but_never_those_that_stand_in_the_way() ->
 
 
 def test_a_long_value_keeps_both_ends() -> None:
-    assert phrases.shorten("abcdefghij", 7) == "abc…hij"
-    assert phrases.shorten("abcdefg", 7) == "abcdefg"
+    assert plain.shorten("abcdefghij", 7) == "abc…hij"
+    assert plain.shorten("abcdefg", 7) == "abcdefg"
     long = Comparability(True, False, [], [difference("k", "begin" + "x" * 500 + "end", None)])
     text = rendered(comparisons(comparison(comparability=long)), 80)
     assert re.search(r"k +begin\S+end +-\s", text), text
@@ -422,7 +422,7 @@ def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
     assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     assert len(text.splitlines()) == 2
     (row,) = csv.DictReader(io.StringIO(text))
-    assert row["candidate_label"] == row["reason"] == phrases.clean(HOSTILE)
+    assert row["candidate_label"] == row["reason"] == plain.clean(HOSTILE)
 
 
 def test_csv_has_a_row_for_each_metric_and_every_field() -> None:

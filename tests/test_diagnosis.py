@@ -6,6 +6,7 @@ from cases_made import PERCENT, case, copy, cpu, gpu, ids, kernel, phase, rank, 
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
 from gpubench.diagnosis.headline import DOES, WAITS, headline
+from gpubench.findings import Finding
 from gpubench.trace.profile import CAUSES, HOST_PARTS, Straggler
 
 
@@ -71,13 +72,41 @@ def test_the_headline_of_a_busy_gpu_is_what_computes() -> None:
 
 def test_the_headline_of_a_gpu_that_communicates_names_the_rank_that_is_late() -> None:
     slow = Straggler(rank=3, late=PERCENT, waited_for=30, of=40)
-    found = case(gpu(exposed_communication=40 * PERCENT), stragglers=[slow])
+    found = case(gpu(exposed_communication=40 * PERCENT), gpu(rank=3), stragglers=[slow])
     assert headline(found) == "GPU communicates 40 % of the time and computes 60 %; rank 3 keeps the others waiting"
+
+
+def test_the_headline_of_one_rank_alone_does_not_tell_communicating_from_waiting() -> None:
+    alone = case(gpu(exposed_communication=40 * PERCENT, world_size=2))
+    assert headline(alone) == "GPU communicates, or waits for other ranks, 40 % of the time and computes 60 %"
+
+
+def test_a_finding_without_evidence_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = Finding(id="bare", title="", severity="low", evidence=[], cause="", advice="", threshold="")
+    monkeypatch.setattr("gpubench.diagnosis.diagnose.RULES", (lambda _: [bare],))
+    assert ids(case(gpu())) == []
 
 
 def test_the_headline_of_a_cpu_lists_what_the_main_thread_does() -> None:
     busy = cpu(host={"data_loader": 31 * PERCENT, "python": 7 * PERCENT})
     assert headline(case(busy)) == "CPU: 62 % of the step in operators, 31 % waits for the data"
+
+
+def test_a_trace_in_which_nothing_marks_steps_has_none() -> None:
+    found = case(cpu(host={"python": 31 * PERCENT}, step_numbers=[]))
+    assert headline(found) == "CPU: 69 % of the trace in operators, 31 % in Python"
+    assert all("a step" not in said for one in diagnose(found).findings for said in one.evidence)
+
+
+def recorded(overhead: float, **metrics: float) -> str:
+    return headline(case(cpu(host={"python": 31 * PERCENT}), overhead=overhead, metrics=metrics))
+
+
+def test_the_headline_of_a_step_that_is_mostly_the_profilers_is_of_a_clean_one() -> None:
+    clean = {"step_time": 0.1, "phase_backward": 0.055, "phase_forward": 0.03, "phase_optimizer": 0.009}
+    assert recorded(1.5, **clean) == "CPU: 55 % of a clean step in the backward pass, 30 % in the forward pass"
+    assert recorded(0.9, **clean) == "CPU: 69 % of the step in operators, 31 % in Python"
+    assert recorded(1.5) == "CPU: 69 % of the step in operators, 31 % in Python"
 
 
 def test_every_cause_and_part_has_its_words() -> None:

@@ -2,7 +2,22 @@
 
 from typing import Any
 
-from cases_made import WALL, case, copy, cpu, gpu, kernel, launches, operator, phase, piping, training, wait
+from cases_made import (
+    WALL,
+    case,
+    copy,
+    cpu,
+    gpu,
+    kernel,
+    launches,
+    operator,
+    phase,
+    piping,
+    python,
+    stretch,
+    training,
+    wait,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,10 +60,22 @@ PARTS = {
     "kernels": st.lists(KERNELS, max_size=4),
     "operators": st.lists(OPERATORS, max_size=5),
     "phases": st.lists(st.builds(phase, PHASES, host=TIMES, device=TIMES, recompute=TIMES), max_size=4),
-    "launches": st.none() | st.builds(launches, calls=COUNTS, short=COUNTS, short_total=TIMES, late=COUNTS),
+    "launches": st.none()
+    | st.builds(launches, calls=COUNTS, works=COUNTS, short=COUNTS, short_total=TIMES, late=COUNTS),
     "collectives": st.lists(st.builds(Collective, st.just("nccl"), COUNTS, TIMES, TIMES, st.none()), max_size=2),
     "compiled": st.none() | st.builds(Compiled, COUNTS, COUNTS, COUNTS, TIMES),
     "zeroed_gradients": COUNTS,
+    "python": st.none()
+    | st.builds(
+        python,
+        st.builds(stretch, TIMES, length=TIMES, phase=PHASES, where=PLACES),
+        operators=COUNTS,
+        operator_median=st.integers(0, 9000),
+        median=st.integers(0, WALL),
+    ),
+    "zeroing": TIMES,
+    "zeroing_idle": TIMES,
+    "world_size": st.sampled_from([None, 1, 2, 8]),
     "optimizer_kernels": COUNTS,
     "optimizer_steps": COUNTS,
     "missing": st.sampled_from([{}, {"shapes": "record_shapes", "stacks": "with_stack"}]),
@@ -86,7 +113,10 @@ def ranks(draw: st.DrawFn) -> Rank:
 def cases(draw: st.DrawFn) -> Case:
     found = draw(st.lists(ranks(), min_size=1, max_size=3))
     stragglers = draw(st.lists(st.builds(Straggler, st.integers(0, 3), TIMES, COUNTS, COUNTS), max_size=2))
-    return case(*found, stragglers=stragglers, **{name: draw(strategy) for name, strategy in KNOWN.items()})
+    overhead = draw(st.sampled_from([None, -0.5, 0.0, 0.3, 4.0]))
+    return case(
+        *found, stragglers=stragglers, overhead=overhead, **{name: draw(strategy) for name, strategy in KNOWN.items()}
+    )
 
 
 def check(case: Case, findings: Findings) -> None:

@@ -5,15 +5,20 @@ from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, saving, traini
 
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
-from gpubench.findings import Unanswered
-from gpubench.trace.profile import Collective, Straggler
+from gpubench.findings import Finding, Findings, Unanswered
+from gpubench.trace.profile import Collective, Rank, Straggler
 
 
 def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = None, **settings: Any) -> Case:
+    """All of two ranks."""
+    settings = {"distributed__world_size": 2, "distributed__bucket_mb": 25.0} | settings
+    ranks = [communicating(exposed, calls, rank=number) for number in range(2)]
+    return case(*ranks, settings=training(**settings), stragglers=stragglers)
+
+
+def communicating(exposed: int, calls: int = 4, **parts: Any) -> Rank:
     collectives = [Collective("ncclDevKernel_AllReduce_Sum_f32_RING_LL", calls * STEPS, 2 * exposed, exposed, None)]
-    rank = gpu(exposed_communication=exposed, communication=2 * exposed, collectives=collectives)
-    settings = {"distributed__world_size": 4, "distributed__bucket_mb": 25.0} | settings
-    return case(rank, settings=training(**settings), stragglers=stragglers)
+    return gpu(exposed_communication=exposed, communication=2 * exposed, collectives=collectives, **parts)
 
 
 def test_few_collectives_set_out_earlier_in_smaller_buckets() -> None:
@@ -67,10 +72,72 @@ def test_a_slow_rank_is_the_cause_and_the_waiting_for_it_is_not() -> None:
 
 
 def test_a_rank_that_is_last_no_more_often_than_others_is_no_straggler() -> None:
-    often = [Straggler(rank=1, late=PERCENT // 2, waited_for=19, of=40)]
-    assert ids(case(gpu(), gpu(rank=1), stragglers=often)) == []
-    little = [Straggler(rank=1, late=PERCENT // 41, waited_for=40, of=40)]
-    assert ids(case(gpu(), gpu(rank=1), stragglers=little)) == []
+    def slow(*last: int, late: int = PERCENT // 2) -> bool:
+        """Whether one is found among ranks that are last so often."""
+        found = [Straggler(rank, late, waited_for=times, of=40) for rank, times in enumerate(last)]
+        return "straggler" in ids(
+            case(*(communicating(20 * PERCENT, rank=one.rank) for one in found), stragglers=found)
+        )
+
+    assert not slow(20, 20)
+    assert not slow(26, 14)  # 8 % of pairs that are late by turns are at least as uneven
+    assert slow(28, 12)  # 2 %
+    assert slow(18, 8, 7, 7)
+    assert not slow(14, 9, 9, 8)
+    assert not slow(0, 40, late=PERCENT // 41)
+
+
+def test_a_slow_rank_costs_no_more_than_the_others_wait() -> None:
+    slow = [Straggler(1, PERCENT, waited_for=40, of=40), Straggler(0, 0, 0, 40)]  # two buckets that wait at once
+    assert saving(only(reducing(20 * PERCENT, stragglers=slow))) == pytest.approx(0.2)
+
+
+def test_a_few_collectives_cannot_tell_a_slow_rank_from_chance() -> None:
+    def always_last(times: int, **known: Any) -> Findings:
+        found = [Straggler(1, 5 * PERCENT, times, times), Straggler(0, 0, 0, times)]
+        return diagnose(case(communicating(20 * PERCENT), gpu(rank=1), stragglers=found, **known))
+
+    assert [one.id for one in always_last(6).findings] == ["straggler"]
+    few = always_last(5, settings=training(distributed__world_size=2))
+    assert [one.id for one in few.findings] == ["exposed-communication"]
+    assert [(one.id, one.needs) for one in few.unanswered] == [("straggler", "profiling.active")]
+
+
+def test_ranks_that_wait_for_each_other_by_turns_are_not_told_to_send_otherwise() -> None:
+    by_turns = [Straggler(rank, PERCENT // 2, waited_for=20, of=40) for rank in range(2)]
+    finding = only(reducing(22 * PERCENT, calls=1, stragglers=by_turns))
+    assert (finding.id, finding.fix) == ("exposed-communication", {})
+    assert "ranks wait for each other" in finding.cause
+
+
+def test_a_slow_rank_does_not_wait_for_itself() -> None:
+    slow = [Straggler(rank=0, late=PERCENT // 2, waited_for=40, of=40), Straggler(1, 0, 0, 40)]
+    assert ids(reducing(10 * PERCENT, stragglers=slow)) == ["exposed-communication", "straggler"]
+
+
+@pytest.mark.parametrize("world_size", [2, None])
+def test_one_rank_alone_may_be_waiting_for_another(world_size: int | None) -> None:
+    alone = case(communicating(20 * PERCENT, calls=1, world_size=world_size))
+    finding = only(alone)
+    assert finding.cause == "the link is too slow, or another rank comes late: only traces of all ranks tell"
+    assert diagnose(alone).unanswered == [
+        Unanswered("straggler", "traces of the other ranks", "a trace of every rank"),
+    ]
+
+
+def test_the_clean_run_knows_whether_ranks_that_were_not_recorded_come_late() -> None:
+    def one_recorded(skew: float) -> Finding:
+        settings = training(distributed__world_size=2, distributed__bucket_mb=25.0, profiling__all_ranks=False)
+        recorded = communicating(20 * PERCENT, calls=1)
+        return only(case(recorded, settings=settings, metrics={"straggler_skew": skew}))
+
+    assert one_recorded(0.05).fix == {"distributed.bucket_mb": 6.25}
+    assert one_recorded(0.15).fix == {}
+
+
+def test_waiting_on_the_host_alone_is_evidence_too() -> None:
+    finding = only(case(gpu(idle={"communication_wait": 30 * PERCENT})))
+    assert finding.evidence == ["the GPU is idle 30 ms a step (30.0 %) while the host waits for other ranks"]
 
 
 def test_one_ranks_trace_cannot_tell_which_rank_is_slow() -> None:

@@ -14,8 +14,21 @@ def broken(part: int, ranks: int = 1) -> Case:
 def test_breaks_are_counted() -> None:
     finding = only(broken(2 * PERCENT))
     assert finding.id == "graph-breaks"
-    assert finding.evidence[0] == "a step runs 4 compiled graphs, so the model breaks 3 times"
+    assert finding.evidence[0] == "the step runs 4 compiled graphs, so the model breaks 3 times"
     assert ids(broken(PERCENT - 1)) == []
+
+
+def test_what_is_between_regions_is_not_known_to_be_all_that_python_takes() -> None:
+    finding = only(broken(20 * PERCENT))
+    assert (finding.expected, finding.severity) == (None, "high")
+
+
+def test_regions_of_a_trace_from_elsewhere_may_be_functions_compiled_apart() -> None:
+    compiled = Compiled(regions=2, graph_breaks=1, compilations=0, compiling=0)
+    finding = only(case(gpu(idle={"python_and_launch": 5 * PERCENT}, compiled=compiled)))
+    assert (finding.expected, finding.severity) == (None, "low")
+    assert finding.evidence[0] == "the step runs 2 compiled graphs"
+    assert finding.cause.startswith("functions that are compiled apart, or graph breaks")
 
 
 def test_ddp_breaks_graphs_on_purpose() -> None:

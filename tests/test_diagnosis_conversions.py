@@ -27,6 +27,10 @@ def test_casts_within_the_model_are_the_models_and_some_are_expected() -> None:
     assert ids(case(gpu(copies=[copy("dtype_cast", phase="forward", device=5 * PERCENT - 1)]))) == []
 
 
+def test_conversions_in_the_optimizer_are_the_optimizers() -> None:
+    assert ids(case(gpu(copies=[copy("dtype_cast", phase="optimizer", device=9 * PERCENT)]))) == []
+
+
 def rearranged(part: int, **settings: Any) -> Case:
     return case(cpu(copies=[copy("layout_change", host=part)]), settings=training(**settings))
 

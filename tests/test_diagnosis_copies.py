@@ -90,16 +90,28 @@ def test_reading_tensors_back_is_told_from_sending_them() -> None:
 
 
 def test_a_copy_to_the_device_in_the_forward_pass_is_a_tensor_left_on_the_host() -> None:
-    def left_behind(host: int, idle: int = 10 * PERCENT) -> Case:
-        copies = [copy("host_to_device", phase="forward", pinned=False, host=host, where="net.py:8")]
-        return case(gpu(idle={"pageable_copy": idle}, copies=copies))
+    def left_behind(idle: int, **other: int) -> Case:
+        copies = [
+            copy("host_to_device", phase="forward", pinned=False, host=90 * PERCENT, device=PERCENT, where="net.py:8")
+        ]
+        return case(gpu(idle={"pageable_copy": idle} | other, copies=copies))
 
     finding = only(left_behind(3 * PERCENT))
+    assert saving(finding) == pytest.approx(0.03)
     assert finding.id == "host-tensors"
     assert "net.py:8" in finding.evidence[0]
     assert "register_buffer" in finding.advice
     assert ids(left_behind(PERCENT - 1)) == []
-    assert ids(left_behind(3 * PERCENT, idle=0)) == []  # the device has enough to do meanwhile
+    assert ids(left_behind(0, data_loader=4 * PERCENT)) == []  # the device has enough to do meanwhile
+
+
+def test_copies_to_the_device_that_nothing_hides_cost_time_too() -> None:
+    copies = [
+        copy("host_to_device", phase="forward", pinned=True, device=2 * PERCENT),
+        copy("device_to_host", phase="other", device=40 * PERCENT, pinned=False),  # not of the idle time's copies
+    ]
+    found = case(gpu(exposed_copies=30 * PERCENT, idle={"pageable_copy": 3 * PERCENT}, copies=copies))
+    assert saving(only(found)) == pytest.approx(0.02)
 
 
 def test_pinning_batches_is_no_cure_for_what_the_model_copies() -> None:

@@ -1,7 +1,8 @@
 import pytest
-from cases_made import PERCENT, case, cpu, gpu, ids, only, saving, training
+from cases_made import PERCENT, case, cpu, gpu, ids, only, operator, saving, training
 
 from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
 
 EIGHT_CORES = {"cpu.usable_cores": 8}
 
@@ -63,6 +64,38 @@ def test_the_clean_run_decides_where_there_is_one() -> None:
     assert only(truly_slow).evidence[0] == (
         "a step of the clean run takes 80 ms and waits 50.0 % of it for its batches"
     )
+
+
+def on_cpu(cores: int, loading: int = 40, computing: int = 0, workers: int = 0, threads: int = 2) -> Case:
+    """Threads that compute for the rest of the step, and a loader that does for `computing` percent of it."""
+    within = [
+        operator("aten::conv2d", 0, host=(100 - loading) * PERCENT), operator("aten::sum", 0, host=computing * PERCENT),
+    ]  # fmt: skip
+    settings = training(data__workers=workers, performance__cpu_threads=threads)
+    rank = cpu(host={"data_loader": loading * PERCENT}, operators=within)
+    return case(rank, settings=settings, environment={"cpu.usable_cores": cores})
+
+
+def test_threads_that_compute_leave_no_core_to_a_loader_that_computes() -> None:
+    assert only(on_cpu(2, computing=40)).id == "data-loading"
+    assert only(on_cpu(3, computing=40, threads=3)).id == "data-loading"
+    free = next(one for one in diagnose(on_cpu(3, computing=40)).findings if one.id == "too-few-workers")
+    assert free.fix == {"data.workers": 1}
+
+
+def test_a_loader_that_waits_needs_no_core() -> None:
+    finding = only(on_cpu(2))
+    assert (finding.id, finding.fix) == ("too-few-workers", {"data.workers": 2})
+    assert "cores are free" not in finding.title
+    assert "no core is free" in finding.advice
+    assert saving(finding) == pytest.approx(0.4)
+    assert saving(only(on_cpu(2, computing=30))) == pytest.approx(0.1)
+
+
+def test_a_single_core_is_not_said_to_be_free() -> None:
+    finding = only(on_cpu(1, threads=1))
+    assert finding.fix == {"data.workers": 1}
+    assert "data.workers is 0, 1 thread computing, and each rank has 1 core" in finding.evidence
 
 
 def test_on_a_cpu_the_main_threads_time_in_the_loader_counts() -> None:

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from cases_made import PERCENT, case, gpu, ids, only, operator, phase, saving, training
+from cases_made import PERCENT, case, cpu, gpu, ids, only, operator, phase, saving, training
 
 from gpubench.diagnosis.case import Case
 
@@ -18,6 +18,13 @@ def test_checkpointing_is_given_up_where_memory_allows() -> None:
     assert (finding.id, finding.fix) == ("recompute", {"model.activation_checkpointing": False})
     assert saving(finding) == pytest.approx(0.2)
     assert "the clean run held 25.0 % of the GPU's memory at its peak" in finding.evidence
+
+
+def test_on_a_cpu_what_is_computed_twice_is_the_hosts_time() -> None:
+    rank = cpu(phases=[phase("backward", host=50 * PERCENT, recompute=20 * PERCENT)])
+    finding = only(case(rank, settings=training(model__activation_checkpointing=True)))
+    assert (finding.id, finding.fix) == ("recompute", {"model.activation_checkpointing": False})
+    assert saving(finding) == pytest.approx(0.2)
 
 
 def test_checkpointing_stays_where_memory_is_short() -> None:
@@ -50,3 +57,15 @@ def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
     assert "at 80.0 % of the memory's speed" in finding.evidence[1]
     assert ids(bound(20 * PERCENT - 1)) == []
     assert ids(bound(30 * PERCENT, settings=training(performance__compile=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("of_ceiling", "microseconds", "found"),
+    [(0.5, 10, True), (0.49, 10, False), (0.0018, 2, False), (0.5, 9, False), (None, 10, False)],
+)
+def test_an_operator_far_from_the_memorys_speed_or_of_short_kernels_is_not_bound_by_it(
+    of_ceiling: float | None, microseconds: int, found: bool
+) -> None:
+    kernels = 60 * PERCENT // (microseconds * 1000)
+    tiny = operator("aten::add", 60 * PERCENT, kernels=kernels, bound="memory", of_ceiling=of_ceiling)
+    assert ids(case(gpu(operators=[tiny]))) == (["memory-bound"] if found else [])

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, operator, phase, saving, training
+from cases_made import PERCENT, STEPS, WALL, case, cpu, gpu, ids, only, operator, phase, saving, training
 
 from gpubench.diagnosis.case import Case
 
@@ -19,7 +19,13 @@ def test_on_a_cpu_whatever_is_not_fused_can_be(impl: str) -> None:
     finding = only(stepping(12 * PERCENT, training__optimizer_impl=impl))
     assert (finding.id, finding.fix) == ("unfused-optimizer", {"training.optimizer_impl": "fused"})
     assert "one optimizer step is 620 operators" in finding.evidence
-    assert saving(finding) == pytest.approx(0.12)
+    assert saving(finding) == pytest.approx(0.9 * 0.12)  # one pass over the parameters remains
+
+
+def test_what_auto_means_on_a_cpu_is_said() -> None:
+    evidence = only(stepping(12 * PERCENT, training__optimizer_impl="auto")).evidence
+    assert "training.optimizer_impl is auto, which is a loop on a CPU" in evidence
+    assert "training.optimizer_impl is loop" in only(stepping(12 * PERCENT, training__optimizer_impl="loop")).evidence
 
 
 def test_a_fused_optimizer_may_take_its_time() -> None:
@@ -55,9 +61,24 @@ def test_the_clean_runs_optimizer_time_is_the_one_quoted() -> None:
 
 
 def test_gradients_filled_with_zeros_are_better_dropped() -> None:
-    zeroing = gpu(zeroed_gradients=60 * STEPS, operators=[operator("aten::zero_", 2 * PERCENT)])
+    zeroing = gpu(zeroed_gradients=60 * STEPS, zeroing=2 * PERCENT)
     finding = only(case(zeroing))
     assert finding.id == "zeroed-gradients"
     assert saving(finding) == pytest.approx(0.08)  # and what adding to them takes
     assert only(case(gpu(zeroed_gradients=STEPS))).expected is None
     assert ids(case(gpu(zeroed_gradients=STEPS - 1))) == []
+
+
+def test_a_gpu_that_waits_for_zeros_does_not_wait_for_launches() -> None:
+    idle = {"python_and_launch": 14 * PERCENT}
+    finding = only(case(gpu(idle=idle, zeroed_gradients=60 * STEPS, zeroing=PERCENT, zeroing_idle=5 * PERCENT)))
+    assert finding.id == "zeroed-gradients"  # the 9 % that are left may be the profiler's
+    assert saving(finding) == pytest.approx(0.04 + 0.05)
+    assert finding.evidence[-1] == "the GPU is idle 5 ms a step (5 %) while zero_grad launches that"
+
+
+def test_what_else_the_program_fills_with_zeros_is_not_charged_to_gradients() -> None:
+    filling = cpu(
+        zeroed_gradients=STEPS, zeroing=PERCENT // 100, operators=[operator("aten::zero_", 0, host=WALL // 2)]
+    )
+    assert saving(only(case(filling))) == pytest.approx(0.0004)

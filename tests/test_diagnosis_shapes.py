@@ -28,6 +28,8 @@ def test_a_vocabulary_that_is_no_multiple_of_eight_is_named() -> None:
         ("aten::convolution", "[64, 3, 224, 224] [64, 3, 7, 7]", "float16"),  # an image
         ("aten::mm", "", "float16"),
         ("aten::mm", "[] []", "float16"),
+        ("aten::mm", "[768, 1001] [1001, 768]", "bfloat16"),  # a weight's gradient: both factors transposed
+        ("aten::matmul", "[64, 30] [30]", "bfloat16"),  # a vector has no rows
     ],
 )
 def test_shapes_that_suit_the_tensor_cores_or_cannot_be_padded_are_left_alone(
@@ -40,6 +42,22 @@ def test_tf32_asks_for_multiples_of_four() -> None:
     settings = training(precision="tf32")
     assert ids(shaped("aten::mm", "[8, 12] [12, 20]", dtype="float32", settings=settings)) == []
     assert ids(shaped("aten::mm", "[8, 12] [12, 22]", dtype="float32", settings=settings)) == ["odd-shapes"]
+
+
+def test_a_factor_both_of_whose_sizes_are_odd_has_odd_rows_either_way() -> None:
+    finding = only(shaped("aten::mm", "[1001, 999] [999, 768]"))
+    assert "999 and 1001 is no multiple of 8" in finding.evidence[0]
+
+
+def test_padding_reaches_no_more_than_products_of_the_program_that_suit() -> None:
+    odd = operator("aten::mm", 20 * PERCENT, shapes="[8, 8] [8, 9]", dtype="bfloat16", of_ceiling=0.5)
+    even = operator("aten::mm", PERCENT, shapes="[8, 8] [8, 8]", dtype="bfloat16", bound="compute", of_ceiling=0.625)
+    assert saving(only(case(gpu(operators=[odd, even])))) == pytest.approx(0.04)
+
+
+def test_products_bound_by_memory_gain_nothing_from_padding() -> None:
+    thin = operator("aten::mm", 30 * PERCENT, shapes="[8, 8] [8, 9]", dtype="bfloat16", bound="memory", of_ceiling=0.8)
+    assert ids(case(gpu(operators=[thin]))) == ["memory-bound"]
 
 
 def test_odd_channels_of_a_convolution_are_named() -> None:

@@ -75,11 +75,21 @@ def test_launches_that_block_explain_every_wait_and_gap() -> None:
     assert ids(case(rank, environment={"variables.CUDA_LAUNCH_BLOCKING": "0"})) == ["launch-bound", "synchronisation"]
 
 
-def test_on_a_cpu_a_loss_that_is_read_is_mentioned_where_a_setting_asks_for_it() -> None:
-    rank = cpu(synchronisations=[wait("aten::item", call="", phase="optimizer", blocked=1000)])
-    finding = only(case(rank, settings=training(training__read_loss=True)))
-    assert (finding.severity, finding.fix) == ("low", {"training.read_loss": False})
-    assert ids(case(rank, settings=training(training__read_loss=False))) == []
+def test_on_a_cpu_a_loss_that_is_read_counts_for_what_it_takes_and_the_optimizers_own_reading_does_not() -> None:
+    def reading(loss: int) -> Case:
+        own = wait("aten::item", call="", phase="optimizer", blocked=5 * PERCENT)
+        waits = [own, wait("aten::item", call="", blocked=loss)]
+        return case(cpu(synchronisations=waits), settings=training(training__read_loss=True))
+
+    assert ids(reading(1000)) == []
+    assert only(reading(2 * PERCENT)).fix == {"training.read_loss": False}
+    assert saving(only(reading(2 * PERCENT))) == pytest.approx(0.02)
+
+
+def test_what_the_model_reads_is_not_switched_off_with_the_loss() -> None:
+    waits = [wait("aten::item", phase="forward", idle=4 * PERCENT), wait("aten::item", idle=PERCENT)]
+    rank = gpu(idle={"synchronisation": 5 * PERCENT}, synchronisations=waits)
+    assert only(case(rank, settings=training(training__read_loss=True))).fix == {}
 
 
 def test_an_optimizer_that_reads_its_step_counts_on_a_cpu_does_not_synchronise() -> None:
@@ -88,10 +98,13 @@ def test_an_optimizer_that_reads_its_step_counts_on_a_cpu_does_not_synchronise()
 
 
 def test_a_loss_that_is_read_is_not_taken_for_the_gradient_scalers_reading() -> None:
-    waits = [wait("aten::item", phase="optimizer", idle=2 * PERCENT, blocked=2 * PERCENT)]
-    rank = gpu(idle={"synchronisation": 2 * PERCENT}, synchronisations=waits)
-    settings = training(precision="amp", training__read_loss=True)
-    assert only(case(rank, settings=settings)).fix == {"training.read_loss": False}
+    scaler = wait("aten::item", phase="optimizer", idle=2 * PERCENT, blocked=2 * PERCENT)
+    waits = [scaler, wait("aten::item", idle=3 * PERCENT, blocked=3 * PERCENT)]
+    rank = gpu(idle={"synchronisation": 5 * PERCENT}, synchronisations=waits)
+    found = diagnose(case(rank, settings=training(precision="amp", training__read_loss=True))).findings
+    assert [one.id for one in found] == ["synchronisation", "gradient-scaler"]
+    assert [saving(one) for one in found] == pytest.approx([0.03, 0.02])
+    assert found[0].fix == {"training.read_loss": False}
 
 
 def test_a_wait_of_a_copy_that_the_trace_does_not_show_is_a_wait_like_any_other() -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import profiles_made as made
@@ -9,11 +11,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpubench.findings import Findings, Saving, Trial
-from gpubench.report import finding_phrases, profile_phrases
+from gpubench.benchmark import Outcome
+from gpubench.comparison.causes import finding_changes
+from gpubench.comparison.result import Causes
+from gpubench.errors import Interrupted
+from gpubench.findings import Findings, Saving, Trial, Unanswered
+from gpubench.report import causing, finding_phrases, profile_phrases, profiled
+from gpubench.report.likeness import differences
 from gpubench.report.profile_against import Against
 from gpubench.report.profiling import show, show_against, to_document
-from gpubench.trace.profile import Breakdown, Launches, Profile
+from gpubench.settings import ProfileSettings
+from gpubench.summary import Summary
+from gpubench.trace.profile import Breakdown, Launches, Profile, Rank
 from gpubench.trace.shares import shares
 
 HOSTILE = "[bold]<script>\x1b[2J\nline[/bold]"
@@ -31,6 +40,10 @@ def said_by(console: Console) -> str:
     return text
 
 
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
 def compared(before: Profile, after: Profile, findings_after: Findings, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width)
     show_against(before, after, made.changes(), made.findings(), findings_after, console)
@@ -46,20 +59,58 @@ def test_the_first_line_is_the_headline() -> None:
 
 
 def test_what_was_recorded_and_what_its_times_are_worth_is_said_before_any_figure() -> None:
-    _, about, caveat, *_ = rendered(made.profile()).splitlines()
+    text = rendered(made.profile(), made.findings(overhead=0.12), width=200)
+    _, about, caveat, *_ = text.splitlines()
     assert about == "x.pt.trace.json.gz: 6 steps of 177 ms on Tesla V100-DGXS-32GB"
     assert caveat == (
-        "times are of the profiled run, mean over its 6 steps; the profiled step took 34.0 % longer than a clean one: "
+        "times are of the profiled run, mean over its 6 steps; the profiled step took 12.0 % longer than a clean one: "
         "its times tell shares, not speed"
     )
 
 
 @pytest.mark.parametrize(
     ("overhead", "said"),
-    [(None, ": they tell shares, not speed"), (-0.01, "; it took no longer than a clean one"), (1.5, "2.5 x longer")],
+    [
+        (None, ": they tell shares, not speed"),
+        (-0.01, "; it took no longer than a clean one"),
+        (0.34, "took 34.0 % longer than a clean one: shares below are distorted"),
+        (4.5, "took 5.5 x as long as a clean one: shares below are distorted"),
+    ],
 )
 def test_the_overhead_is_told_as_far_as_it_is_known(overhead: float | None, said: str) -> None:
     assert said in profile_phrases.caveat(made.device_rank(), overhead)
+
+
+def test_an_overhead_that_distorts_the_shares_is_no_small_print() -> None:
+    styled = {}
+    for overhead in (0.1, 4.5):
+        console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard", no_color=False)
+        show(made.profile(), made.findings(overhead=overhead), console)
+        styled[overhead] = said_by(console).splitlines()[2]
+    assert styled[0.1].startswith("\x1b[2mtimes are of")
+    assert styled[4.5].startswith("\x1b[1;33mtimes are of")
+
+
+@pytest.mark.parametrize("unit", ["epoch", "evaluation"])
+def test_what_is_no_step_of_the_program_is_not_called_one(unit: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    show(made.profile(2), made.findings(overhead=0.1), console, unit=unit)
+    text = said_by(console)
+    for said in (
+        f"6 {unit}s of 177 ms on",
+        f"mean over its 6 {unit}s; the profiled {unit} took",
+        f"launches of an {unit}: ",
+        f"saves up to 33.3 % of the {unit}",
+    ):
+        assert said in text
+    assert row(text, f"of an {unit}")
+    assert row(text, "rank ")[1] == unit
+
+
+def test_a_run_says_itself_what_its_profiler_counts() -> None:
+    assert profile_phrases.unit_of("profile", {"profiling.unit": "epoch"}) == "epoch"
+    assert profile_phrases.unit_of("train-bench", {}) == "step"
+    assert profile_phrases.unit_of("pipe-infer", {"profiling.unit": "step"}) == "evaluation"
 
 
 def test_the_parts_of_a_step_come_to_the_whole_of_it() -> None:
@@ -87,8 +138,9 @@ def test_times_are_of_one_step_where_there_are_steps_and_of_the_trace_where_ther
     unmarked = Profile([made.device_rank(steps=[], step_numbers=[])], [])
     text = rendered(unmarked)
     assert row(text, "forward")[1:3] == ["180", "ms"]
-    assert "no steps marked" in text
+    assert "x.pt.trace.json.gz: 1.06 s on Tesla V100-DGXS-32GB, no steps marked" in text
     assert "of the trace" in text
+    assert "saves up to 33.3 % of the trace" in text
 
 
 def test_several_ranks_stand_side_by_side_with_the_one_that_the_others_wait_for() -> None:
@@ -147,8 +199,8 @@ def test_a_wait_is_told_with_its_line() -> None:
     assert "train.py:57" in row(rendered(made.profile()), "aten::item")
 
 
-def test_launches_and_the_critical_path_take_a_line_each() -> None:
-    lines = rendered(made.profile()).splitlines()
+def test_launches_and_the_critical_path_take_a_sentence_each() -> None:
+    lines = rendered(made.profile(), width=300).splitlines()
     (said,) = [line for line in lines if line.startswith("launches of a step")]
     for part in (
         "1200 in 9 ms of the host",
@@ -190,8 +242,12 @@ def test_a_finding_is_told_from_evidence_to_what_its_fix_was_measured_to_save() 
         (Trial("worse", Saving(-0.2, -0.25, -0.15), None, None), "worse, +20.0 % [+15.0, +25.0] of the step's time"),
         (Trial("failed", None, None, None, "out of memory"), "failed: out of memory"),
         (Trial("confirmed", Saving(0.1), None, None), "confirmed, -10 % of the step's time"),
+        (Trial("inconclusive", Saving(-0.83, -35295.0, 1.0), None, None),
+         "inconclusive: these repeats cannot tell; raise --repeats"),
+        (Trial("inconclusive", Saving(0.02, -0.1, 0.14), None, None), "inconclusive, -2 % [-14, +10] of the step's"),
+        (Trial("worse", Saving(-5.0, -8.0, -2.0), None, None), "worse, +500 % [+200, +800] of the step's time"),
     ],
-)
+)  # fmt: skip
 def test_a_saving_is_said_as_the_change_of_the_steps_time(trial: Trial, said: str) -> None:
     assert finding_phrases.measured(trial).startswith(said)
 
@@ -199,7 +255,14 @@ def test_a_saving_is_said_as_the_change_of_the_steps_time(trial: Trial, said: st
 def test_the_combination_and_the_settings_to_keep_are_ready_to_be_pasted() -> None:
     lines = rendered(made.profile(), width=60).splitlines()
     assert "keep: --data.workers=4 --training.optimizer_impl=fused" in lines
-    assert any(line.startswith("together, --data.workers=4") and "-24.1 %" in line for line in lines)
+    together = "together, --data.workers=4 --training.optimizer_impl=fused: confirmed, -24.1 %"
+    assert together in unwrapped(" ".join(lines))
+
+
+def test_that_verification_was_interrupted_is_said() -> None:
+    said = "verification was interrupted: what was not tried by then is only expected"
+    assert said in rendered(made.profile(), made.findings(interrupted=True))
+    assert said not in rendered(made.profile())
 
 
 def test_settings_are_written_as_the_command_line_takes_them() -> None:
@@ -208,9 +271,37 @@ def test_settings_are_written_as_the_command_line_takes_them() -> None:
 
 
 def test_rules_that_lack_the_same_input_are_listed_once_with_what_brings_it() -> None:
-    text = rendered(made.profile())
-    assert "not judged for want of input shapes (profiling.record_shapes): fp32 matmul, tensor core shapes" in text
-    assert "not in the trace: shapes (profiling.record_shapes)" in text
+    text = unwrapped(rendered(made.profile()))
+    asked = "torch.profiler.profile(record_shapes=True)"
+    assert f"not judged for want of input shapes ({asked}): fp32 matmul, tensor core shapes" in text
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        ("with_stack", "torch.profiler.profile(with_stack=True)"),
+        ("profiling.with_stack", "--profiling.with_stack=true"),
+        ("profiling.all_ranks", "--profiling.all_ranks=true"),
+        ("profiling.active", "--profiling.active"),
+        ("a trace of every rank", "a trace of every rank"),
+    ],
+)
+def test_what_a_rule_needs_is_said_as_one_gives_it(needs: str, said: str) -> None:
+    unanswered = [Unanswered("synchronisation", "file and line", needs)]
+    assert finding_phrases.unanswered(made.findings(unanswered=unanswered)) == [
+        (f"file and line ({said})", "synchronisation")
+    ]
+
+
+def test_what_is_not_in_the_trace_is_told_with_what_it_would_have_told_and_how_to_get_it() -> None:
+    profile = made.profile(missing={"stacks": "with_stack", "steps": "schedule"})
+    assert profile_phrases.missing(profile) == [
+        "no stacks in the trace, so no file and line of waits and copies: record with "
+        "torch.profiler.profile(with_stack=True)",
+        "no steps in the trace, so no time of a single step: record with "
+        "torch.profiler.profile(schedule=...) and step()",
+    ]
+    assert profile_phrases.missing(profile, own=True)[0].endswith("record with --profiling.with_stack=true")
 
 
 def test_that_nothing_was_found_is_said() -> None:
@@ -225,14 +316,21 @@ def test_the_last_line_says_where_the_trace_can_be_seen() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_no_table_is_wider_than_the_terminal(width: int) -> None:
-    """Sentences may be: the terminal itself wraps them."""
+def test_nothing_is_wider_than_the_terminal_but_what_is_to_be_copied_out_of_it(width: int) -> None:
     against = compared(made.profile(2), made.profile(2), made.findings(), width)
     host = rendered(Profile([made.host_rank()], []), width=width)
     for text in (rendered(made.profile(4), width=width), host, against):
-        tables = [line for line in text.splitlines() if "   " in line.strip()]
-        assert len(tables) > 25
-        assert all(cell_len(line.rstrip()) <= width for line in tables)
+        lines = [line.rstrip() for line in text.splitlines() if not line.startswith(("keep: ", "open "))]
+        assert len(lines) > 50
+        assert max(map(cell_len, lines)) <= width
+
+
+def test_a_narrow_table_of_operators_keeps_the_shapes_that_tell_them_apart() -> None:
+    for rank in (made.device_rank(), made.host_rank()):
+        lines = rendered(Profile([rank], []), width=60).splitlines()
+        operators = [line for line in lines if line.startswith("aten::cudnn_convolution  ")]
+        assert len(operators) == len({line.split("  ", 2)[2] for line in operators}) == 15
+        assert all("[64, " in line for line in operators)
 
 
 def test_names_from_a_trace_are_shown_and_not_obeyed() -> None:
@@ -283,11 +381,75 @@ def test_a_finding_that_was_not_there_before_is_new() -> None:
     assert "new: The GPU waits for the data loader (high)" in said_by(console)
 
 
+def other_program() -> Rank:
+    known = made.device_rank()
+    return made.device_rank(
+        kernels=[msgspec.structs.replace(one, name=f"other_{one.name}") for one in known.kernels],
+        operators=[msgspec.structs.replace(one, name="other::op") for one in known.operators],
+    )
+
+
+UNLIKE = {
+    "the devices differ: Tesla V100-DGXS-32GB before, NVIDIA L4 after": [made.device_rank(device_name="NVIDIA L4")],
+    "the devices differ: Tesla V100-DGXS-32GB before, the host alone after": [made.host_rank()],
+    "the numbers of ranks differ: 1 before, 2 after": made.profile(2).ranks,
+    "the numbers of ranks differ: 1 before, 8 after": [made.device_rank(world_size=8)],
+    "only 0 % of the time is in kernels or operators that both have": [other_program()],
+}
+
+
+@pytest.mark.parametrize(("reason", "ranks"), UNLIKE.items())
+def test_what_is_not_the_same_work_is_said_and_not_set_against_each_other(reason: str, ranks: list[Rank]) -> None:
+    text = compared(made.profile(), Profile(ranks, []), made.findings(findings=made.findings().findings[1:]), 200)
+    assert f"not set against each other: {reason}" in text
+    assert "only before: The GPU waits for the data loader (high)" in text
+    assert "in both: The optimizer updates one tensor at a time (medium)" in text
+    for withheld in ("gone: ", "still there: ", "changed most", "of before", ": +0 %"):
+        assert withheld not in text
+
+
+def test_a_program_that_picks_other_kernels_for_the_same_operators_is_the_same() -> None:
+    kernels = other_program().kernels
+    assert differences(made.profile(), made.profile(kernels=kernels)) == []
+
+
+def test_a_program_that_no_longer_does_most_of_what_it_did_is_the_same() -> None:
+    large, small = made.device_rank().kernels[:2]
+    before = made.profile(operators=[], kernels=[large, small])
+    assert differences(before, made.profile(operators=[], kernels=[small])) == []
+
+
+def test_what_is_not_known_is_no_difference() -> None:
+    unknown = made.profile(device_name=None, kernels=[], operators=[])
+    assert differences(made.profile(), unknown) == differences(unknown, made.profile()) == []
+
+
 def test_traces_without_steps_are_not_called_faster_or_slower() -> None:
     unmarked = Profile([made.device_rank(steps=[], step_numbers=[])], [])
     first = compared(unmarked, made.profile(), made.findings()).splitlines()[0]
     assert first.startswith("the windows are 1.06 s and 177 ms")
     assert "%" not in first
+
+
+def test_of_runs_that_did_other_work_no_finding_is_called_gone() -> None:
+    left = made.findings(findings=made.findings().findings[1:])
+    found = finding_changes(made.findings(), left)
+    causes = Causes(None, None, found, None, [], 0, None)
+    assert [fate for fate, _ in causing.fates(causes)] == ["gone", "still there", "still there"]
+    other = msgspec.structs.replace(causes, obstacle="the sides did not do the same work")
+    assert [fate for fate, _ in causing.fates(other)] == ["only before", "in both", "in both"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(Interrupted("interrupted", "what was measured is kept"), "interrupted"), (None, "completed")]
+)
+def test_a_run_that_was_not_diagnosed_says_why_there_is_no_profile(error: Interrupted | None, said: str) -> None:
+    writer = SimpleNamespace(path="results/profile/a")
+    recorder = SimpleNamespace(settings=ProfileSettings(), diagnosis=None, writer=writer, command="profile")
+    outcome = Outcome(cast("Any", recorder), "completed", Summary([], [], [], None, None, None, {}, []), error)
+    console = Console(file=io.StringIO(), width=120)
+    profiled.show([outcome], console)
+    assert f"no profile: {said}\n" in said_by(console)
 
 
 def test_the_document_is_plain_json_with_whole_nanoseconds() -> None:
@@ -297,6 +459,7 @@ def test_the_document_is_plain_json_with_whole_nanoseconds() -> None:
     assert msgspec.convert(again["profile"], Profile) == made.profile()
     assert msgspec.convert(again["findings"], Findings) == made.findings()
     assert again["against"]["kernels"][0]["before"] == 30 * made.MS
+    assert again["against"]["unlike"] == []
 
 
 def test_the_scalars_are_fractions_of_the_wall_time() -> None:

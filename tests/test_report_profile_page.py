@@ -3,18 +3,22 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import profiles_made as made
 import pytest
-from test_page import BROWSER, HOSTILE, QUIET, Page
+from test_page import BROWSER, HOSTILE, QUIET, Page, record_of, run_of
 
 from gpubench.findings import Findings, Unanswered
 from gpubench.report import lanes
+from gpubench.report.page import run_page
 from gpubench.report.profile_against import Against
 from gpubench.report.profile_page import section, trace_page
 from gpubench.report.templating import environment
-from gpubench.trace.profile import Box, KernelChange, Lane, Profile, Timeline
+from gpubench.runs import FINDINGS, PROFILE
+from gpubench.trace.phases import NAMES
+from gpubench.trace.profile import CAUSES, Box, KernelChange, Lane, Profile, Timeline
 
 ATTACK = f"{HOSTILE}\ud800\x1b[2J"
 
@@ -105,10 +109,35 @@ def test_a_timeline_without_boxes_is_not_drawn(found: Timeline) -> None:
     assert "<h3>Timeline</h3>" not in trace_page(made.profile(timeline=found), made.findings())
 
 
-def test_each_colour_stands_once_in_the_legend_with_all_that_it_means() -> None:
-    assert lanes.legend(["data_wait", "backward", "data_loader", "compute", "odd"]) == [
-        ("hue-data", "data wait, data loader"), ("hue-compute", "backward, compute"), ("hue-other", "odd"),
-    ]  # fmt: skip
+def test_the_legend_tells_each_style_once_at_the_lane_that_it_belongs_to() -> None:
+    timeline = made.device_rank().timeline
+    assert timeline
+    told = lanes.legend([*timeline.lanes, Lane("other", [Box(0, 1, "odd", "odd")])])
+    assert [(lane, [name for _, name in styles]) for lane, styles in told] == [
+        ("host", ["data wait", "host to device", "forward", "backward", "optimizer"]),
+        ("streams", ["compute", "copy"]),
+        ("idle", ["data loader", "python and launch"]),
+        ("other", ["odd"]),
+    ]
+
+
+def test_no_two_styles_of_a_timeline_share_a_colour() -> None:
+    styles = [*NAMES, "compute", "communication", "copy", "set", *CAUSES]
+    assert len({lanes.hue(style) for style in styles}) == len(styles)
+    sheet = environment().get_template("style.css").render()
+    for theme in sheet.split("prefers-color-scheme: dark"):
+        colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", theme))
+        told = [colours[style.replace("_", "-")] for style in styles if style.replace("_", "-") in colours]
+        assert len(set(told)) == len(told) == len(styles)
+    assert all(f".hue-{style} {{ --swatch: var(--{style.replace('_', '-')}); }}" in sheet for style in styles)
+
+
+def test_a_timeline_of_a_trace_without_steps_is_of_all_of_it() -> None:
+    whole = trace_page(made.profile(steps=[], step_numbers=[]), made.findings())
+    assert "<span>The whole trace</span>" in whole
+    assert "time since the trace began" in whole
+    assert "<span>Step 3</span>" in page()
+    assert "Too short to be drawn: 412 more." in page()
 
 
 def test_a_finding_is_a_card_of_its_severity_with_its_threshold() -> None:
@@ -146,8 +175,71 @@ def test_a_host_only_profile_has_a_page_too() -> None:
 def test_a_section_begins_with_its_headline_in_the_page_of_a_run() -> None:
     template = environment().from_string('{% import "profile.html" as profiles %}{{ profiles.section(profile) }}')
     said = template.render(profile=section(made.profile(), made.findings(), trace="profiler_traces/a.json.gz"))
-    assert said.index("<h2>Profile</h2>") < said.index('<p class="learned">GPU idle') < said.index("Findings")
+    assert (
+        said.index('<h2 id="profile">Profile</h2>') < said.index('<p class="learned">GPU idle') < said.index("Findings")
+    )
     assert '<span class="path">profiler_traces/a.json.gz</span>' in said
+
+
+def test_what_is_no_step_of_the_program_is_not_called_one() -> None:
+    found = section(made.profile(2), made.findings(overhead=0.1), unit="epoch")
+    assert found["per"] == "of an epoch"
+    assert found["timeline"]["figure"].title == "Epoch 3"
+    assert "6 epochs of 177\u00a0ms" in found["about"]
+    assert found["ranks"].columns[1] == "epoch"
+
+
+def test_an_overhead_that_distorts_the_shares_stands_among_the_doubts() -> None:
+    small, large = (section(made.profile(), made.findings(overhead=overhead)) for overhead in (0.1, 4.5))
+    assert small["caveat"].endswith("its times tell shares, not speed")
+    assert large["caveat"] == ""
+    assert "5.5\u00a0x as long as a clean one: shares below are distorted" in large["doubts"][0]
+    assert large["doubts"][1:] == small["doubts"]
+
+
+def test_that_verification_was_interrupted_is_said() -> None:
+    assert "Verification was interrupted: what" in trace_page(made.profile(), made.findings(interrupted=True))
+    assert "interrupted" not in page()
+
+
+def test_traces_of_other_work_share_a_page_without_a_verdict() -> None:
+    against = Against(made.profile(2), made.findings(findings=[]), made.changes())
+    source = trace_page(made.profile(), made.findings(), against)
+    assert "Not set against each other: the numbers of ranks differ: 2 before, 1 after." in source
+    assert "<b>Only after</b>: The GPU waits for the data loader (high)" in source
+    for withheld in ("<b>New</b>", "Kernels that changed most", "Of before"):
+        assert withheld not in source
+
+
+def recorded(folder: Path, command: str, settings: dict[str, Any] | None = None) -> str:
+    """The page of a run with a profile."""
+    (folder / PROFILE).write_bytes(msgspec.json.encode(made.profile()))
+    (folder / FINDINGS).write_bytes(msgspec.json.encode(made.findings(unanswered=[])))
+    record = msgspec.structs.replace(record_of("exp-a"), command=command)
+    return run_page(run_of("exp-a", path=folder, record=record, settings=settings or {}), None, None)
+
+
+def test_the_page_of_a_profiled_run_begins_with_what_its_profile_says(tmp_path: Path) -> None:
+    source = recorded(tmp_path, "profile", {"profiling.unit": "epoch"})
+    order = [
+        "<h1>GPU idle 43.5\u00a0%", "Measured without the profiler", "6 epochs of", "<h3>Findings",
+        "<h3>Where the time", "<h3>Timeline", "<h3>Operators", "<h2>Warnings", "<h2>Metrics",
+        "<h2>Steps", "<h2>Settings",
+    ]  # fmt: skip
+    places = [source.index(said) for said in order]
+    assert places == sorted(places)
+    assert source.count("<h3>Findings") == 1
+    assert "--profiling.record_shapes=true" in source
+
+
+@pytest.mark.parametrize(("command", "unit"), [("train-bench", "step"), ("pipe-infer", "evaluation")])
+def test_a_run_that_was_recorded_beside_being_measured_links_to_its_profile(
+    tmp_path: Path, command: str, unit: str
+) -> None:
+    source = recorded(tmp_path, command)
+    link = source.index('GPU idle 43.5\u00a0%: 76.6\u00a0% of it waits for the data loader (<a href="#profile">')
+    assert link < source.index("<h2>Metrics") < source.index('<h2 id="profile">') < source.index("<h3>Findings")
+    assert f"6 {unit}s of" in source
 
 
 def test_the_page_needs_nothing_but_itself() -> None:

@@ -106,6 +106,27 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     assert Run.open(run.path).status == FAILED
 
 
+def test_a_file_that_comes_in_pieces_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    run = writer(tmp_path)
+    run.append_piece("traces/one.gz", b"first, ", last=False)
+    assert [path.name for path in (run.path / "traces").iterdir()] == [".one.gz.part"]
+    run.append_piece("traces/one.gz", b"second", last=True)
+    assert [path.read_bytes() for path in (run.path / "traces").iterdir()] == [b"first, second"]
+
+
+def test_a_piece_that_finds_no_room_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = writer(tmp_path)
+    run.append_piece("one.gz", b"first", last=False)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(RunFailed, match=r"one\.gz: No space left"):
+        run.append_piece("one.gz", b"second", last=True)
+    assert not list(run.path.glob("*one.gz*"))
+
+
 def test_documents_hold_no_nan(tmp_path: Path) -> None:
     run = writer(tmp_path)
     with pytest.raises(ValueError, match="JSON"):

@@ -65,6 +65,17 @@ def test_a_kernel_between_strides_changes_the_layout() -> None:
     assert one.kind == "layout_change"
 
 
+def test_an_element_that_is_read_many_times_has_no_layout_to_change() -> None:
+    one = only(step(1, 0, 50), copy_(0, 10, ["float", "float"], [[8, 1], [0, 1]]), launched("copy", 2, 20, 25, 1))
+    assert one.kind == "same"
+
+
+def test_a_copy_counts_where_it_is_done() -> None:
+    early = [copy_(1, 5, ["c10::Half", "float"]), *launched("cast", 2, 11, 16, 1)]
+    late = [copy_(12, 18, ["c10::Half", "float"]), *launched("cast", 14, 70, 80, 2)]
+    assert [(one.calls, one.device) for one in found(step(1, 10, 60), early, late)] == [(1, 5_000)]
+
+
 def test_strides_along_single_elements_say_nothing() -> None:
     one = only(step(1, 0, 50), copy_(0, 10, ["float", "float"], [[1, 1], [9, 9]], size=1))
     assert one.kind == "same"
@@ -87,7 +98,7 @@ def test_an_upload_that_also_casts_is_one_upload() -> None:
 def test_copies_of_other_operators_are_theirs() -> None:
     item = slice_("aten::item", 0, 12), slice_("aten::_local_scalar_dense", 1, 10)
     one = only(step(1, 0, 50), list(item), moved("Memcpy DtoH (Device -> Pageable)", 2, 20, 25, 1, 4))
-    assert (one.kind, one.host) == ("device_to_host", 9_000)
+    assert (one.kind, one.host) == ("device_to_host", 12_000)
     assert one.example.startswith("aten::item")
 
 
@@ -114,8 +125,20 @@ def test_phases_and_places_are_apart_and_the_longest_first() -> None:
 def test_the_example_is_the_largest_and_names_who_asked() -> None:
     to = [slice_("aten::to", 0, 10), slice_("aten::_to_copy", 1, 9), copy_(2, 8, ["float", "double"], size=64)]
     one = only(step(1, 0, 50), to, copy_(20, 21, ["float", "double"]))
-    assert one.calls == 2
+    assert (one.calls, one.host) == (2, 11_000)
     assert one.example == "aten::to [64, 64] [64, 64] float32 <- float64"
+
+
+def test_a_number_is_no_copy_worth_the_name_unless_the_device_copies_it() -> None:
+    inputs: dict[str, Any] = {"Input Dims": [[], [], []], "Input type": ["float", "double", "Scalar"]}
+    number = slice_("aten::copy_", 0, 10, **inputs)
+    assert found(step(1, 0, 50), number) == []
+    assert [one.kind for one in found(step(1, 0, 50), number, launched("cast", 2, 20, 25, 1))] == ["dtype_cast"]
+
+
+def test_a_call_that_makes_two_copies_is_timed_once() -> None:
+    to = slice_("aten::to", 0, 20), copy_(1, 5, ["float", "double"]), copy_(6, 9, ["float", "double"])
+    assert [(one.calls, one.host) for one in found(step(1, 0, 50), list(to))] == [(2, 20_000)]
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")

@@ -26,6 +26,17 @@ def test_a_device_with_a_full_queue_is_the_path() -> None:
     assert found == {"operators": 1, "launch_delay": 2, "compute": 17 + 18 + 10, "queue": 2}
 
 
+@pytest.mark.parametrize("end", [30, 31, 32])
+def test_a_window_that_ends_in_a_gap_of_a_full_queue_ends_on_the_device(end: float) -> None:
+    found = path(step(1, 0, end), launched("a", 0, 3, 30, 1), launched("b", 1, 32, 40, 2))
+    assert found == {"operators": 1, "launch_delay": 2, "compute": 27} | ({"queue": end - 30} if end > 30 else {})
+
+
+def test_a_window_that_ends_in_a_gap_before_late_work_ends_on_the_host() -> None:
+    found = path(step(1, 0, 50), launched("a", 0, 3, 30, 1), launched("b", 39, 55, 60, 2))
+    assert found == {"operators": 2, "launch_delay": 10, "python": 38}
+
+
 def test_a_host_that_launches_late_is_the_path() -> None:
     found = path(step(1, 0, 50), launched("a", 0, 2, 10, 1), slice_("aten::mm", 15, 30), launched("b", 29, 32, 50, 2))
     assert found == {"python": 14, "operators": 16, "launch_delay": 2, "compute": 18}

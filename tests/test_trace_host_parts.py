@@ -3,6 +3,7 @@
 import pytest
 from traces_made import PUBLIC, Record, made, slice_, step
 
+from gpubench.trace.copies import copies
 from gpubench.trace.host_parts import host_parts
 from gpubench.trace.intervals import join
 from gpubench.trace.phases import phase_of
@@ -42,6 +43,21 @@ def test_copies_go_before_the_operators_around_them() -> None:
         "operators": 40,
         "python": 50,
     }
+
+
+def test_the_time_in_copies_is_that_of_the_copies_that_are_told() -> None:
+    def cast(start: float, size: list[int]) -> list[Record]:
+        inputs: Record = {"Input Dims": [size, size, []], "Input type": ["float", "double", "Scalar"]}
+        return [
+            slice_("aten::to", start, start + 10),
+            slice_("aten::_to_copy", start + 1, start + 9),
+            slice_("aten::copy_", start + 3, start + 7, **inputs),
+        ]
+
+    events = step(1, 0, 100), slice_("aten::add", 0, 30), cast(5, []), cast(40, [8, 8]), slice_("aten::to", 60, 65)
+    assert parts(*events) == {"copies": 10, "operators": 35, "python": 55}
+    program = Program.of(made(*events))
+    assert [(one.calls, one.host) for one in copies(program, phase_of(program))] == [(1, 10_000)]
 
 
 def test_an_annotated_optimizer_is_one() -> None:

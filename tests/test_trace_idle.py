@@ -94,6 +94,7 @@ def test_reading_a_value_back_is_a_wait_even_where_the_copy_call_itself_waits() 
 def test_the_wait_that_is_part_of_a_pageable_copy_is_the_copys() -> None:
     found = idle(
         launched("a", 0, 2, 10, 1),
+        slice_("aten::copy_", 7, 24.5),
         call("cudaMemcpyAsync", 8, 20, 2),
         work(UPLOAD, 16, 19, 2, cat="gpu_memcpy"),
         call("cudaStreamSynchronize", 20, 24),
@@ -101,6 +102,34 @@ def test_the_wait_that_is_part_of_a_pageable_copy_is_the_copys() -> None:
         launched("b", 26, 27, 30, 3),
     )
     assert found == {"pageable_copy": 6 + 7, "synchronisation": 1}
+
+
+def test_a_wait_after_a_pageable_copy_that_is_the_programs_own_is_a_wait() -> None:
+    found = idle(
+        launched("a", 0, 2, 10, 1),
+        slice_("aten::copy_", 3, 6),
+        call("cudaMemcpyAsync", 4, 5, 2),
+        work(UPLOAD, 10, 11, 2, cat="gpu_memcpy"),
+        call("cudaDeviceSynchronize", 7, 12),
+        launched("b", 20, 21, 30, 3),
+    )
+    assert found == {"synchronisation": 5, "python_and_launch": 5}
+
+
+@pytest.mark.parametrize(
+    "aside",
+    [
+        slice_(LOADER, 3, 59, thread=2),
+        slice_("gloo:all_reduce", 3, 59, thread=2),
+        call("cudaEventSynchronize", 12, 59, thread=2),
+    ],
+)
+def test_a_thread_that_only_copies_ahead_drives_nothing(aside: Record) -> None:
+    prefetch = [
+        call("cudaMemcpyAsync", 3, 5, 9, thread=2),
+        work("Memcpy HtoD (Pinned -> Device)", 6, 9, 9, 8, "gpu_memcpy"),
+    ]
+    assert idle(step(1, 0, 60), launched("a", 0, 2, 10, 1), prefetch, aside) == {"python_and_launch": 2 + 50}
 
 
 def test_a_thread_that_prepares_batches_holds_nothing_up() -> None:

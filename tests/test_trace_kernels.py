@@ -63,7 +63,7 @@ def rank(steps: int, **totals: tuple[int, int]) -> Rank:
     """Of kernels with (total, calls)."""
     listed = [Kernel(name, "compute", calls, total, 0, 0, 0, "") for name, (total, calls) in totals.items()]
     return msgspec.convert(
-        {field.name: [] for field in msgspec.structs.fields(Rank)}
+        {field.name: [] for field in msgspec.structs.fields(Rank) if field.required}
         | {"label": "", "rank": None, "device_name": None, "host_only": False, "start": 0, "wall": 1, "device": None}
         | {"step_numbers": list(range(steps)), "idle": {}, "host": {}, "critical_path": {}, "missing": {}}
         | {"threads": 1, "zeroed_gradients": 0, "optimizer_kernels": 0, "optimizer_steps": 0}

@@ -74,7 +74,7 @@ def test_without_any_launch_there_is_no_delay_to_tell() -> None:
 
 def test_a_graph_is_launched_by_one_call() -> None:
     one = known(call("cudaGraphLaunch", 0, 2, 1), work("a", 3, 4, 1), work("b", 4, 5, 1))
-    assert (one.calls, one.host) == (1, 2_000)
+    assert (one.calls, one.works, one.host, one.short) == (1, 2, 2_000, 2)
 
 
 def test_work_outside_the_window_does_not_count() -> None:
@@ -91,7 +91,8 @@ def test_what_is_counted_is_within_bounds_whatever_the_trace_holds(records: list
         return
     assert 0 <= one.delay_median <= one.delay_p95
     assert 0 <= one.queue_mean <= one.queue_longest <= len(trace.device)
-    assert one.calls + one.unlinked <= len(trace.device)
+    assert one.calls <= one.works
+    assert one.works + one.unlinked <= len(trace.device)
 
 
 # HolisticTraceAnalysis (traceinsight 0.6.1), get_queue_length_summary() of the analysis in test_trace_breakdown, counts

@@ -33,6 +33,19 @@ def test_a_program_without_modules_has_none() -> None:
     assert found(step(1, 0, 10), slice_("aten::mm", 1, 2)) == {}
 
 
+def test_calls_of_a_module_are_those_whose_work_the_device_came_to() -> None:
+    parts = [
+        record
+        for number, at in enumerate((0, 20))
+        for record in (
+            module("fc", "Linear", at, at + 9),
+            *launched("gemm", at + 1, 5 + 50 * number, 45 + 50 * number, number + 1),
+        )
+    ]
+    one = found(step(1, 0, 20), step(2, 20, 40), parts)["fc"]
+    assert (one.calls, one.host, one.forward) == (1, 9_000, 40_000)
+
+
 def test_time_is_a_modules_own_and_its_childrens() -> None:
     by_path = found(
         step(1, 0, 100),

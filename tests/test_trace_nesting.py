@@ -8,7 +8,7 @@ from traces_made import Record, call, launched, made, slice_
 
 from gpubench.trace.columns import HostKind, Trace
 from gpubench.trace.links import launchers
-from gpubench.trace.nesting import innermost, nearest, nest, outermost, owner, owner_slice
+from gpubench.trace.nesting import innermost, nearest, nest, outermost, owner, owner_slice, reaching
 
 SLICES = st.lists(
     st.tuples(
@@ -111,6 +111,12 @@ def recorded(slices: list[tuple[int, int, int, str]]) -> list[Record]:
         slice_(str(number), start, start + length, cat, thread)
         for number, (start, length, thread, cat) in enumerate(slices)
     ]
+
+
+def test_what_is_reached_from_a_slice_is_it_and_all_around_it() -> None:
+    trace = made(slice_("a", 0, 10), slice_("b", 1, 8), slice_("c", 2, 3), slice_("d", 4, 5), slice_("e", 20, 30))
+    assert reaching(nest(trace), np.array([3], np.int32)).tolist() == [True, True, False, True, False]
+    assert not reaching(nest(trace), np.empty(0, np.int32)).any()
 
 
 @given(SLICES)

@@ -52,6 +52,34 @@ def test_operators_outside_the_window_do_not_count() -> None:
     }
 
 
+def lagging() -> list[Record]:
+    """Two products a step of 40 us, launched at once, of which the device does one a step."""
+    parts: list[Record] = [step(1, 0, 40), step(2, 40, 80)]
+    for number, at in enumerate((0, 5, 40, 45)):
+        parts.append(shaped("aten::linear", at, at + 4, [8, 8], [8, 8]))
+        parts.append(shaped("aten::mm", at + 1, at + 3, [8, 8], [8, 8]))
+        parts += launched("gemm", at + 1.5, 10 + 40 * number, 50 + 40 * number, number + 1)
+    return parts
+
+
+def test_of_a_device_that_is_behind_calls_and_time_are_of_the_same_work() -> None:
+    by_name = found(lagging())
+    one = by_name["aten::mm"]
+    assert (one.calls, one.kernels, one.device, one.flops) == (2, 2, 80_000, 2 * 2 * 8**3)
+    assert one.host == 4 * 2_000
+    assert by_name["aten::linear"].calls == 2
+
+
+def test_work_that_was_launched_before_the_window_counts_with_its_call() -> None:
+    one = found(step(1, 10, 20), shaped("aten::mm", 0, 5, [8, 8], [8, 8]), launched("gemm", 2, 12, 25, 1))["aten::mm"]
+    assert (one.calls, one.kernels, one.device, one.host) == (1, 1, 13_000, 0)
+
+
+def test_an_operator_whose_work_is_all_done_later_has_no_calls_yet() -> None:
+    one = found(step(1, 0, 10), shaped("aten::mm", 0, 5, [8, 8], [8, 8]), launched("gemm", 2, 12, 25, 1))["aten::mm"]
+    assert (one.calls, one.device, one.flops, one.host, one.of_ceiling) == (0, 0, 0, 5_000, None)
+
+
 def test_arithmetic_is_of_all_calls_and_of_the_innermost_that_has_it() -> None:
     within = shaped("aten::addmm", 2, 8, [4], [2, 3], [3, 4])
     again = shaped("aten::addmm", 12, 18, [4], [2, 3], [3, 4])

@@ -70,7 +70,8 @@ def check(trace: Trace) -> None:
     wall, known = program.window.wall, phase_of(program)
     by_phase = phases(program, known)
     assert sum(phase.host for phase in by_phase) == wall
-    assert all(0 <= phase.recompute <= phase.device <= wall for phase in by_phase)
+    assert all(0 <= phase.device <= wall and phase.recompute >= 0 for phase in by_phase)
+    assert trace.host_only or all(phase.recompute <= phase.device for phase in by_phase)
     parts = host_parts(program, known)
     assert sum(spans.length for spans in parts.values()) == wall == join(*parts.values()).length
     found_modules = modules(program, known)

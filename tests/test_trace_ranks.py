@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
-from traces_made import Record, anything, launched, made, step, work
+from traces_made import Record, anything, launched, made, slice_, step, work
 
 from gpubench.errors import DataError
 from gpubench.trace.columns import Trace
 from gpubench.trace.names import Lexicon
 from gpubench.trace.profile import Straggler
-from gpubench.trace.ranks import check, stragglers
+from gpubench.trace.ranks import apart, check, stragglers
 from gpubench.trace.windows import window
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -22,6 +22,10 @@ def of_rank(rank: int, *parts: Record | list[Record], world_size: int = 2, backe
 
 def checked(*traces: Trace) -> None:
     check(traces, [Lexicon.of(trace) for trace in traces])
+
+
+def noted(*traces: Trace) -> list[str]:
+    return apart(traces, [window(trace, Lexicon.of(trace)) for trace in traces])
 
 
 def late(*traces: Trace) -> list[Straggler]:
@@ -39,7 +43,8 @@ def collectives(durations: Sequence[float], at: float = 0, name: str = NCCL) -> 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (of_rank(0, collectives([5])), "are both of rank 0"),
+        (of_rank(0, collectives([6])), "are both of rank 0"),
+        (of_rank(0, collectives([5])), "are the same trace"),
         (of_rank(1, collectives([5]), world_size=4), "world size 2 and 4"),
         (of_rank(1, collectives([5]), backend="gloo"), "backend nccl and gloo"),
         (of_rank(1, collectives([5], name="ncclDevKernel_Broadcast")), "no collective in common"),
@@ -54,8 +59,25 @@ def test_traces_of_two_runs_are_refused(other: Trace, message: str) -> None:
 def test_traces_of_one_run_belong_together() -> None:
     checked(of_rank(0, collectives([5])), of_rank(1, collectives([7])))
     checked(of_rank(0, work("gemm", 0, 1)), of_rank(1, work("gemm", 0, 1)))
-    checked(made(work("gemm", 0, 1)), made(work("gemm", 0, 1)))
+    checked(made(collectives([5])), made(collectives([7])))
+    checked(made(slice_("gloo:send", 0, 1)), made(slice_("gloo:recv", 0, 2)))
     checked(of_rank(0, collectives([5])))
+
+
+def test_traces_that_nothing_tells_to_be_of_one_run_are_refused() -> None:
+    with pytest.raises(DataError, match="do not belong together"):
+        checked(made(work("gemm", 0, 1)), made(work("gemm", 0, 2)))
+    with pytest.raises(DataError, match="are the same trace"):
+        checked(made(work("gemm", 0, 1)), made(work("gemm", 0, 1)))
+
+
+def test_ranks_that_were_not_recorded_at_the_same_time_are_noted() -> None:
+    first, after, meanwhile = (of_rank(rank, collectives([9], at=at)) for rank, at in enumerate((0, 3_000_009, 5)))
+    assert noted(first, after, meanwhile) == [
+        "made.json begins 3 s after made.json ends: they are of two runs, or of machines whose clocks differ"
+    ]
+    assert noted(first, meanwhile) == []
+    assert noted(first) == []
 
 
 def test_the_rank_with_the_shortest_kernels_came_last() -> None:
@@ -74,6 +96,36 @@ def test_what_launches_differ_by_is_noise() -> None:
 
 def test_of_long_collectives_a_small_part_is_noise() -> None:
     assert [one.waited_for for one in late(of_rank(0, collectives([900])), of_rank(1, collectives([940])))] == [0, 0]
+
+
+def sleeping(rank: int, *durations: float, name: str = "gloo:all_reduce") -> Trace:
+    """A rank without device work, whose collectives run on two threads in turn."""
+    calls = [
+        slice_(name, 1000 * place + 500, 1000 * place + 500 + long, "user_annotation", 2 + place % 2)
+        for place, long in enumerate(durations)
+    ]
+    return of_rank(rank, step(1, 0, 9000), slice_("aten::mm", 0, 100), calls, backend="gloo")
+
+
+def test_of_ranks_without_devices_the_shortest_collectives_tell_who_came_last() -> None:
+    assert late(sleeping(0, 300, 200, 100), sleeping(1, 100, 100, 100)) == [
+        Straggler(rank=1, late=100_000, waited_for=2, of=3),
+        Straggler(rank=0, late=0, waited_for=0, of=3),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_Broadcast"]
+)
+def test_what_only_some_wait_for_is_not_compared(name: str) -> None:
+    assert late(of_rank(0, collectives([300], name=name)), of_rank(1, collectives([5], name=name))) == []
+    assert late(sleeping(0, 300, name="gloo:send"), sleeping(1, 5, name="gloo:send")) == []
+
+
+def test_a_trace_of_two_processes_is_refused() -> None:
+    other = [{**record, "pid": 2} for record in launched("b", 0, 5, 9, 1)]
+    with pytest.raises(DataError, match=r"is of 2 processes: 1, 2"):
+        checked(of_rank(0, launched("a", 0, 5, 9, 1), other))
 
 
 def test_collectives_are_matched_within_the_step_that_launched_them() -> None:

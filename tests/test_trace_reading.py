@@ -1,9 +1,14 @@
 """Whatever is given as a trace, it is read as one, or it is said why not."""
 
+import bz2
 import gzip
 import json
+import lzma
+import os
 import random
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +139,26 @@ def test_times_are_exact_to_the_nanosecond_since_whenever_they_count(file: Path,
         (b"[]", "a trace of nothing"),
         (b"[1, 2]", "a trace of nothing"),
         (b"\x80\x04\x95\x00", "pickle"),
-        (b"PK\x03\x04", "pickle"),
-        (document(EVENTS)[:-200], "cut short or damaged"),
+        (b"PK\x03\x04\x14\x00", "a zip archive"),
+        (b"PK\x05\x06" + b"\x00" * 18, "a zip archive"),
+        (bz2.compress(document(EVENTS)), "bzip2, which is not supported"),
+        (lzma.compress(document(EVENTS)), "xz, which is not supported"),
+        (b"\x28\xb5\x2f\xfd\x00", "zstd, which is not supported"),
+        (document(EVENTS).decode().encode("utf-16"), "UTF-16, which is not supported"),
+        (document(EVENTS)[:-200], "cut short or damaged: its JSON does not end"),
+        (document(EVENTS) + b"garbage", "goes on where its JSON ends"),
+        (document(EVENTS) + document(EVENTS), "goes on where its JSON ends"),
+        (json.dumps(EVENTS).encode() + b"]", "goes on where its JSON ends"),
+        (b'{"a": 1} {"traceEvents": []}', "JSON is broken"),
+        (document(EVENTS).replace(b"}, {", b"}], {", 1), "JSON is broken"),
+        (b'{"traceEvents": [' + b"[" * 200_000 + b"]" * 200_000 + b"]}", "nested too deep"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'[{"ts": ' + b"9" * 5000 + b"}]", "a number in it is too long"),
+        (document([], **ABOUT)[:150], "ends before any traceEvents: it is cut short"),
+        (document([], **ABOUT)[:20], "ends before any traceEvents: it is cut short"),
+        (b"{", "ends before any traceEvents"),
+        (b"{% extends page %} text", "not a trace: no traceEvents"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": NaN}]}', "none of its 1 events has a duration"),
         (gzip.compress(document(EVENTS))[:-20], "cut short or damaged"),
         (gzip.compress(document(EVENTS), mtime=0)[:200] + b"\x00" * 200, "damaged"),
         (b"\x1f\x8bnot gzip at all", "cannot read|damaged"),
@@ -145,6 +168,90 @@ def test_what_is_no_trace_is_refused_with_the_reason(file: Path, content: bytes,
     with pytest.raises(DataError, match=message) as refused:
         given_bytes(file, content)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("content", [document(EVENTS), gzip.compress(document(EVENTS))])
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path, content: bytes) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    trace = read(pipe)
+    writer.join()
+    assert events_of(trace) == events_of(made(EVENTS))
+
+
+@pytest.mark.parametrize("begins", [b"", b"{", b'{"traceEvents": [', b'{"traceEvents": [1', b'[{"name": "'])
+def test_what_never_ends_is_refused_soon(file: Path, begins: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "PIECE", 600)
+    monkeypatch.setattr(documents, "MOST_PENDING", 6000)
+    pieces = Endless(begins)
+    monkeypatch.setattr(documents, "opened", lambda _: nullcontext(pieces))
+    with pytest.raises(DataError, match=r"not a trace|no event ends"):
+        read(file)
+    assert pieces.given < 10_000
+
+
+def test_a_damaged_file_is_refused_at_the_damage(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "PIECE", 600)
+    pieces = Endless(document(EVENTS).replace(b'"ph"', b"ph", 1))
+    monkeypatch.setattr(documents, "opened", lambda _: nullcontext(pieces))
+    with pytest.raises(DataError, match="JSON is broken"):
+        read(file)
+    assert pieces.given < 2_000
+
+
+class Endless:
+    def __init__(self, begins: bytes) -> None:
+        self.begins = begins
+        self.given = 0
+
+    def read(self, size: int) -> bytes:
+        self.given += size
+        text, self.begins = self.begins[:size], self.begins[size:]
+        return text.ljust(size, b"\0")
+
+
+def test_a_file_that_ends_anywhere_behind_its_events_is_read(file: Path) -> None:
+    about = {"traceName": None, "a": '\u1234\\ "', "b": [{"c": -1.5}, True], "record_shapes": 1}
+    whole = json.dumps({"traceEvents": EVENTS, **about}).encode()
+    for end in range(whole.index(b', "traceName"'), len(whole)):
+        trace = given_bytes(file, whole[:end])
+        assert trace.truncated
+        assert trace.events == len(EVENTS)
+    assert not given_bytes(file, whole).truncated
+
+
+def test_events_that_are_left_out_are_counted(file: Path) -> None:
+    bad: list[Record] = [
+        {"ts": float("nan")},
+        {"dur": float("inf")},
+        {"ts": -5},
+        {"dur": -1},
+        {"ts": 1e300},
+        {"ts": "x"},
+        {"ts": "nan"},
+    ]
+    good = slice_("aten::mm", 5, 6)
+    trace = given_bytes(file, document([good, *({**good, **times} for times in bad)]))
+    assert (trace.events, trace.dropped, len(trace.host)) == (8, 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "read_as"),
+    [
+        (b'"a\\ud800b"', "a\ufffdb"),
+        (b'"\\udc00\\ud800"', "\ufffd\ufffd"),
+        (b'"\\ud83d\\ude00 \\udead"', "\U0001f600 \ufffd"),
+        (b'"\\\\ud800 NaN"', "\\ud800 NaN"),
+        (b"5", "5"),
+        (b"null", "None"),
+    ],
+)
+def test_a_name_that_makes_no_sense_costs_no_event(file: Path, name: bytes, read_as: str) -> None:
+    trace = given_bytes(file, document([slice_("aten::mm", 5, 6)]).replace(b'"aten::mm"', name))
+    assert (trace.dropped, trace.names) == (0, [read_as])
+    assert trace.host.end.tolist() == [6_000]
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
@@ -271,6 +378,7 @@ def test_a_damaged_trace_is_read_or_refused(
         assert (columns.start >= 0).all()
         assert (columns.end >= columns.start).all()
     assert np.array_equal(trace.device.start, np.sort(trace.device.start))
+    assert len(trace.host) + len(trace.device) + trace.dropped <= trace.events
     lexicon = Lexicon.of(trace)
     around = window(trace, lexicon)
     causes = idle_causes(trace, lexicon, launchers(trace), around)
@@ -291,6 +399,7 @@ def test_a_damaged_trace_is_read_or_refused(
 def test_real_traces_are_read_whole(name: str, events: int, host: int, device: int) -> None:
     trace = read(PUBLIC / name)
     assert (trace.events, len(trace.host), len(trace.device)) == (events, host, device)
+    assert (trace.dropped, trace.truncated) == (0, False)
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")

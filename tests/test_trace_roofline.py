@@ -28,6 +28,9 @@ def signature(*dims: list[int], dtype: str = "float", concrete: list[str] | None
         ("linear", [[7, 2, 3], [5, 3], [5]], 7 * 2 * 2 * 3 * 5, 7 * 6 + 15 + 7 * 10),
         ("add", [[4, 5], [5]], None, 20 + 5 + 20),
         ("add_", [[4, 5], [4, 5]], None, 60),
+        ("add", [[1000, 1], [1, 1000]], None, 2_000 + 1_000_000),
+        ("add", [[4, 5], [2]], None, 20 + 2 + 20),
+        ("native_batch_norm", [[4, 5, 3, 3], [5]], None, 180 + 5 + 180),
         ("native_layer_norm", [[4, 5]], None, 40),
         ("sum", [[4, 5]], None, 20),
         ("zero_", [[4, 5]], None, 20),
@@ -36,6 +39,17 @@ def signature(*dims: list[int], dtype: str = "float", concrete: list[str] | None
 )
 def test_cost_of_one_call(name: str, dims: list[list[int]], flops: float | None, elements: int) -> None:
     assert cost(f"aten::{name}", signature(*dims)) == Cost(flops, 4 * elements)
+
+
+@pytest.mark.parametrize(("name", "moved"), [("mul", 4_000_000), ("mul_", 4_000_000)])
+def test_a_number_beside_a_tensor_moves_nothing_and_decides_no_type(name: str, moved: int) -> None:
+    found = cost(f"aten::{name}", Signature([[1000, 1000], []], ["c10::BFloat16", "double"]))
+    assert found == Cost(None, moved)
+
+
+def test_an_expanded_tensor_is_read_once() -> None:
+    expanded = Signature([[3, 1000, 1000], []], ["c10::BFloat16", "double"], [[0, 1000, 1], []])
+    assert cost("aten::add", expanded) == Cost(None, 8_000_000)
 
 
 def test_a_convolution_needs_its_settings() -> None:

@@ -30,8 +30,17 @@ def test_without_steps_and_device_the_window_is_that_of_the_host() -> None:
 
 
 def test_steps_that_overlap_or_repeat_still_tile() -> None:
-    found = window_of(step(1, 0, 50), step(2, 10, 20), step(2, 10, 20), step(3, 12, 12), step(10**30, 15, 40))
+    found = window_of(step(1, 0, 20), step(2, 10, 30), step(2, 10, 30), step(3, 12, 12), step(3, 15, 40))
     assert [(one.start, one.end) for one in found.steps] == [(0, 10_000), (10_000, 15_000), (15_000, 40_000)]
+
+
+def test_a_step_inside_another_is_none() -> None:
+    assert window_of(step(1, 0, 1000), step(1, 100, 900)) == Window(0, 1_000_000, [StepWindow(1, 0, 1_000_000)])
+
+
+def test_the_window_is_the_longest_run_of_steps_without_one_missing() -> None:
+    found = window_of(step(1, 0, 10), step(4, 40, 50), step(5, 50, 60), step(10**30, 70, 80))
+    assert found == Window(40_000, 60_000, [StepWindow(4, 40_000, 50_000), StepWindow(5, 50_000, 60_000)])
 
 
 def test_a_step_is_known_by_its_name_in_old_traces_too() -> None:
@@ -73,6 +82,10 @@ def test_of_two_calls_with_one_number_the_outer_counts() -> None:
         "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)",
         "one_shot_all_reduce_kernel",
         "nvshmemi_transfer_rma",
+        "gemm_allreduce_fused",
+        "void userbuffersAllGather",
+        "void custom_ar::reduce",
+        "moe_all_to_all",
     ],
 )
 def test_communication_kernels_are_known_beyond_nccl(name: str) -> None:
@@ -83,6 +96,10 @@ def test_communication_kernels_are_known_beyond_nccl(name: str) -> None:
     "name",
     [
         "triton_poi_fused_add_all_reduce_wait_tensor_3",
+        "small_reduce_kernel",
+        "smallReduceKernel",
+        "void custom_arange<int>",
+        "void at::native::wall_gather",
         "void at::native::reduce_kernel<512, 1>",
         "Memcpy DtoD (Device -> Device)",
     ],

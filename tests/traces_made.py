@@ -94,6 +94,7 @@ def anything() -> SearchStrategy[list[Record]]:
                 LOADER,
                 "ProfilerStep#1",
                 "aten::mm",
+                "aten::copy_",
                 "gloo:barrier",
                 "cudaLaunchKernel",
                 "cudaMemcpyAsync",

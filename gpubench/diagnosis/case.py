@@ -17,6 +17,8 @@ class Case:
     """Of the clean run: what may be quoted as a time."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """environment.json of the run, as dot-keys."""
+    overhead: float | None = None
+    """Time of a recorded step over that of a clean one, less 1; None where no clean step does the same."""
 
     @property
     def rank(self) -> Rank:

@@ -12,23 +12,34 @@ def graph_breaks(case: Case) -> Answers:
     # DDP makes a graph of each gradient bucket, on purpose, so that sums can begin between them.
     if compiled is None or compiled.graph_breaks == 0 or measures.ranks(case) > 1:
         return
-    cost = measures.idle(case, "python_and_launch") or measures.host(case, "python")
-    if cost < WORTH:
+    around = measures.idle(case, "python_and_launch") or measures.host(case, "python")
+    if around < WORTH:
         return
+    broken = is_broken(case)
     yield Finding(
         id="graph-breaks",
-        title="the compiled model is in pieces",
-        severity=measures.severity(cost),
+        title="the compiled model is in pieces" if broken else "the compiled code is in several regions",
+        severity=measures.severity(around if broken else None),
         evidence=[
-            f"a step runs {units.counted(compiled.regions, 'compiled graph')}, so the model breaks "
-            f"{units.counted(compiled.graph_breaks, 'time')}",
-            f"{units.percent(cost)} of the step goes to Python between them and elsewhere",
+            f"{phrases.whole(case)} runs {units.counted(compiled.regions, 'compiled graph')}"
+            + (f", so the model breaks {units.counted(compiled.graph_breaks, 'time')}" if broken else ""),
+            f"{units.percent(around)} of {phrases.whole(case)} goes to Python between them and elsewhere",
         ],
-        cause="code that cannot be traced, such as .item(), print or a branch on a tensor's value, ends a graph",
+        cause=_UNTRACEABLE if broken else f"functions that are compiled apart, or graph breaks: {_UNTRACEABLE}",
         advice="torch.compile(fullgraph=True) or TORCH_LOGS=graph_breaks names the lines",
-        expected=measures.at_most(cost),
-        threshold=f"for one break and more, {WORTH_REASON}",
+        threshold=f"for one region beyond the first, {WORTH_REASON}; how much of that lies between regions, the trace "
+        "does not tell",
     )
+
+
+def is_broken(case: Case) -> bool:
+    """Whether regions beyond the first are graph breaks: in a run of our own one module is compiled. Elsewhere they may
+    be functions that were compiled apart."""
+    compiled = case.rank.compiled
+    return case.settings is not None and compiled is not None and compiled.graph_breaks > 0
+
+
+_UNTRACEABLE = "code that cannot be traced, such as .item(), print or a branch on a tensor's value, ends a graph"
 
 
 def recompilation(case: Case) -> Answers:

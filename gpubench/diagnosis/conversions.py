@@ -16,7 +16,7 @@ TO_NHWC = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 
 
 def casts(case: Case) -> Answers:
-    found = _of_kind(case, "dtype_cast")
+    found = [copy for copy in _of_kind(case, "dtype_cast") if copy.phase != "optimizer"]  # another rule's
     cost = _cost(case, found)
     if cost < NOTABLE:
         return

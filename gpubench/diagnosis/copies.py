@@ -20,7 +20,7 @@ def pinning(case: Case) -> Answers:
     """Batches in ordinary memory. That the host waits for their copies is a consequence, and said here."""
     pageable = [copy for copy in _batches(case) if copy.pinned is False]
     waits = _waits(case, "host_to_device", {copy.phase for copy in pageable})
-    cost = _pageable_cost(case, pageable, waits)
+    cost = _cost(case, pageable, waits)
     if not pageable or cost < WORTH:
         return
     asked = case.setting("data.pin_memory") is True
@@ -81,10 +81,9 @@ def device_to_host(case: Case) -> Answers:
 
 def host_tensors(case: Case) -> Answers:
     """Tensors of the model, or made by it, that lie on the host."""
-    found = [copy for copy in case.rank.copies if copy.kind == "host_to_device" and copy.phase in COMPUTING]
+    found = [copy for copy in _uploads(case) if copy.phase in COMPUTING]
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase in COMPUTING]
-    idle = case.rank.device.idle if case.rank.device else 0
-    cost = measures.share(case, min(idle, sum(copy.host for copy in found) + sum(wait.idle for wait in waits)))
+    cost = _cost(case, found, waits)
     if not found or cost < WORTH:
         return
     yield Finding(
@@ -110,7 +109,11 @@ def direction(case: Case, wait: Synchronisation) -> CopyKind | None:
 
 
 def _batches(case: Case) -> list[Copy]:
-    return [copy for copy in case.rank.copies if copy.kind == "host_to_device" and copy.phase not in COMPUTING]
+    return [copy for copy in _uploads(case) if copy.phase not in COMPUTING]
+
+
+def _uploads(case: Case) -> list[Copy]:
+    return [copy for copy in case.rank.copies if copy.kind == "host_to_device"]
 
 
 def _waits(case: Case, kind: CopyKind, phases: set[str] | None = None) -> list[Synchronisation]:
@@ -121,16 +124,20 @@ def _waits(case: Case, kind: CopyKind, phases: set[str] | None = None) -> list[S
     ]
 
 
-def _pageable_cost(case: Case, pageable: list[Copy], waits: list[Synchronisation]) -> float:
+def _cost(case: Case, uploads: list[Copy], waits: list[Synchronisation]) -> float:
     """At most: idle time under these copies and their waits, and as much of the copying as nothing hides.
 
-    Of the idle time under pageable copies of all kinds they bear as much as of the copying.
+    Of the idle time under all copies from pageable memory they bear as much as of the copying.
     """
-    device, copying = case.rank.device, sum(copy.device for copy in pageable)
-    every = sum(copy.device for copy in case.rank.copies if copy.pinned is False)
-    idle = case.rank.idle.get("pageable_copy", 0) * copying // every if every else 0
-    exposed = min(device.exposed_copies, copying) if device else 0
+    device = case.rank.device
+    every = _pageable_time(_uploads(case))
+    idle = case.rank.idle.get("pageable_copy", 0) * _pageable_time(uploads) // every if every else 0
+    exposed = min(device.exposed_copies, sum(copy.device for copy in uploads)) if device else 0
     return measures.share(case, idle + exposed + sum(wait.idle for wait in waits))
+
+
+def _pageable_time(copies: list[Copy]) -> int:
+    return sum(copy.device for copy in copies if copy.pinned is False)
 
 
 def _idle(case: Case) -> list[str]:

@@ -18,21 +18,10 @@ def data_loading(case: Case) -> Answers:
     waiting = _waiting(case)
     if waiting < NOTABLE:
         return
-    workers, allowed = case.setting("data.workers"), measures.cores(case)
-    if isinstance(workers, int) and allowed is not None and workers < allowed:
-        more = min(allowed, _needed(workers, waiting))
-        saving = _saving(workers, more, waiting)
-        yield Finding(
-            id="too-few-workers",
-            title="the step waits for batches, and cores are free to make them",
-            severity=measures.severity(saving),
-            evidence=[*_evidence(case), f"data.workers is {workers}, and each rank has {allowed} cores"],
-            cause=_too_few(workers),
-            advice=f"let {units.counted(more, 'worker')} make batches beside the step",
-            fix=measures.fix(case, data__workers=more),
-            expected=measures.at_most(saving),
-            threshold=THRESHOLD,
-        )
+    workers = case.setting("data.workers")
+    more = _workers(case, workers, waiting)
+    if more is not None:
+        yield _too_few(case, workers, more, waiting)
         return
     cause, advice = _unmended(case, workers)
     yield Finding(
@@ -55,6 +44,60 @@ def _waiting(case: Case) -> float:
     return min(1.0, waiting)
 
 
+def _too_few(case: Case, workers: int, more: int, waiting: float) -> Finding:
+    free = _free_cores(case, workers)
+    saving = _saving(workers, more, waiting if free else _asleep(case, waiting))
+    return Finding(
+        id="too-few-workers",
+        title="the step waits for batches, and cores are free to make them"
+        if free
+        else "the step waits for batches, and the loader for something else than a core",
+        severity=measures.severity(saving),
+        evidence=[*_evidence(case), _cores(case, workers)],
+        cause=_CAUSE_WITHOUT
+        if workers == 0
+        else f"{_counted(workers)} cannot make batches as fast as the step takes them",
+        advice=f"let {units.counted(more, 'worker')} make batches beside the step"
+        + ("" if free else "; no core is free, which what only waits, as for a disk, does not need"),
+        fix=measures.fix(case, data__workers=more),
+        expected=measures.at_most(saving),
+        threshold=THRESHOLD,
+    )
+
+
+def _workers(case: Case, workers: Any, waiting: float) -> int | None:
+    """How many there should be; None where more are no way out, or nothing is known of them."""
+    allowed = measures.cores(case)
+    if not isinstance(workers, int) or allowed is None:
+        return None
+    free = _free_cores(case, workers)
+    if free:
+        return min(workers + free, _needed(workers, waiting))
+    asleep = workers < allowed and _asleep(case, waiting) >= NOTABLE
+    return min(allowed, _needed(workers, waiting)) if asleep else None
+
+
+def _free_cores(case: Case, workers: int) -> int:
+    """Cores of the rank with neither a worker nor, on a CPU, a thread that computes."""
+    computing = (measures.threads(case) or 1) if case.rank.device is None else 0
+    return max(0, (measures.cores(case) or 0) - workers - computing)
+
+
+def _asleep(case: Case, waiting: float) -> float:
+    """The part of `waiting` in which the loader does not compute, as far as operators tell; 0 where worker processes
+    load, of which the trace shows nothing.
+
+    The loader's operators are those that the main thread's other parts leave over.
+    """
+    host = case.rank.host
+    loading = host.get("data_loader", 0)
+    if case.setting("data.workers") != 0 or loading <= 0:
+        return 0.0
+    elsewhere = host.get("operators", 0) + host.get("copies", 0) + host.get("optimizer", 0)
+    within = sum(one.host for one in case.rank.operators) - elsewhere
+    return waiting * (1 - min(1.0, max(0, within) / loading))
+
+
 def _needed(workers: int, waiting: float) -> int:
     """Workers that make a batch in the rest of the step, and one more, since batches take unequal times.
 
@@ -68,17 +111,26 @@ def _saving(workers: int, more: int, waiting: float) -> float:
     return min(waiting, 1 - max(workers, waiting) / more)
 
 
-def _too_few(workers: int) -> str:
-    if workers == 0:
-        return "the training process reads and prepares every batch itself, between two steps"
-    return f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step takes them"
+_CAUSE_WITHOUT = "the training process reads and prepares every batch itself, between two steps"
+
+
+def _counted(workers: int) -> str:
+    return units.counted(workers, "DataLoader worker")
+
+
+def _cores(case: Case, workers: int) -> str:
+    """Who has the cores."""
+    threads = measures.threads(case)
+    computing = f", {units.counted(threads, 'thread')} computing" if threads and case.rank.device is None else ""
+    has = units.counted(measures.cores(case) or 0, "core")
+    return f"data.workers is {workers}{computing}, and each rank has {has}"
 
 
 def _unmended(case: Case, workers: Any) -> tuple[str, str]:
     """Cause and advice where more workers are no way out, or nothing is known of them."""
     if isinstance(workers, int) and measures.cores(case) is not None:
         return (
-            f"every core has a worker already ({workers}), and a batch costs them more than the step takes",
+            f"every core has its work already ({_cores(case, workers)}), and a batch costs more than the step takes",
             "make samples cheaper: store them decoded and resized, cache them, or augment on the GPU",
         )
     return (

@@ -3,18 +3,22 @@
 from collections.abc import Callable
 
 from gpubench.diagnosis.arithmetic import fp32_products
+from gpubench.diagnosis.batches import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.communication import exposed_communication, repeated_reduction, stragglers
+from gpubench.diagnosis.communication import exposed_communication, repeated_reduction
 from gpubench.diagnosis.compilation import graph_breaks, recompilation
 from gpubench.diagnosis.conversions import casts, layout_in_model, layout_of_batches, nchw_convolutions
 from gpubench.diagnosis.copies import blocking_copies, device_to_host, host_tensors, pinning
 from gpubench.diagnosis.data import data_loading
+from gpubench.diagnosis.dispatch import dispatch_bound
 from gpubench.diagnosis.headline import headline
-from gpubench.diagnosis.launches import launch_bound, python_bound, small_batch
+from gpubench.diagnosis.launches import launch_bound
 from gpubench.diagnosis.measures import Answers
 from gpubench.diagnosis.memory import allocator, memory_bound, recompute
 from gpubench.diagnosis.optimizer import unfused_optimizer, zeroed_gradients
+from gpubench.diagnosis.python import python_bound
 from gpubench.diagnosis.shapes import odd_shapes
+from gpubench.diagnosis.stragglers import stragglers
 from gpubench.diagnosis.synchronisation import blocking_launches, gradient_scaler, synchronisation
 from gpubench.diagnosis.threads import too_few_threads, too_many_threads
 from gpubench.findings import Finding, Findings, Unanswered
@@ -23,10 +27,10 @@ Rule = Callable[[Case], Answers]
 
 RULES: tuple[Rule, ...] = (
     data_loading, pinning, blocking_copies, device_to_host, host_tensors, casts, layout_of_batches, layout_in_model,
-    nchw_convolutions, synchronisation, gradient_scaler, blocking_launches, launch_bound, python_bound, small_batch,
-    fp32_products, odd_shapes, memory_bound, unfused_optimizer, zeroed_gradients, repeated_reduction,
-    exposed_communication, stragglers, recompute, allocator, graph_breaks, recompilation, too_few_threads,
-    too_many_threads,
+    nchw_convolutions, synchronisation, gradient_scaler, blocking_launches, launch_bound, python_bound, dispatch_bound,
+    small_batch, small_batch_on_cpu, fp32_products, odd_shapes, memory_bound, unfused_optimizer, zeroed_gradients,
+    repeated_reduction, exposed_communication, stragglers, recompute, allocator, graph_breaks, recompilation,
+    too_few_threads, too_many_threads,
 )  # fmt: skip
 
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
@@ -35,7 +39,7 @@ _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 def diagnose(case: Case) -> Findings:
     """Findings by expected saving, those of which it is unknown last."""
     answers = [answer for rule in RULES for answer in rule(case)]
-    findings = [answer for answer in answers if isinstance(answer, Finding)]
+    findings = [answer for answer in answers if isinstance(answer, Finding) and answer.evidence]
     findings.sort(key=_urgency)
     return Findings(
         headline=headline(case),

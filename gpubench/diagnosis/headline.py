@@ -1,12 +1,15 @@
 """The bottleneck in one sentence: where most of the time goes, and what it waits for."""
 
-from gpubench.diagnosis import measures
+from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.communication import slowest
+from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
 from gpubench.trace.profile import Breakdown, Cause, HostPart
 
 TOLD = 0.1
 """Parts below a tenth are left to the tables."""
+
+CHANGED = 1.0
+"""An overhead: most of a recorded step is then the profiler's, and its parts tell of the profiler."""
 
 WAITS: dict[Cause, str] = {
     "data_loader": "waits for the data loader",
@@ -22,10 +25,19 @@ WAITS: dict[Cause, str] = {
 DOES: dict[HostPart, str] = {
     "data_loader": "waits for the data",
     "communication": "waits for other ranks",
-    "copies": "in copies",
+    "copies": "in copies and conversions",
     "optimizer": "in the optimizer",
     "operators": "in operators",
     "python": "in Python",
+}
+
+PHASES = {
+    "data_wait": "waits for the data",
+    "host_to_device": "in copies to the device",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "exposed_communication": "waits for other ranks",
+    "optimizer": "in the optimizer",
 }
 
 
@@ -37,18 +49,27 @@ def headline(case: Case) -> str:
 
 
 def _on_cpu(case: Case) -> str:
+    if case.overhead is not None and case.overhead > CHANGED and (clean := _clean_phases(case)):
+        return clean
     parts = sorted(case.rank.host.items(), key=lambda part: part[1], reverse=True)
     told = [(name, share) for name, time in parts if (share := measures.share(case, time)) >= TOLD]
     if not told:
         return "CPU: nothing is known of what the main thread did"
     (first, most), *others = told
     rest = [f"{_whole(share)} {DOES[name]}" for name, share in others[:2]]
-    return f"CPU: {', '.join([_of_step(DOES[first], most), *rest])}"
+    return f"CPU: {', '.join([f'{_whole(most)} of {phrases.whole(case)} {DOES[first]}', *rest])}"
 
 
-def _of_step(does: str, share: float) -> str:
-    """ "62 % of the step in operators", "62 % of the step waits for the data"."""
-    return f"{_whole(share)} of the step {does}"
+def _clean_phases(case: Case) -> str | None:
+    """Of a program that recording changes beyond recognition; None without times of a clean run."""
+    shares = {name: measures.clean_share(case, f"phase_{name}") for name in PHASES}
+    told = [(name, share) for name, share in shares.items() if share is not None and share >= TOLD]
+    if not told:
+        return None
+    told.sort(key=lambda one: one[1], reverse=True)
+    (first, most), *others = told
+    rest = [f"{_whole(share)} {PHASES[name]}" for name, share in others[:2]]
+    return f"CPU: {', '.join([f'{_whole(most)} of a clean step {PHASES[first]}', *rest])}"
 
 
 def _on_gpu(case: Case, device: Breakdown) -> str:
@@ -65,9 +86,12 @@ def _on_gpu(case: Case, device: Breakdown) -> str:
         return f"GPU computes {_whole(computes)} of the time{_busiest(case)}"
     if lost == "idle":
         return f"GPU idle {_whole(share)}: {_why_idle(case, device.idle)}"
+    if lost == "copies":
+        return f"GPU copies {_whole(share)} of the time and computes {_whole(computes)}"
+    does = "communicates" if every_rank_is_traced(case) else "communicates, or waits for other ranks,"
     slow = slowest(case)
-    why = f"; rank {slow.rank} keeps the others waiting" if lost == "communicates" and slow is not None else ""
-    return f"GPU {lost} {_whole(share)} of the time and computes {_whole(computes)}{why}"
+    why = "" if slow is None else f"; rank {slow.rank} keeps the others waiting"
+    return f"GPU {does} {_whole(share)} of the time and computes {_whole(computes)}{why}"
 
 
 def _why_idle(case: Case, idle: int) -> str:

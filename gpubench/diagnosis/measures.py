@@ -17,6 +17,11 @@ WORTH_REASON = f"from {units.percent(WORTH)} of the step on, as a few repeats ra
 NOTABLE = 0.05
 """For what no program is quite without, as an optimizer or casts: below it, there is more to gain elsewhere."""
 
+HOST_WORTH = 0.1
+"""For what the host costs: recording slows it, so that a smaller part may not be there without it."""
+UNCORRECTED = 0.25
+"""The same where it is not known by how much: of a 20-layer MLP's step on a CPU the profiler's own work was 22 %."""
+
 SEVERE = 0.2  # a fifth of the step: worth stopping for
 MARKED = 0.05
 
@@ -34,6 +39,18 @@ def idle(case: Case, cause: Cause) -> float:
 def host(case: Case, part: HostPart) -> float:
     """The fraction of the step that the main thread spends so; 0 for a trace with device work."""
     return share(case, case.rank.host.get(part, 0))
+
+
+def unrecorded(case: Case, part: float) -> float:
+    """What is left of a part of the recorded step, as a fraction of a clean one, if all that recording cost was in it;
+    the part itself where that is not known."""
+    cost = max(0.0, case.overhead or 0.0)
+    return min(1.0, max(0.0, part * (1 + cost) - cost))
+
+
+def host_worth(case: Case) -> float:
+    """The part of the step from which rules speak of the main thread of a program on a CPU."""
+    return UNCORRECTED if case.overhead is None else HOST_WORTH
 
 
 def clean_share(case: Case, metric: str) -> float | None:
@@ -98,8 +115,14 @@ def cores(case: Case) -> int | None:
     return max(1, usable // ranks(case)) if isinstance(usable, int) else None
 
 
+def threads(case: Case) -> int | None:
+    """That each rank of a run on a CPU computes with."""
+    number = case.setting("performance.cpu_threads") or case.environment.get("threads.intra_op")
+    return number if case.rank.device is None and isinstance(number, int) else None
+
+
 def ranks(case: Case) -> int:
-    return int(case.setting("distributed.world_size") or 1)
+    return int(case.setting("distributed.world_size") or case.rank.world_size or 1)
 
 
 def gpu(case: Case) -> Mapping[str, Any]:

@@ -5,8 +5,12 @@ from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
 from gpubench.findings import Finding, Unanswered
+from gpubench.trace.launches import SHORT_KERNEL
+from gpubench.trace.profile import Operator
 
 MEMORY_WORTH = 0.2  # some operator is always bound by memory: normalisation, activations, residuals
+MOSTLY = 0.5
+"""Of an operator's time: where its traffic needs less than half of it at full speed, something else takes most."""
 ROOM = 0.5  # of the GPU: what checkpointing drops may be as much as all that is held
 
 
@@ -67,7 +71,7 @@ def allocator(case: Case) -> Answers:
 
 def memory_bound(case: Case) -> Answers:
     rank = case.rank
-    bound = [one for one in rank.operators if one.bound == "memory" and one.device > 0]
+    bound = [one for one in rank.operators if moves_bytes(one)]
     cost = measures.share(case, sum(one.device for one in bound))
     needs = measures.option(case, "shapes")
     if rank.device is not None and needs:
@@ -79,7 +83,7 @@ def memory_bound(case: Case) -> Answers:
         id="memory-bound",
         title="operators wait for the GPU's memory, not for its arithmetic",
         severity="medium" if cost >= 2 * MEMORY_WORTH else "low",
-        evidence=[f"operators bound by memory take {units.percent(cost)} of the step"]
+        evidence=[f"operators bound by memory take {units.percent(cost)} of {phrases.whole(case)}"]
         + [
             f"{one.name}{f' {one.shapes}' if one.shapes else ''}: {phrases.a_step(case, one.device)}"
             + (f", at {units.percent(one.of_ceiling)} of the memory's speed" if one.of_ceiling is not None else "")
@@ -89,6 +93,15 @@ def memory_bound(case: Case) -> Answers:
         advice="torch.compile fuses neighbours into one kernel that keeps what is between them in registers; a smaller "
         "type halves the traffic",
         fix=measures.fix(case, performance__compile=True) if case.setting("performance.compile") is False else {},
-        threshold=f"from {units.percent(MEMORY_WORTH)} of the step on, as some operator is always bound by memory; "
+        threshold=f"from {units.percent(MEMORY_WORTH)} of the step on, as some operator is always bound by memory, of "
+        f"those at {units.percent(MOSTLY)} of its speed and more: others spend most of their time on something else; "
         "what fusing saves does not follow from the trace",
     )
+
+
+def moves_bytes(operator: Operator) -> bool:
+    """Whether most of its time goes to the traffic it cannot do without; not where its kernels are short, since so
+    little traffic is a cache's, and their fixed cost is another rule's."""
+    if operator.bound != "memory" or operator.of_ceiling is None or operator.of_ceiling < MOSTLY:
+        return False
+    return operator.device > 0 and operator.device >= SHORT_KERNEL * operator.kernels

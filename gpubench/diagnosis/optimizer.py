@@ -10,9 +10,12 @@ LOOPING = 100
 """Launches of one optimizer step from which on it is taken for a loop. A fused launch covers up to 320 blocks of 65,536
 elements (PyTorch, MultiTensorApply.cuh), so that a hundred of them would update 2 billion parameters."""
 
-ZEROED_TRAFFIC = 4  # writing zeros, and later reading them, the new gradient, and writing their sum
+SAVED = 0.9
+"""Of a looping optimizer's time on a CPU: 87 % and 88 % of AdamW's were saved on two models. Its dozen passes, and
+their calls, outweigh by so much the one that remains."""
+_ONE_PASS = "remains, and how long that takes does not follow from the trace"
 
-ZEROING = frozenset({"aten::zero_", "aten::_foreach_zero_", "aten::fill_"})
+ZEROED_TRAFFIC = 4  # writing zeros, and later reading them, the new gradient, and writing their sum
 
 
 def unfused_optimizer(case: Case) -> Answers:
@@ -31,13 +34,18 @@ def unfused_optimizer(case: Case) -> Answers:
         evidence=[
             *_time(case, cost),
             *([f"one optimizer step is {units.digits(each)} {what}"] if each is not None else []),
-            *([f"training.optimizer_impl is {impl}"] if impl is not None else []),
+            *([f"training.optimizer_impl is {impl}{_meaning(case, impl)}"] if impl is not None else []),
         ],
         cause="each operation reads and writes every parameter and its state anew",
         advice="torch.optim's fused=True does the whole update in one pass over the parameters",
         fix=measures.fix(case, training__optimizer_impl="fused"),
-        expected=measures.at_most(cost),
-        threshold=f"from {units.percent(NOTABLE)} of the step in the optimizer, as no step is without one",
+        expected=measures.at_most(cost * SAVED if rank.device is None else cost),
+        threshold=f"from {units.percent(NOTABLE)} of the step in the optimizer, as no step is without one; one pass "
+        + (
+            f"remains: on a CPU fusing has saved up to {units.percent(SAVED)} of it"
+            if rank.device is None
+            else _ONE_PASS
+        ),
     )
 
 
@@ -45,20 +53,20 @@ def zeroed_gradients(case: Case) -> Answers:
     rank = case.rank
     if rank.zeroed_gradients < measures.steps(case):
         return
-    on_cpu = rank.device is None
-    spent = sum(one.host if on_cpu else one.device for one in rank.operators if one.name in ZEROING)
-    cost = measures.share(case, ZEROED_TRAFFIC * spent)
+    spent, idle = rank.zeroing, rank.zeroing_idle
+    cost = measures.share(case, ZEROED_TRAFFIC * spent + idle)
     yield Finding(
         id="zeroed-gradients",
         title="gradients are filled with zeros instead of dropped",
         severity=measures.severity(cost),
         evidence=[
             f"{phrases.times_a_step(case, rank.zeroed_gradients)} a gradient is filled with zeros"
-            + (f"; filling takes {phrases.a_step(case, spent)}" if spent else "")
+            + (f"; filling takes {phrases.a_step(case, spent)}" if spent else ""),
+            *([f"the GPU is idle {phrases.a_step(case, idle)} while zero_grad launches that"] if idle else []),
         ],
         cause="zero_grad(set_to_none=False) writes them all, and the backward pass reads them again to add to them",
         advice="optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0",
-        expected=measures.at_most(cost) if spent else None,
+        expected=measures.at_most(cost) if spent or idle else None,
         threshold="from one gradient in every step on: dropping them costs nothing",
     )
 
@@ -71,8 +79,12 @@ def _fused(case: Case) -> bool:
     return impl == "fused" or (impl == "auto" and case.rank.device is not None)
 
 
+def _meaning(case: Case, impl: str) -> str:
+    return ", which is a loop on a CPU" if impl == "auto" and case.rank.device is None else ""
+
+
 def _time(case: Case, cost: float) -> list[str]:
     clean = case.metrics.get("phase_optimizer")
     if clean is not None:
         return [f"the optimizer takes {units.seconds(clean.estimate)} of a clean step ({units.percent(cost)})"]
-    return [f"the optimizer takes {units.percent(cost)} of the step"]
+    return [f"the optimizer takes {units.percent(cost)} of {phrases.whole(case)}"]

@@ -9,7 +9,33 @@ LONG_NAME = 80  # characters
 
 def a_step(case: Case, part: int) -> str:
     """ "1.2 ms a step (3.4 %)"."""
-    return f"{units.seconds(part / measures.steps(case) / 1e9)} a step ({units.percent(measures.share(case, part))})"
+    spent = units.seconds(part / measures.steps(case) / 1e9)
+    return f"{spent} {each_step(case)} ({units.percent(measures.share(case, part))})"
+
+
+def each_step(case: Case) -> str:
+    """What a count or a time is of: where nothing marks steps, the whole trace."""
+    return "a step" if case.rank.step_numbers else "in the trace"
+
+
+def whole(case: Case, clean: bool = False) -> str:
+    """What a fraction is of; `clean` where recording has been taken off."""
+    if clean and case.overhead is not None:
+        return "a clean step"
+    return "the step" if case.rank.step_numbers else "the trace"
+
+
+def less_recording(case: Case, left: float) -> list[str]:
+    """That recording made the host's part larger, and what is left of it; nothing where recording is not known to
+    cost anything."""
+    if case.overhead is None or case.overhead <= 0:
+        return []
+    longer = f"{units.difference(case.overhead)} longer" if case.overhead < 1 else f"{1 + case.overhead:.1f} x as long"
+    if left <= 0:
+        return [f"recording made the step {longer}, by more than that part of it"]
+    return [
+        f"recording made the step {longer}; with all of that taken off, {units.percent(left)} of a clean one is left"
+    ]
 
 
 def times_a_step(case: Case, calls: int) -> str:
@@ -17,7 +43,7 @@ def times_a_step(case: Case, calls: int) -> str:
     if calls < measures.steps(case):
         return f"{units.counted(calls, 'time')} in {units.counted(measures.steps(case), 'step')}"
     each = calls / measures.steps(case)
-    return f"{units.digits(each)} time{'s' * (each != 1)} a step"
+    return f"{units.digits(each)} time{'s' * (each != 1)} {each_step(case)}"
 
 
 def place(where: str | None) -> str:

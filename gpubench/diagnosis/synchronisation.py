@@ -9,16 +9,14 @@ from gpubench.findings import Finding, Unanswered
 from gpubench.trace.profile import Synchronisation
 
 NAMED = 5  # places that a finding lists
+MOST = 0.5  # of what waiting costs: then the fix that is known is for most of it
 READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 
 THRESHOLD = (
     f"from {units.percent(WORTH)} of the step on in which the device is idle for it: waiting for a device that is busy "
     "costs nothing"
 )
-ON_CPU = (
-    f"on a CPU, from {units.percent(WORTH)} of the step on, or where a setting asks for it: there it costs little, on "
-    "a GPU it empties the queue"
-)
+ON_CPU = f"on a CPU, from {units.percent(WORTH)} of the step on: there it costs little, on a GPU it empties the queue"
 
 
 def synchronisation(case: Case) -> Answers:
@@ -26,10 +24,10 @@ def synchronisation(case: Case) -> Answers:
         return
     found = [wait for wait in _waits(case) if not _by_scaler(case, wait)]
     on_cpu = case.rank.device is None
-    cost = _cost(case, found)
-    reads_loss = case.setting("training.read_loss") is True and any(wait.operator in READS for wait in found)
-    if cost < WORTH and not (on_cpu and reads_loss):
+    cost, of_loss = _cost(case, found), _cost(case, [wait for wait in found if _of_loss(case, wait)])
+    if cost < WORTH:
         return
+    reads_loss = of_loss >= MOST * cost
     yield Finding(
         id="synchronisation",
         title="values are read on the host in the loop" if on_cpu else "the host waits for the device in the loop",
@@ -40,7 +38,7 @@ def synchronisation(case: Case) -> Answers:
         else "a value is read on the host, or a wait is asked for, before the next work is launched",
         advice="read values once in many steps: sum them on the device, and call .item() when they are shown",
         fix=measures.fix(case, training__read_loss=False) if reads_loss else {},
-        expected=measures.at_most(cost),
+        expected=measures.at_most(of_loss if reads_loss else cost),
         threshold=ON_CPU if on_cpu else THRESHOLD,
     )
     needs = measures.option(case, "stacks")
@@ -92,21 +90,23 @@ def launches_block(case: Case) -> bool:
 
 
 def _waits(case: Case) -> list[Synchronisation]:
-    """The most costly first. Not those of copies; nor, on a CPU, the optimizer's own reading of its step counts, from
-    which a loss that is read in the same phase cannot be told."""
+    """The most costly first. Not those of copies; nor, on a CPU, the optimizer's own reading of its step counts."""
     on_cpu = case.rank.device is None
-    own = on_cpu and case.setting("training.read_loss") is not True
     found = [
         wait
         for wait in case.rank.synchronisations
-        if direction(case, wait) is None and not (own and wait.phase == "optimizer")
+        if direction(case, wait) is None and not (on_cpu and wait.phase == "optimizer")
     ]
     return sorted(found, key=lambda wait: wait.blocked if on_cpu else wait.idle, reverse=True)
 
 
 def _by_scaler(case: Case, wait: Synchronisation) -> bool:
-    scaled = case.setting("precision") == "amp" and case.setting("training.read_loss") is not True
-    return scaled and wait.phase == "optimizer" and wait.operator in READS
+    return case.setting("precision") == "amp" and wait.phase == "optimizer" and wait.operator in READS
+
+
+def _of_loss(case: Case, wait: Synchronisation) -> bool:
+    """The loop's own reading, which comes after the optimizer; the model's is not switched off by a setting."""
+    return case.setting("training.read_loss") is True and wait.phase == "other" and wait.operator in READS
 
 
 def _cost(case: Case, waits: list[Synchronisation]) -> float:

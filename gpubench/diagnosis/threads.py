@@ -1,7 +1,7 @@
 """Rules about the threads of a run on a CPU."""
 
 from gpubench import units
-from gpubench.diagnosis import measures
+from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import Answers
 from gpubench.findings import Finding
@@ -10,7 +10,7 @@ IN_OPERATORS = 0.2  # of the step: threads speed up nothing else
 
 
 def too_few_threads(case: Case) -> Answers:
-    threads, cores = _threads(case), measures.cores(case)
+    threads, cores = measures.threads(case), measures.cores(case)
     within = measures.host(case, "operators") + measures.host(case, "optimizer")
     if threads is None or cores is None or threads >= cores or within < IN_OPERATORS:
         return
@@ -21,7 +21,7 @@ def too_few_threads(case: Case) -> Answers:
         severity=measures.severity(saving),
         evidence=[
             f"each rank computes with {units.counted(threads, 'thread')} and has {units.counted(cores, 'core')}",
-            f"operators take {units.percent(within)} of the step",
+            f"operators take {units.percent(within)} of {phrases.whole(case)}",
         ],
         cause="operators can use no more cores than they are given threads",
         advice=f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores} before Python starts",
@@ -32,7 +32,7 @@ def too_few_threads(case: Case) -> Answers:
 
 
 def too_many_threads(case: Case) -> Answers:
-    threads, cores = _threads(case), measures.cores(case)
+    threads, cores = measures.threads(case), measures.cores(case)
     if threads is None or cores is None or threads <= cores:
         return
     yield Finding(
@@ -45,9 +45,3 @@ def too_many_threads(case: Case) -> Answers:
         fix=measures.fix(case, performance__cpu_threads=cores),
         threshold="from one thread more than there are cores; what it costs does not follow from the trace",
     )
-
-
-def _threads(case: Case) -> int | None:
-    """Of a run on a CPU."""
-    threads = case.setting("performance.cpu_threads") or case.environment.get("threads.intra_op")
-    return threads if case.rank.device is None and isinstance(threads, int) else None

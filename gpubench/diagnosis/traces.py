@@ -16,6 +16,11 @@ from gpubench.trace.analysis import analyse
 from gpubench.trace.profile import Profile
 from gpubench.trace.reading import read
 
+EAGER = (
+    "the clean repeats ran compiled, and the recorded one did not, to tell the operators apart; "
+    "profiling.keep_compile=true records what ran"
+)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -47,14 +52,21 @@ def of_run(
     """
     latest = list(_latest(paths))
     profile = analyse([read(path) for path in latest])
-    findings = diagnose(Case(profile, settings, metrics, environment))
-    return Diagnosis(profile, msgspec.structs.replace(findings, overhead=_overhead(profile, unit_time)), latest)
+    if settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
+        profile = _noted(profile, EAGER)
+    case = Case(profile, settings, metrics, environment, _overhead(profile, unit_time))
+    return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=case.overhead), latest)
 
 
 def _latest(paths: Sequence[Path]) -> Iterator[Path]:
     """The last cycle of each rank, by the name that the recorder gave it: rank0.1763748910.pt.trace.json.gz."""
     by_rank = {path.name.partition(".")[0]: path for path in sorted(paths, key=lambda path: path.name)}
     return iter(by_rank[rank] for rank in sorted(by_rank, key=lambda rank: (len(rank), rank)))
+
+
+def _noted(profile: Profile, note: str) -> Profile:
+    ranks = [msgspec.structs.replace(rank, notes=[*rank.notes, note]) for rank in profile.ranks]
+    return msgspec.structs.replace(profile, ranks=ranks)
 
 
 def _overhead(profile: Profile, unit_time: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from gpubench import units
 from gpubench.comparison.result import Bottleneck, Causes
 from gpubench.report import profile_against
-from gpubench.report.phrases import clean
+from gpubench.report.plain import clean
 from gpubench.report.sheets import Sheet
 
 CAVEAT = "times of a profile are those of a step of the profiled repeat: they tell shares, not speed"
@@ -24,7 +24,9 @@ def bottleneck(found: Bottleneck | None) -> str:
 
 def fates(causes: Causes) -> list[tuple[str, str]]:
     """(what became of it, which finding)"""
-    return [(profile_against.fate(change), profile_against.about(change)) for change in causes.findings]
+    return [
+        (profile_against.fate(change, not causes.obstacle), profile_against.about(change)) for change in causes.findings
+    ]
 
 
 def work(causes: Causes) -> Sheet | None:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench.comparison.result import Causes, Comparison, Comparisons, Difference, GateResult, Verdict, Waterfall
-from gpubench.report import causing, phrases, profiling
+from gpubench.report import causing, phrases, plain, profiling
 from gpubench.report.headline import headline
 
 HALF_BAR = 12  # characters on each side of the waterfall's axis
@@ -33,7 +33,7 @@ NAME = 10  # characters in which the name of a metric can be folded and still be
 def show(comparisons: Comparisons, console: Console, *, everything: bool = False) -> None:
     """`everything` puts into the table of verdicts what has no news there, as when somebody asked for it by name."""
     for line in comparisons.left_out:
-        _say(console, f"left out: {phrases.clean(line)}", "yellow")
+        _say(console, f"left out: {plain.clean(line)}", "yellow")
     for number, comparison in enumerate(comparisons.comparisons):
         if number:
             console.print()
@@ -62,7 +62,7 @@ def _show_comparison(comparison: Comparison, console: Console, everything: bool)
     _say(console, f"baseline   {phrases.side(comparison.baseline)}", "dim")
     _say(console, f"candidate  {phrases.side(comparison.candidate)}", "dim")
     for reason in comparison.comparability.reasons:
-        _say(console, phrases.clean(reason))
+        _say(console, plain.clean(reason))
     if comparison.comparability.differences:
         _show_differences(comparison.comparability.differences, console)
     if verdicts := phrases.shown(comparison.verdicts, everything):
@@ -70,23 +70,23 @@ def _show_comparison(comparison: Comparison, console: Console, everything: bool)
     if waterfall := comparison.explanation.waterfall:
         _show_waterfall(waterfall, console)
     for note in comparison.explanation.notes:
-        _say(console, phrases.clean(note))
+        _say(console, plain.clean(note))
     if comparison.causes:
         _show_causes(comparison.causes, console)
     for warning in comparison.warnings:
-        _say(console, f"warning: {phrases.clean(warning)}", "yellow")
+        _say(console, f"warning: {plain.clean(warning)}", "yellow")
 
 
 def _show_differences(differences: Sequence[Difference], console: Console) -> None:
     listed, rest = phrases.listed(differences)
-    key_width = min(max(len(phrases.clean(one.key)) for one in listed), console.width * 2 // 5)
+    key_width = min(max(len(plain.clean(one.key)) for one in listed), console.width * 2 // 5)
     value_width = max(4, (console.width - key_width - 4) // 2)
     table = plain_table()
     for column in ("differs", "baseline", "candidate"):
         table.add_column(column, no_wrap=True)
     for one in listed:
-        values = (phrases.shorten(phrases.cell(value), value_width) for value in (one.baseline, one.candidate))
-        table.add_row(*map(Text, (phrases.shorten(phrases.clean(one.key), key_width), *values)))
+        values = (plain.shorten(phrases.cell(value), value_width) for value in (one.baseline, one.candidate))
+        table.add_row(*map(Text, (plain.shorten(plain.clean(one.key), key_width), *values)))
     console.print()
     console.print(table)
     if rest:
@@ -149,7 +149,7 @@ def _show_causes(causes: Causes, console: Console) -> None:
     console.print()
     for line in causing.bottlenecks(causes):
         _say(console, line)
-    profiling.show_fates(causes.findings, console)
+    profiling.show_fates(causes.findings, console, alike=not causes.obstacle)
     if work := causing.work(causes):
         profiling.show_sheets([work], console)
     for note in causing.notes(causes):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gpubench.comparison.result import Causes, Comparison, Comparisons, Verdict, Waterfall
-from gpubench.report import causing, phrases
+from gpubench.report import causing, phrases, plain
 from gpubench.report.headline import headline
 
 PARTS = {  # of Verdict's pairs, by column
@@ -38,7 +38,7 @@ def to_csv(comparisons: Comparisons) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for comparison in comparisons.comparisons:
-        labels = [phrases.clean(side.label) for side in (comparison.baseline, comparison.candidate)]
+        labels = [plain.clean(side.label) for side in (comparison.baseline, comparison.candidate)]
         writer.writerows([*labels, *_fields(verdict)] for verdict in comparison.verdicts)
     return text.getvalue()
 
@@ -65,7 +65,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def escape(text: str) -> str:
     """Text that shows as itself in a cell, a list or a heading, whatever Markdown or HTML it holds."""
-    safe = phrases.clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = plain.clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(lambda found: f"\\{found[0]}", safe)
 
 
@@ -124,7 +124,7 @@ def _fields(verdict: Verdict) -> list[Any]:
     for name in Verdict.__struct_fields__:
         value = getattr(verdict, name)
         cells += list(value or [None] * len(PARTS[name])) if name in PARTS else [value]
-    return [phrases.clean(cell) if isinstance(cell, str) else cell for cell in cells]
+    return [plain.clean(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def _finite(value: Any) -> Any:

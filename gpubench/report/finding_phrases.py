@@ -7,7 +7,13 @@ from typing import Any
 
 from gpubench import units
 from gpubench.findings import Finding, Findings, Saving, Trial
-from gpubench.report.phrases import clean, decimals
+from gpubench.report.phrases import decimals
+from gpubench.report.plain import clean
+from gpubench.report.profile_phrases import SWITCHES, recorded_with
+
+NUMBERS = ("active",)  # settings of the profiler that are no switches
+WIDE = 2.0  # +-100 % of the step
+INTERRUPTED = "verification was interrupted: what was not tried by then is only expected"
 
 
 def options(fix: Mapping[str, Any]) -> str:
@@ -15,12 +21,12 @@ def options(fix: Mapping[str, Any]) -> str:
     return " ".join(shlex.quote(clean(f"--{key}={_value(value)}")) for key, value in fix.items())
 
 
-def lines(finding: Finding) -> list[tuple[str, str]]:
-    """(what it is, the words) below the title, in the order in which they are read."""
+def lines(finding: Finding, whole: str = "step") -> list[tuple[str, str]]:
+    """(what it is, the words) below the title, in the order in which they are read. whole: what a saving is of."""
     said = [("evidence", line) for line in finding.evidence]
     said += [("cause", finding.cause), ("fix", finding.advice), ("set", options(finding.fix))]
     if finding.expected:
-        said.append(("expected", f"saves up to {units.percent(finding.expected.estimate)} of the step"))
+        said.append(("expected", f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"))
     if finding.measured:
         said.append(("measured", measured(finding.measured)))
     return [(what, clean(words)) for what, words in said if words]
@@ -28,6 +34,8 @@ def lines(finding: Finding) -> list[tuple[str, str]]:
 
 def measured(trial: Trial) -> str:
     """How a fix did: "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
+    if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
+        return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
     said = f"{trial.outcome}, {_change(trial.saving)}" if trial.saving else trial.outcome
     return f"{said}: {clean(trial.reason)}" if trial.reason else said
 
@@ -43,7 +51,26 @@ def unanswered(findings: Findings) -> list[tuple[str, str]]:
     rules: dict[tuple[str, str], list[str]] = {}
     for one in findings.unanswered:
         rules.setdefault((clean(one.missing), clean(one.needs)), []).append(clean(one.id).replace("-", " "))
-    return [(f"{missing} ({needs})" if needs else missing, ", ".join(ids)) for (missing, needs), ids in rules.items()]
+    return [
+        (f"{missing} ({_asked(needs)})" if needs else missing, ", ".join(ids))
+        for (missing, needs), ids in rules.items()
+    ]
+
+
+def _asked(needs: str) -> str:
+    """What would bring it, as one gives it: settings of a run are named in full, options of the profiler are not."""
+    own = needs.startswith("profiling.")
+    option = needs.removeprefix("profiling.")
+    if option in SWITCHES:
+        return recorded_with(option, own)
+    if not own:
+        return needs
+    return f"--{needs}" if option in NUMBERS else f"--{needs}=true"
+
+
+def _is_wide(saving: Saving) -> bool:
+    """Whether its interval says nothing: it is wider than from no time at all to twice the time."""
+    return saving.low is not None and saving.high is not None and saving.high - saving.low > WIDE
 
 
 def _change(saving: Saving) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from gpubench import units
 from gpubench.comparison.result import Comparability, Comparison, Verdict
-from gpubench.report.phrases import cell, change, clean, decimals, figures, large, leading, metric, to_settle, width
+from gpubench.report.phrases import cell, change, decimals, figures, large, leading, metric, to_settle, width
+from gpubench.report.plain import clean
 
 SPEEDS = ("faster", "slower")
 

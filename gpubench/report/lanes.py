@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.report import profile_phrases, svg
-from gpubench.report.phrases import shorten
+from gpubench.report.plain import shorten
 from gpubench.report.profile_phrases import words
 from gpubench.report.scales import Scale, measure, ticks
-from gpubench.trace.profile import Box, Lane, Rank, Timeline
+from gpubench.trace.profile import CAUSES, Box, Lane, Rank, Timeline
 
 PITCH = 46.0
 THICKNESS = 22.0
@@ -23,56 +23,49 @@ OUTLINED = 0.5  # percent of the drawing, from which on a box can lose a pixel t
 LONGEST = 120  # characters of a name on hover
 LETTER = 2.2  # percent of a phone's drawing that a letter takes
 
-HUES = {
-    "compute": "compute",
-    "communication": "communication",
-    "exposed_communication": "communication",
-    "communication_wait": "communication",
-    "copy": "copy",
-    "copies": "copy",
-    "host_to_device": "copy",
-    "pageable_copy": "copy",
-    "data_loader": "data",
-    "data_wait": "data",
-    "forward": "forward",
-    "operators": "forward",
-    "backward": "compute",
-    "optimizer": "optimizer",
-    "synchronisation": "synchronisation",
-    "allocator": "allocator",
-    "python": "python",
-    "python_and_launch": "python",
-    "queued": "queue",
-    "backlog": "queue",
-}
-"""The colour of each style: alike where they are about the same thing. Any other style is grey."""
+HUES = frozenset(
+    {
+        *("other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer"),
+        *("scheduler", "recv_wait", "send_wait"),
+        *("compute", "communication", "copy", "set"),
+        *CAUSES,
+    }
+)
+"""The styles with a colour of their own: phases of the host, work of the device, causes of idle time. Any other is
+coloured as what it is alike to, or grey."""
+ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"}
 
 
 def hue(style: str) -> str:
     """The class of the style sheet that colours it."""
-    return f"hue-{HUES.get(style, 'other')}"
+    known = ALIKE.get(style, style)
+    return f"hue-{known if known in HUES else 'other'}"
 
 
-def legend(styles: Iterable[str]) -> list[tuple[str, str]]:
-    """(class, what has its colour), each colour once, in order of appearance."""
-    found: dict[str, list[str]] = {}
-    for style in dict.fromkeys(styles):
-        found.setdefault(hue(style), []).append(words(style))
-    return [(name, ", ".join(dict.fromkeys(meant))) for name, meant in found.items()]
+def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(lane, (class, style) of each that it is the first to have); streams count as one lane."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    known: set[str] = set()
+    for lane in lanes:
+        styles = [style for style in dict.fromkeys(box.style for box in lane.boxes) if style not in known]
+        known.update(styles)
+        kind = "streams" if "stream" in lane.name else words(lane.name)
+        found.setdefault(kind, []).extend((hue(style), words(style)) for style in styles)
+    return [(kind, styles) for kind, styles in found.items() if styles]
 
 
-def timeline(found: Timeline) -> Markup | None:
-    """One step, a row for each lane that has boxes; None if none has."""
+def timeline(found: Timeline, whole: str = "step") -> Markup | None:
+    """One step, a row for each lane that has boxes; None if none has. whole: what its time is the time of."""
     lanes = [lane for lane in found.lanes if lane.boxes]
     if not lanes or found.wall <= 0:
         return None
     x, measured = Scale(0, found.wall, 0, 100), measure("s", found.wall / 1e9)
     bottom = TOP + PITCH * len(lanes)
     places = [(x(tick.value * 1e9), tick) for tick in ticks(0, found.wall / 1e9, 6, measured)]
-    parts = [svg.bottom_axis(places, bottom, TOP, f"time since the step began, {measured.name}")]
+    parts = [svg.bottom_axis(places, bottom, TOP, f"time since the {whole} began, {measured.name}")]
     parts += [part for row, lane in enumerate(lanes) for part in _lane(row, lane, x)]
     said = "; ".join(f"{words(lane.name)}, {units.counted(len(lane.boxes), 'piece')}" for lane in lanes)
-    return svg.drawing(f"What step {found.step} did over time", said, bottom + FOOT, parts)
+    return svg.drawing(f"What the {whole} did over time", said, bottom + FOOT, parts)
 
 
 def partition(ranks: Sequence[Rank]) -> Markup | None:

@@ -17,6 +17,7 @@ from gpubench.report import (
     phrases,
     pipe_phrases,
     profile_page,
+    profile_phrases,
     recorded,
     rows,
     wording,
@@ -62,7 +63,8 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
         phases=_phases(run),
         distribution=distribution,
         pipeline=_pipeline(run.pipeline, run) if run.pipeline else None,
-        profile=profile_page.section(run.profile, run.findings) if run.profile and run.findings else None,
+        profile=_profile(run),
+        leads=run.record is not None and run.record.command == "profile",
         telemetry=hardware.whole_run(run, recorded.GPU) or hardware.whole_run(run, recorded.CPU),
         peaks=hardware.peaks([side], [_estimates([run])]),
         memory=hardware.whole_run(run, [recorded.GPU_MEMORY]) or hardware.whole_run(run, [recorded.CPU_MEMORY]),
@@ -171,6 +173,13 @@ def _pipeline(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:
         "sizes": Figure("Size of a hand-over", bars) if bars else None,
         "verification": pipe_phrases.verification(pipeline.verification),
     }
+
+
+def _profile(run: RunEvidence) -> dict[str, Any] | None:
+    if not (run.record and run.profile and run.findings):
+        return None
+    unit = profile_phrases.unit_of(run.record.command, run.settings)
+    return profile_page.section(run.profile, run.findings, unit=unit, own=True)
 
 
 def _by_head(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
+from gpubench.report.plain import clean
 
 LEADERS = ("throughput", "throughput_per_device", "step_time")
 ASIDE = ("treatment", "protocol", "code")
@@ -157,19 +158,6 @@ def cell(value: Any) -> str:
     if value is None:
         return "-"
     return clean(str(value).lower() if isinstance(value, bool) else str(value))
-
-
-def clean(text: str) -> str:
-    """One line in which control characters, line ends and lone surrogates are spelled out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
-def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters, by leaving out the middle: names and versions differ at their ends."""
-    if len(text) <= limit:
-        return text
-    kept = limit - 1
-    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
 
 
 def figures(verdict: Verdict) -> tuple[str, list[str], str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gpubench import units
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
-from gpubench.report.phrases import clean
+from gpubench.report.plain import clean
 from gpubench.stages import Handover, Pipeline, Stage, Verification
 
 BASELINES = {

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 from gpubench import units
 from gpubench.comparison.causes import in_seconds
-from gpubench.comparison.result import FindingChange, WorkChange
+from gpubench.comparison.result import Fate, FindingChange, WorkChange
 from gpubench.findings import Findings
-from gpubench.report.phrases import clean
+from gpubench.report.plain import clean
 from gpubench.report.profile_phrases import kernel_name, parts, per, steps
 from gpubench.report.sheets import Sheet, sheet
 from gpubench.trace.profile import KernelChange, Profile, Rank
 
 CHANGES = 10  # of work that are shown
+APART: dict[Fate, str] = {"gone": "only before", "new": "only after", "still there": "in both"}
 NANOSECONDS = 9  # decimals of a second: traces have no more
 
 
@@ -25,28 +26,40 @@ class Against:
     changes: Sequence[KernelChange]
 
 
-def speed(before: Rank, after: Rank) -> str:
-    """Both lengths in a line; without steps on both sides they are not of the same work, and no ratio is said."""
+def reservation(unlike: Sequence[str]) -> str:
+    """Why no change is told."""
+    return f"not set against each other: {'; '.join(unlike)}"
+
+
+def speed(before: Rank, after: Rank, alike: bool = True) -> str:
+    """Both lengths in a line; a ratio only of the same work, which without steps on both sides nobody knows."""
     ours, theirs = (units.seconds(rank.wall / 1e9 / steps(rank)) for rank in (before, after))
     if not (before.steps and after.steps):
-        return f"the windows are {ours} and {theirs}; without marked steps they need not be the same work"
+        said = f"the windows are {ours} and {theirs}"
+        return f"{said}; without marked steps they need not be the same work" if alike else said
     said = f"a profiled step took {ours} before and {theirs} after"
-    return f"{said}: {_change(before.wall / steps(before), after.wall / steps(after))}"
+    return f"{said}: {_change(before.wall / steps(before), after.wall / steps(after))}" if alike else said
 
 
-def part_changes(before: Rank, after: Rank) -> Sheet:
+def tables(before: Rank, after: Rank, changes: Sequence[KernelChange], alike: bool = True) -> list[Sheet]:
+    """Where the time went, and of the same work what changed in it."""
+    found = [part_changes(before, after, alike)]
+    if alike:
+        found.append(work_changes("kernel", [in_seconds(change) for change in changes]))
+    return [one for one in found if one]
+
+
+def part_changes(before: Rank, after: Rank, alike: bool = True) -> Sheet:
     """Every part of the time, before and after, and at the end all of it."""
     ours, theirs = _times(before), _times(after)
     rows = [
         _row(name, ours.get(name, 0.0), theirs.get(name, 0.0))
         for name in sorted({*ours, *theirs}, key=[*ours, *theirs].index)
     ]
-    whole = _row("all of it", before.wall / steps(before), after.wall / steps(after))
-    return sheet(f"Where the time {per(after)} went", [*rows, whole])
-
-
-def kernel_changes(changes: Sequence[KernelChange]) -> Sheet:
-    return work_changes("kernel", [in_seconds(change) for change in changes])
+    rows.append(_row("all of it", before.wall / steps(before), after.wall / steps(after)))
+    if not alike:
+        rows = [{name: row[name] for name in ("part", "before", "after")} for row in rows]
+    return sheet(f"Where the time {per(after)} went", rows)
 
 
 def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> Sheet:
@@ -63,8 +76,10 @@ def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> She
     return sheet(f"{of.capitalize()}s that changed most, a step", rows, units.counted(rest, "other") if rest else "")
 
 
-def fate(change: FindingChange) -> str:
-    """What became of a finding, in a word or two."""
+def fate(change: FindingChange, alike: bool = True) -> str:
+    """What became of a finding, in a word or two. Only of the same work can one be gone."""
+    if change.fate and not alike:
+        return APART[change.fate]
     return change.fate or ("there, not judged before" if change.candidate else "was there, not judged now")
 
 

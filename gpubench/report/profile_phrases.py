@@ -1,17 +1,30 @@
 """A profile in plain text: the parts and sentences that the terminal and the page share.
 
-Times are those of one step, as a mean over the window, where the trace has steps; else they are of all of it.
+Times are those of one step, as a mean over the window, where the trace has steps; else they are of all of it. `unit`
+is what a step of the profiler is of the program: a step, an epoch or an evaluation.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpubench import units
-from gpubench.report.phrases import clean
+from gpubench.report.plain import clean
 from gpubench.trace.launches import SHORT_KERNEL
 from gpubench.trace.profile import Compiled, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # of the critical path that are named
+DISTORTED = 0.3
+"""From this overhead on the shares of a profile are no longer those of the program: not all of it slows down alike."""
+
+BRINGS = {
+    "shapes": "FLOP/s, traffic and bound of the operators",
+    "stacks": "file and line of waits and copies",
+    "steps": "time of a single step",
+}
+"""What a trace tells only if it was recorded with this."""
+SWITCHES = ("record_shapes", "with_stack")  # arguments of torch.profiler.profile, and settings of a run
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,22 @@ def steps(rank: Rank) -> int:
     return max(1, len(rank.steps))
 
 
-def per(rank: Rank) -> str:
-    return "of a step" if rank.steps else "of the trace"
+def unit_of(command: str, settings: Mapping[str, Any]) -> str:
+    """What a step of the profiler is in a run of this command. settings: by dot-key."""
+    if command == "pipe-infer":
+        return "evaluation"
+    return "epoch" if settings.get("profiling.unit") == "epoch" else "step"
+
+
+def whole(rank: Rank, unit: str = "step") -> str:
+    """What shares are of."""
+    return unit if rank.steps else "trace"
+
+
+def per(rank: Rank, unit: str = "step") -> str:
+    if not rank.steps:
+        return "of the trace"
+    return f"of an {unit}" if unit[0] in "aeiou" else f"of a {unit}"
 
 
 def duration(rank: Rank, time: float) -> str:
@@ -81,41 +108,52 @@ def name(rank: Rank) -> str:
     return clean(rank.label) if rank.rank is None else f"rank {rank.rank}"
 
 
-def window(rank: Rank) -> str:
+def window(rank: Rank, unit: str = "step") -> str:
     """What was recorded, in a clause: "6 steps of 178 ms on Tesla V100"."""
     length = units.seconds(rank.wall / 1e9 / steps(rank))
-    said = f"{units.counted(len(rank.steps), 'step')} of {length}" if rank.steps else f"{length}, no steps marked"
+    said = f"{units.counted(len(rank.steps), unit)} of {length}" if rank.steps else length
     where = rank.device_name or ("the host alone" if rank.host_only else "")
-    return f"{said} on {clean(where)}" if where else said
+    said = f"{said} on {clean(where)}" if where else said
+    return said if rank.steps else f"{said}, no steps marked"
 
 
-def about(profile: Profile) -> str:
+def about(profile: Profile, unit: str = "step") -> str:
     """Which ranks were recorded, and for how long."""
     first = profile.ranks[0]
     if len(profile.ranks) > 1:
-        return f"{len(profile.ranks)} ranks; {name(first)} is the one shown below: {window(first)}"
+        return f"{len(profile.ranks)} ranks; {name(first)} is the one shown below: {window(first, unit)}"
     label = clean(first.label)
-    return f"{label}: {window(first)}" if first.rank is None else f"{label}, rank {first.rank}: {window(first)}"
+    return (
+        f"{label}: {window(first, unit)}"
+        if first.rank is None
+        else f"{label}, rank {first.rank}: {window(first, unit)}"
+    )
 
 
-def caveat(rank: Rank, overhead: float | None) -> str:
+def is_distorted(overhead: float | None) -> bool:
+    return overhead is not None and overhead > DISTORTED
+
+
+def caveat(rank: Rank, overhead: float | None, unit: str = "step") -> str:
     """What the times below are worth."""
     said = "times are of the profiled run"
     if len(rank.steps) > 1:
-        said += f", mean over its {len(rank.steps)} steps"
+        said += f", mean over its {len(rank.steps)} {unit}s"
     if overhead is None:
         return f"{said}: they tell shares, not speed"
     if overhead <= 0:
         return f"{said}; it took no longer than a clean one"
-    slower = f"the profiled step took {units.difference(overhead)} longer than a clean one"
-    return f"{said}; {slower}: its times tell shares, not speed"
+    slower = "{} longer than" if overhead < 1 else "{} as long as"
+    said += f"; the profiled {unit} took {slower.format(units.difference(overhead))} a clean one"
+    if is_distorted(overhead):
+        return f"{said}: shares below are distorted; times of the clean run are in the metrics"
+    return f"{said}: its times tell shares, not speed"
 
 
-def launches(rank: Rank, found: Launches) -> str:
+def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
     """How the host kept the device in work."""
-    said = [
-        f"launches {per(rank)}: {calls(rank, found.calls) or 0} in {duration(rank, found.host) or '0 s'} of the host"
-    ]
+    calling = duration(rank, found.host) or "0 s"
+    said = [f"launches {per(rank, unit)}: {calls(rank, found.calls) or 0} in {calling} of the host"]
     said.append(
         f"work begins {_nanoseconds(found.delay_median)} after its call (median; p95 {_nanoseconds(found.delay_p95)})"
     )
@@ -158,10 +196,10 @@ def bound_known(rank: Rank) -> bool:
     return any(operator.bound != "insufficient data" for operator in rank.operators)
 
 
-def sentences(rank: Rank) -> list[str]:
+def sentences(rank: Rank, unit: str = "step") -> list[str]:
     """What is said of a rank in a line each."""
     found = [
-        launches(rank, rank.launches) if rank.launches else "",
+        launches(rank, rank.launches, unit) if rank.launches else "",
         critical_path(rank),
         compiled(rank.compiled) if rank.compiled else "",
         "" if bound_known(rank) else "what bounds the operators: insufficient data",
@@ -179,11 +217,20 @@ def doubts(profile: Profile) -> list[str]:
     return [f"{', '.join(of)}: {note}" if len(of) < everywhere else note for note, of in true_of.items()]
 
 
-def missing(profile: Profile) -> str:
-    """What the traces could not tell, and the options that would."""
+def missing(profile: Profile, own: bool = False) -> list[str]:
+    """What the traces could not tell, and how they would, a sentence each. own: of a run of this program."""
     absent = {what: option for rank in profile.ranks for what, option in rank.missing.items()}
-    said = ", ".join(f"{words(what)} ({clean(option)})" for what, option in absent.items())
-    return f"not in the trace: {said}" if said else ""
+    return [
+        f"no {words(what)} in the trace, so no {BRINGS.get(what, 'more')}: record with {recorded_with(option, own)}"
+        for what, option in absent.items()
+    ]
+
+
+def recorded_with(option: str, own: bool) -> str:
+    """An option of the profiler as one gives it."""
+    if option in SWITCHES:
+        return f"--profiling.{option}=true" if own else f"torch.profiler.profile({option}=True)"
+    return "torch.profiler.profile(schedule=...) and step()" if option == "schedule" else clean(option)
 
 
 def perfetto(path: str) -> str:

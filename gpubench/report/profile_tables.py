@@ -25,9 +25,9 @@ def tables(rank: Rank) -> list[Sheet]:
     return [one for one in made if one]
 
 
-def ranks(profile: Profile) -> Sheet:
+def ranks(profile: Profile, unit: str = "step") -> Sheet:
     """One row a rank, in shares of its own wall time."""
-    return sheet("Ranks", [_rank_row(rank) for rank in profile.ranks])
+    return sheet("Ranks", [_rank_row(rank, unit) for rank in profile.ranks])
 
 
 def phases(rank: Rank) -> Sheet:
@@ -161,11 +161,11 @@ def _operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
     seconds = _work(rank, operator) / 1e9
     return {
         "operator": operator.name,
-        "device": duration(rank, operator.device),
+        "host" if rank.host_only else "device": duration(rank, _work(rank, operator)),
+        "shapes": operator.shapes,
         "host": duration(rank, operator.host),
         "share": share(rank, _work(rank, operator)),
         "calls": calls(rank, operator.calls),
-        "shapes": operator.shapes,
         "bound": operator.bound,
         "of ceiling": "" if operator.of_ceiling is None else units.percent(operator.of_ceiling),
         "FLOP/s": units.count(operator.flops / seconds) if operator.flops and seconds else "",
@@ -179,8 +179,8 @@ def _copy_kind(copy: Copy) -> str:
     return f"{words(copy.kind)}{memory}"
 
 
-def _rank_row(rank: Rank) -> dict[str, str]:
-    row = {"rank": name(rank), "step" if rank.steps else "window": duration(rank, rank.wall)}
+def _rank_row(rank: Rank, unit: str) -> dict[str, str]:
+    row = {"rank": name(rank), unit if rank.steps else "window": duration(rank, rank.wall)}
     if rank.device is None:
         return row | {words(part): share(rank, time) for part, time in rank.host.items()}
     idle, cause = max(((time, cause) for cause, time in rank.idle.items()), default=(0, ""))

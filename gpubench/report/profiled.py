@@ -17,8 +17,11 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 def _show_run(outcome: Outcome, console: Console) -> None:
     recorder = outcome.recorder
     console.print(Text(training.headline(recorder.settings, outcome.summary), style="bold"), soft_wrap=True)
-    if recorder.diagnosis is None:
-        console.print("nothing was recorded")
+    diagnosis = recorder.diagnosis
+    if diagnosis is None:
+        why = outcome.error.message if outcome.error else outcome.status
+        console.print(Text(f"no profile: {why}"))
         return
-    trace = recorder.writer.path / TRACES / recorder.diagnosis.traces[0].name
-    profiling.show(recorder.diagnosis.profile, recorder.diagnosis.findings, console, trace=str(trace))
+    trace = recorder.writer.path / TRACES / diagnosis.traces[0].name
+    unit = recorder.settings.profiling.unit
+    profiling.show(diagnosis.profile, diagnosis.findings, console, str(trace), unit, own=True)

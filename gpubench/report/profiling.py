@@ -11,8 +11,8 @@ from rich.text import Text
 from gpubench.comparison.causes import finding_changes
 from gpubench.comparison.result import FindingChange
 from gpubench.findings import Finding, Findings
-from gpubench.report import finding_phrases, profile_against, profile_phrases, profile_tables, sheets
-from gpubench.report.phrases import clean
+from gpubench.report import finding_phrases, likeness, profile_against, profile_phrases, profile_tables, sheets
+from gpubench.report.plain import clean
 from gpubench.report.profile_against import Against
 from gpubench.trace.profile import KernelChange, Profile, Rank
 
@@ -32,24 +32,36 @@ COLOURS = {
 """Of the parts of a step; one that is not here is white."""
 
 
-def show(profile: Profile, findings: Findings, console: Console, trace: str | None = None) -> None:
-    """From the sentence that matters to what to do about it. trace: where its file is, if not under its own name."""
+def show(
+    profile: Profile,
+    findings: Findings,
+    console: Console,
+    trace: str | None = None,
+    unit: str = "step",
+    own: bool = False,
+) -> None:
+    """From the sentence that matters to what to do about it.
+
+    trace: where its file is, if not under its own name. unit: what a step of the profiler is. own: it is of a run of
+    this program, which can be told to record more.
+    """
     first = profile.ranks[0]
     _say(console, clean(findings.headline), "bold")
-    _say(console, profile_phrases.about(profile), "dim")
-    _say(console, profile_phrases.caveat(first, findings.overhead), "dim")
+    _say(console, profile_phrases.about(profile, unit), "dim")
+    loudness = "bold yellow" if profile_phrases.is_distorted(findings.overhead) else "dim"
+    _say(console, profile_phrases.caveat(first, findings.overhead, unit), loudness)
     if len(profile.ranks) > 1:
-        show_sheets([profile_tables.ranks(profile)], console)
+        show_sheets([profile_tables.ranks(profile, unit)], console)
         _say_all(console, map(profile_phrases.straggler, profile.stragglers))
     console.print()
-    console.print(_parts(first, console.width))
+    console.print(_parts(first, console.width, unit))
     show_sheets(profile_tables.tables(first), console)
-    if sentences := profile_phrases.sentences(first):
+    if sentences := profile_phrases.sentences(first, unit):
         console.print()
         _say_all(console, sentences)
-    _show_findings(console, findings)
-    _show_unknown(console, profile, findings)
-    _say(console, profile_phrases.perfetto(trace or first.label))
+    _show_findings(console, findings, profile_phrases.whole(first, unit))
+    _show_unknown(console, profile, findings, own)
+    _say_unbroken(console, profile_phrases.perfetto(trace or first.label))
 
 
 def show_against(
@@ -62,22 +74,25 @@ def show_against(
 ) -> None:
     """Two traces of one program: what became of its time and of its findings."""
     ours, theirs = before.ranks[0], after.ranks[0]
-    _say(console, profile_against.speed(ours, theirs), "bold")
+    unlike = likeness.differences(before, after)
+    _say(console, profile_against.speed(ours, theirs, not unlike), "bold")
+    if unlike:
+        _say(console, profile_against.reservation(unlike), "bold yellow")
     for name, profile, findings in (("before", before, findings_before), ("after", after, findings_after)):
         _say(console, f"{name}: {clean(findings.headline)}")
         _say(console, f"  {profile_phrases.about(profile)}", "dim")
-    show_sheets([profile_against.part_changes(ours, theirs), profile_against.kernel_changes(changes)], console)
+    show_sheets(profile_against.tables(ours, theirs, changes, not unlike), console)
     console.print()
-    show_fates(finding_changes(findings_before, findings_after), console)
-    _show_findings(console, findings_after)
+    show_fates(finding_changes(findings_before, findings_after), console, alike=not unlike)
+    _show_findings(console, findings_after, profile_phrases.whole(theirs))
     _show_unknown(console, after, findings_after)
 
 
-def show_fates(changes: Iterable[FindingChange], console: Console) -> None:
-    """What became of each finding, a line each."""
+def show_fates(changes: Iterable[FindingChange], console: Console, *, alike: bool = True) -> None:
+    """What became of each finding, a line each. alike: of the same work, so that one can be gone."""
     for change in changes:
-        style = FATES[change.fate] if change.fate else ""
-        _say(console, f"{profile_against.fate(change)}: {profile_against.about(change)}", style)
+        style = FATES[change.fate] if change.fate and alike else ""
+        _say(console, f"{profile_against.fate(change, alike)}: {profile_against.about(change)}", style)
 
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
@@ -88,11 +103,12 @@ def to_document(profile: Profile, findings: Findings, against: Against | None = 
             "profile": msgspec.to_builtins(against.profile),
             "findings": msgspec.to_builtins(against.findings),
             "kernels": msgspec.to_builtins(list(against.changes)),
+            "unlike": likeness.differences(against.profile, profile),
         }
     return document
 
 
-def _parts(rank: Rank, width: int) -> Table:
+def _parts(rank: Rank, width: int, unit: str) -> Table:
     """A bar for each part of the window; where there is no room for bars, their figures."""
     parts = profile_phrases.parts(rank)
     cells = [
@@ -100,7 +116,7 @@ def _parts(rank: Rank, width: int) -> Table:
     ]
     room = width - sum(max(len(cell) for cell in column) + 2 for column in zip(*cells, strict=True))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(profile_phrases.per(rank), no_wrap=True)
+    table.add_column(profile_phrases.per(rank, unit), no_wrap=True)
     if room >= SMALLEST_BAR:
         table.add_column("", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
@@ -124,18 +140,20 @@ def show_sheets(shown: Iterable[sheets.Sheet], console: Console) -> None:
             _say(console, f"and {sheet.rest}", "dim")
 
 
-def _show_findings(console: Console, findings: Findings) -> None:
+def _show_findings(console: Console, findings: Findings, whole: str) -> None:
     for number, finding in enumerate(findings.findings, 1):
         console.print()
-        console.print(_title(number, finding), soft_wrap=True)
-        console.print(_lines(finding))
+        console.print(_title(number, finding))
+        console.print(_lines(finding, whole))
     if not findings.findings:
         _say(console, "no finding: no rule found anything above its threshold")
     console.print()
+    if findings.interrupted:
+        _say(console, finding_phrases.INTERRUPTED, "yellow")
     if together := finding_phrases.combination(findings):
         _say(console, together)
     if findings.keep:
-        _say(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")
+        _say_unbroken(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")
 
 
 def _title(number: int, finding: Finding) -> Text:
@@ -143,23 +161,23 @@ def _title(number: int, finding: Finding) -> Text:
     return Text.assemble((f"{number}. {clean(finding.title)}", "bold"), severity)
 
 
-def _lines(finding: Finding) -> Table:
+def _lines(finding: Finding, whole: str) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     previous = ""
-    for what, words in finding_phrases.lines(finding):
+    for what, words in finding_phrases.lines(finding, whole):
         style = OUTCOMES[finding.measured.outcome] if finding.measured and what == "measured" else ""
         grid.add_row(Text(f"   {what if what != previous else ''}", "dim"), Text(words, style))
         previous = what
     return grid
 
 
-def _show_unknown(console: Console, profile: Profile, findings: Findings) -> None:
+def _show_unknown(console: Console, profile: Profile, findings: Findings, own: bool = False) -> None:
     for missing, rules in finding_phrases.unanswered(findings):
         _say(console, f"not judged for want of {missing}: {rules}", "dim")
-    if missing := profile_phrases.missing(profile):
-        _say(console, missing, "dim")
+    for sentence in profile_phrases.missing(profile, own):
+        _say(console, sentence, "dim")
     for note in profile_phrases.doubts(profile):
         _say(console, f"note: {note}", "yellow")
 
@@ -170,5 +188,9 @@ def _say_all(console: Console, lines: Iterable[str]) -> None:
 
 
 def _say(console: Console, line: str, style: str = "") -> None:
-    """A sentence, which the terminal may wrap; rich would count its columns."""
+    console.print(Text(line, style=style))
+
+
+def _say_unbroken(console: Console, line: str, style: str = "") -> None:
+    """What is to be copied out of the terminal."""
     console.print(Text(line, style=style), soft_wrap=True)

@@ -8,7 +8,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from gpubench.report.phrases import clean, shorten
+from gpubench.report.plain import clean, shorten
 
 GAP = 2  # characters between columns
 READABLE = 24  # characters into which a name or a place can be shortened and still be told

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpubench import __version__, units
-from gpubench.report import phrases, pipe_phrases, wording
+from gpubench.report import phrases, pipe_phrases, plain, wording
 
 LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
 
@@ -38,7 +38,7 @@ def environment() -> Environment:
         sign=wording.sign,
         standing=wording.standing,
         open_ends=phrases.note,
-        short=lambda text: phrases.shorten(text, LONGEST),
+        short=lambda text: plain.shorten(text, LONGEST),
         code_state=_code_state,
         rests_on=wording.rests_on,
         typeset=wording.typeset,

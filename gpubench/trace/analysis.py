@@ -18,11 +18,12 @@ from gpubench.trace.launches import launches
 from gpubench.trace.modules import modules
 from gpubench.trace.nesting import owner
 from gpubench.trace.operators import operators
-from gpubench.trace.optimizing import optimizing
+from gpubench.trace.optimizing import optimizing, zeroing_idle
 from gpubench.trace.phases import phase_of, phases
 from gpubench.trace.profile import CAUSES, Breakdown, Cause, HostPart, Profile, Rank, Step
 from gpubench.trace.program import Program
 from gpubench.trace.reservations import missing, notes
+from gpubench.trace.stretches import stretches
 from gpubench.trace.synchronisations import synchronisations
 
 
@@ -31,11 +32,14 @@ def analyse(traces: Sequence[Trace]) -> Profile:
     programs = [Program.of(trace) for trace in traces]
     windows, lexicons = [program.window for program in programs], [program.lexicon for program in programs]
     ranks.check(traces, lexicons)
-    found = sorted(map(_rank, programs), key=lambda rank: -1 if rank.rank is None else rank.rank)
+    apart = ranks.apart(traces, windows)
+    found = sorted(
+        (_rank(program, apart) for program in programs), key=lambda rank: -1 if rank.rank is None else rank.rank
+    )
     return Profile(ranks=found, stragglers=ranks.stragglers(traces, windows, lexicons))
 
 
-def _rank(program: Program) -> Rank:
+def _rank(program: Program, beside: Sequence[str]) -> Rank:
     trace, lexicon, links, window = program.trace, program.lexicon, program.links, program.window
     known = phase_of(program)
     whole = (window.start, window.end)
@@ -46,6 +50,7 @@ def _rank(program: Program) -> Rank:
     return Rank(
         label=trace.label,
         rank=trace.rank,
+        world_size=trace.world_size,
         device_name=_device_name(trace),
         host_only=trace.host_only,
         start=window.start,
@@ -65,13 +70,16 @@ def _rank(program: Program) -> Rank:
         synchronisations=synchronisations(program, known, idle_by_call(trace, lexicon, causes)),
         collectives=collectives(trace, lexicon, window, sets.exposed_communication) if sets else [],
         compiled=compiled(program),
+        python=stretches(program, known),
         threads=len(set(trace.host.thread[program.operators & program.inside].tolist())),
         zeroed_gradients=optimizer.zeroed_gradients,
+        zeroing=optimizer.zeroing,
+        zeroing_idle=zeroing_idle(program, clip(causes["python_and_launch"], *whole)),
         optimizer_kernels=optimizer.kernels,
         optimizer_steps=optimizer.steps,
         timeline=timeline(program, known, causes),
         missing=missing(program),
-        notes=notes(program),
+        notes=[*notes(program), *beside],
     )
 
 

@@ -121,6 +121,8 @@ class Trace:
     """In the file, of whatever kind."""
     dropped: int
     """Events that make no sense, and were left out."""
+    truncated: bool = False
+    """The file ends early, behind its events: of what stands there, as settings, some or all is missing."""
 
     @property
     def host_only(self) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpubench.trace.columns import MISSING, Ids, Signature, WorkKind
+from gpubench.trace.columns import MISSING, Ids, Mask, Signature, WorkKind
 from gpubench.trace.frames import UserFrames
 from gpubench.trace.nesting import nearest, outermost
 from gpubench.trace.phases import NAMES, OTHER, Phases
@@ -16,10 +16,10 @@ from gpubench.trace.profile import Copy, CopyKind
 from gpubench.trace.program import Program
 from gpubench.trace.tensors import Tensor, shapes_text, tensor
 
+UNTOLD = ("aten::copy_", "aten::to", "aten::_to_copy")
+"""What is most likely a copy, where inputs were not recorded."""
 _ASKING = (
-    "aten::copy_",
-    "aten::to",
-    "aten::_to_copy",
+    *UNTOLD,
     "aten::contiguous",
     "aten::clone",
     "aten::item",
@@ -64,17 +64,23 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
     """Copies of the window by kind, page-locking, phase and place in the user's code, the most time first.
 
     A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is told by types and strides
-    of its inputs; where those were not recorded, it is left out. Times are nanoseconds; bytes are those that the trace
+    of its inputs. Where those were not recorded, it is left out; so is one of a single number that launches nothing.
+    Times are nanoseconds, the host's of the call that the program made, as aten::to; bytes are those that the trace
     has, else the size of the destination.
     """
     frames = UserFrames.of(program)
-    asked_by = outermost(program.nest, program.named(_ASKING))
+    asking = _asking(program)
+    timed: set[int] = set()
     tallies: defaultdict[_Place, _Tally] = defaultdict(_Tally)
     for call in _calls(program):
         known = call.slice >= 0
         phase = NAMES[phases.of[call.slice]] if known else NAMES[OTHER]
         tally = tallies[_Place(call.kind, call.pinned, phase, frames.at(call.slice) if known else None)]
-        _add(tally, call, program, int(asked_by[call.slice]) if known else MISSING)
+        asker = int(asking[call.slice]) if known else MISSING
+        _add(tally, call, program, asker)
+        if known and asker not in timed:  # one call may make several copies
+            timed.add(asker)
+            tally.host += int(program.nest.end[asker] - program.trace.host.start[asker])
     found = [
         Copy(
             kind=place.kind,
@@ -92,15 +98,37 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
     return sorted(found, key=lambda one: (-max(one.device, one.host), one.kind, one.phase, one.where or ""))
 
 
-def _add(tally: _Tally, call: _Call, program: Program, asked_by: int) -> None:
+def copying(program: Program) -> Mask:
+    """Calls, as the program made them, that copy more than a number; where inputs were not recorded, that may copy."""
+    host = program.trace.host
+    if not program.trace.signatures:
+        return program.named(UNTOLD)
+    calls = [call for call in np.flatnonzero(program.named(("aten::copy_",))).tolist() if not _of_number(program, call)]
+    found = np.zeros(len(host), np.bool_)
+    found[_asking(program)[calls]] = True
+    return found
+
+
+def _asking(program: Program) -> Ids:
+    """For each slice the outermost call around it that is known to copy, else itself."""
+    found = outermost(program.nest, program.named(_ASKING))
+    return np.where(found >= 0, found, np.arange(len(found), dtype=np.int32))
+
+
+def _of_number(program: Program, call: int) -> bool:
+    """Whether aten::copy_ fills a tensor of no dimensions, as operators with a number among their inputs have it do."""
+    number = program.trace.host.signature[call]
+    target = tensor(program.trace.signatures[number], 0) if number >= 0 else None
+    return target is not None and not target.shape
+
+
+def _add(tally: _Tally, call: _Call, program: Program, asker: int) -> None:
     tally.calls += 1
     tally.device += call.device
     tally.bytes = None if tally.bytes is None or call.bytes is None else tally.bytes + call.bytes
-    if call.slice >= 0:
-        tally.host += int(program.nest.end[call.slice] - program.trace.host.start[call.slice])
     size = call.device if call.bytes is None else call.bytes
     if size > tally.largest:
-        tally.largest, tally.example = size, _example(program, call, asked_by)
+        tally.largest, tally.example = size, _example(program, call, asker)
 
 
 def _calls(program: Program) -> Iterator[_Call]:
@@ -109,21 +137,21 @@ def _calls(program: Program) -> Iterator[_Call]:
     copying = program.named(("aten::copy_",))
     around = nearest(nest, copying)
     caller = _caller(program, around)
-    moved = (trace.device.kind == WorkKind.COPY) & (program.work_time > 0)
+    moved = (trace.device.kind == WorkKind.COPY) & program.started
     works: defaultdict[int, list[int]] = defaultdict(list)
-    for work in np.flatnonzero((caller >= 0) & (program.work_time > 0)).tolist():
+    for work in np.flatnonzero((caller >= 0) & program.started).tolist():
         works[int(caller[work])].append(work)
     told = np.unique(caller[moved & (caller >= 0)]).tolist()
     for slice_ in told:
         yield _runtime_copy(program, slice_, works[slice_])
     for work in np.flatnonzero(moved & (caller < 0)).tolist():
         yield _runtime_copy(program, MISSING, [work])
-    untold = copying & program.inside
+    untold = copying & program.counted
     untold[told] = False
     for slice_ in np.flatnonzero(untold & (trace.host.signature >= 0)).tolist():
         signature = trace.signatures[trace.host.signature[slice_]]
         target, kind = tensor(signature, 0), _told_by(signature)
-        if target and kind:
+        if target and kind and (target.shape or works[slice_]):
             device = int(program.work_time[works[slice_]].sum())
             yield _Call(slice_, kind, None, device, target.bytes, "aten::copy_")
 
@@ -162,7 +190,15 @@ def _told_by(signature: Signature) -> CopyKind | None:
         return "dtype_cast"
     if target.strides is None or source.strides is None:
         return None
+    if _broadcast(source, target):
+        return "same"
     return "same" if _layout(target) == _layout(source) else "layout_change"
+
+
+def _broadcast(source: Tensor, target: Tensor) -> bool:
+    """Whether elements are read more than once, so that the source has no layout to be kept."""
+    repeated = any(size > 1 and not step for size, step in zip(source.shape, source.strides or (), strict=False))
+    return repeated or source.elements != target.elements
 
 
 def _layout(one: Tensor) -> list[tuple[int, int]]:
@@ -170,11 +206,11 @@ def _layout(one: Tensor) -> list[tuple[int, int]]:
     return [(size, step) for size, step in zip(one.shape, one.strides or (), strict=False) if size != 1]
 
 
-def _example(program: Program, call: _Call, asked_by: int) -> str:
+def _example(program: Program, call: _Call, asker: int) -> str:
     if call.slice < 0:
         return call.name
     host, names = program.trace.host, program.trace.names
-    name = names[host.name[asked_by if asked_by >= 0 else call.slice]]
+    name = names[host.name[asker]]
     number = host.signature[call.slice]
     if number < 0:
         return f"{name}: {call.name}"

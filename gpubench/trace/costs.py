@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpubench.trace.columns import Signature
 from gpubench.trace.tensors import Tensor, flag, numbers, tensor, tensors
 
@@ -124,17 +126,40 @@ def _traffic(*places: int) -> Callable[[Signature], Cost | None]:
 
 
 def _elementwise(signature: Signature) -> Cost | None:
+    """All inputs, and an output of their common shape, with the type of the widest."""
+    found = _arrays(signature)
+    if not found:
+        return None
+    output = math.prod(_common_shape(found)) * max(one.itemsize for one in found)
+    return Cost(None, sum(one.bytes for one in found) + output)
+
+
+def _norm(signature: Signature) -> Cost | None:
     """All inputs, and an output as large as the largest of them, with the type of the widest."""
-    found = tensors(signature)
+    found = _arrays(signature)
     if not found:
         return None
     output = max(one.elements for one in found) * max(one.itemsize for one in found)
     return Cost(None, sum(one.bytes for one in found) + output)
 
 
+def _arrays(signature: Signature) -> list[Tensor]:
+    """The inputs, without Python's numbers beside them: these come as tensors of no dimensions, and decide no type."""
+    found = tensors(signature)
+    return [one for one in found if one.shape] or found
+
+
+def _common_shape(found: list[Tensor]) -> tuple[int, ...]:
+    """As PyTorch broadcasts; that of the largest where the shapes do not fit."""
+    try:
+        return np.broadcast_shapes(*(one.shape for one in found))
+    except ValueError:
+        return max(found, key=lambda one: one.elements).shape
+
+
 def _in_place(signature: Signature) -> Cost | None:
     """All inputs, of which the first is written as well."""
-    found = tensors(signature)
+    found = _arrays(signature)
     return Cost(None, sum(one.bytes for one in found) + found[0].bytes) if found else None
 
 
@@ -144,13 +169,15 @@ def _reduction(signature: Signature) -> Cost | None:
     return Cost(None, found.bytes) if found else None
 
 
-# Their outputs have the shape of the largest input. Statistics and parameters of norms are too small to count.
 _ELEMENTWISE = (
     "add sub mul div pow neg exp log sqrt rsqrt abs sin cos tanh sigmoid relu gelu silu mish hardtanh leaky_relu elu"
     " clamp clamp_min clamp_max where threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward"
     " hardtanh_backward leaky_relu_backward native_dropout_backward addcmul addcdiv lerp masked_fill maximum minimum"
     " _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"
-    " native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm"
+)
+# What they write besides, statistics and gradients of parameters, is too small to count.
+_NORMS = (
+    "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm"
     " native_layer_norm_backward native_group_norm_backward native_batch_norm_backward cudnn_batch_norm_backward"
     " _fused_rms_norm"
 )
@@ -161,6 +188,7 @@ _REDUCTIONS = "sum mean max min amax amin argmax argmin any all norm linalg_vect
 
 _FORMULAS: dict[str, Callable[[Signature], Cost | None]] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    **dict.fromkeys(_NORMS.split(), _norm),
     **dict.fromkeys(_IN_PLACE.split(), _in_place),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
     **dict.fromkeys(("fill_", "zero_"), _traffic(0)),

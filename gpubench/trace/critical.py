@@ -4,13 +4,13 @@ It is walked backwards. A work of the device waited for whichever came last of t
 work before it on its stream, and the end of a work on another stream that lies between those and its start (an event
 it must have waited for, as nothing else explains that it did not start earlier). The host waited for the
 device where a call that waits has a work's end inside it; else it went on by itself, back to the window's beginning.
-Work whose launch the trace lacks waited for the device alone.
+Work whose launch the trace lacks waited for the device alone. A window that ends in a gap ends as the next work waits.
 
 Limits: what one host thread gives another, and one rank another, is not followed; of two streams whose works end
 between a launch and a start, the later one counts, needed or not.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpubench.trace.breakdown import communication_work
 from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace, WorkKind
-from gpubench.trace.idle import driving_calls, pageable_calls, waiting_calls
+from gpubench.trace.idle import drivers, pageable_calls, waiting_calls
 from gpubench.trace.intervals import Spans, intersect, subtract, union
 from gpubench.trace.launches import NEVER, previous_on_stream, ready
 from gpubench.trace.names import Lexicon
@@ -28,7 +28,8 @@ WORK_CLASSES = ("compute", "communication", "copies")
 GAP_CLASSES = ("launch_delay", "queue")
 """From the end of a launch call to the work's start; between works that stand in line."""
 HOST_CLASSES = ("data_loader", "allocator", "synchronisation", "operators", "python")
-"""The first that the host shows at an instant, on any thread; `operators` are calls into the runtime too."""
+"""The first that the host shows at an instant: `operators`, which are calls into the runtime too, on any thread, those
+before it on threads that drive the device."""
 
 
 def critical_path(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[str, int]:
@@ -67,7 +68,7 @@ class _Waits:
 
 def _walk(works: _Works, waits: _Waits, window: Window, found: dict[str, int]) -> Spans:
     """Adds the device's part of the path to `found`; the host's part is returned."""
-    now, work = window.end, _running(works, window.end)
+    now, work = window.end, _last(works, window.end)
     host_start, host_end = [], []
     while now > window.start:
         if work != MISSING:
@@ -86,10 +87,17 @@ def _walk(works: _Works, waits: _Waits, window: Window, found: dict[str, int]) -
     return union(np.array(host_start, np.int64), np.array(host_end, np.int64))
 
 
-def _running(works: _Works, at: int) -> int:
-    """The first work that goes on until then or longer; -1 where the device had nothing to do."""
-    spans = zip(works.start, works.end, strict=True)
-    return next((work for work, (start, end) in enumerate(spans) if start < at <= end), MISSING)
+def _last(works: _Works, at: int) -> int:
+    """The first work that goes on until then or longer; in a gap, the next work, if what it waited for was over.
+
+    -1 where the device had nothing to do.
+    """
+    spans = enumerate(zip(works.start, works.end, strict=True))
+    running = next((work for work, (start, end) in spans if start < at <= end), MISSING)
+    following = bisect_left(works.start, at)
+    if running != MISSING or following == len(works.start):
+        return running
+    return following if works.since[following] < at else MISSING
 
 
 def _works(trace: Trace, lexicon: Lexicon, links: Ids) -> _Works:
@@ -135,10 +143,10 @@ def _last_ended(trace: Trace, at: Ns) -> tuple[NDArray[np.intp], Ns]:
 
 def _host_spans(trace: Trace, lexicon: Lexicon, links: Ids, waits: Mask) -> dict[str, Spans]:
     host = trace.host
-    runtime = host.kind == HostKind.RUNTIME
+    runtime, driving = host.kind == HostKind.RUNTIME, drivers(trace, lexicon, links)
     masks = {
-        "data_loader": lexicon.data_loader[host.name],
-        "allocator": driving_calls(trace, lexicon, links) & lexicon.allocator[host.name],
+        "data_loader": driving & lexicon.data_loader[host.name],
+        "allocator": driving & runtime & lexicon.allocator[host.name],
         "synchronisation": waits,
         "operators": runtime | (host.kind == HostKind.OPERATOR),
     }

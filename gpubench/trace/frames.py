@@ -1,6 +1,7 @@
 """Where in the user's own Python something was asked for, as recorded stacks tell."""
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +14,7 @@ from gpubench.trace.program import Program
 _FRAME = re.compile(r"(?P<path>[^<].*)\((?P<line>\d+)\): (?P<function>.+)$")
 _NOT_THE_USERS = re.compile(
     r"(^|.*/)(torch|site-packages|dist-packages|torchvision|gpubench)/|(^|.*/)lib/python\d\.\d+/"
-    r"|(.*/)?(threading|contextlib|typing|functools|runpy|multiprocessing/\w+|concurrent/.*|importlib/.*)\.py$"
+    r"|(.*/)?(threading|contextlib|typing|functools|runpy)\.py$"
 )
 
 
@@ -51,5 +52,9 @@ def user_frame(name: str) -> str | None:
     """The place that a frame's name tells, as "train.py(25): step"; None if it is no frame, or a library's."""
     match = _FRAME.match(name)
     if not match or _NOT_THE_USERS.match(match["path"]):
+        return None
+    # The profiler takes what is on sys.path off a name: json/encoder.py. A module such as profile.py may be the user's.
+    package, inside, _ = match["path"].partition("/")
+    if inside and package in sys.stdlib_module_names:
         return None
     return f"{match['path']}:{match['line']} in {match['function']}"

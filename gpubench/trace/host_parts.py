@@ -3,6 +3,7 @@
 import numpy as np
 
 from gpubench.trace.columns import HostKind, Mask
+from gpubench.trace.copies import copying
 from gpubench.trace.intervals import Spans, join, subtract, union
 from gpubench.trace.nesting import nearest, of_pieces
 from gpubench.trace.phases import OPTIMIZER, RECV_WAIT, SEND_WAIT, Phases
@@ -10,7 +11,6 @@ from gpubench.trace.profile import HOST_PARTS, HostPart
 from gpubench.trace.program import Program
 from gpubench.trace.waiting import for_autograd, for_other_ranks
 
-_COPYING = ("aten::copy_", "aten::to", "aten::_to_copy")
 _PYTHON = HOST_PARTS.index("python")
 
 
@@ -27,7 +27,7 @@ def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
         "data_loader": program.lexicon.data_loader[name],
         "communication": (program.lexicon.communication_host[name] & (kind != HostKind.PYTHON))
         | np.isin(phases.of, (RECV_WAIT, SEND_WAIT)),
-        "copies": program.named(_COPYING),
+        "copies": copying(program),
         "optimizer": phases.of == OPTIMIZER,
         "operators": program.operators,
     }

@@ -1,12 +1,13 @@
 """Why the device had nothing to do: each instant of idle time is given to one cause.
 
-First by what the host did at that instant, the first that holds; of allocations and waits those of threads that launch
-work or go through the steps, of the rest any thread's:
+First by what the host did at that instant, the first that holds, on threads that drive the device: those that launch
+kernels or memsets, and the one with the steps. A thread that only copies ahead of use, or runs collectives or a loader
+for others, drives nothing: what it holds up shows on those that do.
 
 1. data_loader: it fetched a batch.
 2. allocator: it was in a call such as cudaMalloc or cudaFree.
 3. pageable_copy: it was in the call of a copy to the device from memory that is not page-locked, or in the wait that
-   is part of such a copy: the blocking call that follows next on that thread.
+   is part of such a copy: the blocking call that follows next within the same aten::copy_.
 4. communication_wait: it waited for other ranks.
 5. synchronisation: it was in a call that waits for the device, among them copies to memory that is not page-locked.
 
@@ -27,26 +28,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace, WorkKind
 from gpubench.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, overlap, subtract, union
 from gpubench.trace.links import launchers
 from gpubench.trace.names import Lexicon
 from gpubench.trace.profile import CAUSES, Cause
 from gpubench.trace.windows import Window
 
+_COPYING = ("aten::copy_", "aten::_to_copy", "aten::to")
+
 
 def idle_causes(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[Cause, Spans]:
     """Disjoint sets for all causes, whose union is the time in the window without any work of the device."""
     host = trace.host
     pageable, waits = pageable_calls(trace, lexicon, links), waiting_calls(trace, lexicon, links)
-    gaps = _gaps(trace, links, window)
+    driving, gaps = drivers(trace, lexicon, links), _gaps(trace, links, window)
     opened = _opened(trace, gaps, pageable | waits)
     shown = union(host.start, host.end)
     in_order: list[tuple[Cause, Spans]] = [
-        ("data_loader", _when(trace, lexicon.data_loader[host.name])),
-        ("allocator", _when(trace, driving_calls(trace, lexicon, links) & lexicon.allocator[host.name])),
+        ("data_loader", _when(trace, driving & lexicon.data_loader[host.name])),
+        ("allocator", _when(trace, driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
         ("pageable_copy", _when(trace, pageable)),
-        ("communication_wait", _when(trace, lexicon.communication_wait[host.name])),
+        ("communication_wait", _when(trace, driving & lexicon.communication_wait[host.name])),
         ("synchronisation", _when(trace, waits)),
         ("queued", gaps.of(gaps.queued)),
         ("backlog", gaps.of(gaps.backlog)),
@@ -70,7 +73,10 @@ def idle_within(causes: Mapping[Cause, Spans], windows: Sequence[tuple[int, int]
 
 
 def pageable_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
-    """Over `Trace.host`: calls of copies from pageable memory to the device, and the waits that are part of them."""
+    """Over `Trace.host`: calls of copies from pageable memory to the device, and the waits that are part of them.
+
+    Of driving threads, as `waiting_calls` are.
+    """
     host = trace.host
     calls = _calls_of(trace, links, lexicon.pageable_upload)
     found = np.zeros(len(host), np.bool_)
@@ -78,27 +84,46 @@ def pageable_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
     runtime = np.flatnonzero(host.kind == HostKind.RUNTIME)
     following = np.searchsorted(runtime, calls) + 1
     calls, following = calls[following < len(runtime)], runtime[following[following < len(runtime)]]
-    same = (host.thread[calls] == host.thread[following]) & lexicon.blocking[host.name[following]]
-    found[following[same]] = True
-    return found
+    waits = _of_one_copy(trace, calls, following) & lexicon.blocking[host.name[following]]
+    found[following[waits]] = True
+    return found & drivers(trace, lexicon, links)
 
 
-def driving_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
-    """Over `Trace.host`: runtime calls of threads that launch work, or go through the steps.
+def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.intp]) -> Mask:
+    """Whether the same aten::copy_ is around both."""
+    host = trace.host
+    named = np.fromiter((name in _COPYING for name in trace.names), np.bool_, len(trace.names))
+    copying = np.flatnonzero(named[host.name] & (host.kind == HostKind.OPERATOR))
+    place = np.searchsorted(copying, calls) - 1
+    known = place >= 0
+    around = copying[place[known]]
+    same = np.zeros(len(calls), np.bool_)
+    same[known] = (host.thread[around] == host.thread[following[known]]) & (
+        host.end[around] >= host.end[following[known]]
+    )
+    return same
+
+
+def drivers(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Over `Trace.host`: slices of threads that launch kernels or memsets, or go through the steps.
 
     Others, such as one that page-locks batches ahead of their use, hold nothing up. Without any such thread all count.
     """
     host = trace.host
-    threads = np.concatenate((host.thread[links[links != MISSING]], host.thread[lexicon.profiler_step[host.name]]))
-    runtime: Mask = host.kind == HostKind.RUNTIME
-    return runtime & np.isin(host.thread, threads) if len(threads) else runtime
+    launches = links[(links != MISSING) & (trace.device.kind != WorkKind.COPY)]
+    driving = np.zeros(len(trace.threads), np.bool_)
+    driving[host.thread[launches]] = True
+    driving[host.thread[lexicon.profiler_step[host.name]]] = True
+    found: Mask = driving[host.thread] if driving.any() else np.ones(len(host), np.bool_)
+    return found
 
 
 def waiting_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
     """Over `Trace.host`: calls that return when the device is done."""
-    found: Mask = driving_calls(trace, lexicon, links) & lexicon.blocking[trace.host.name]
+    host = trace.host
+    found: Mask = lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
     found[_calls_of(trace, links, lexicon.pageable_download)] = True
-    return found
+    return found & drivers(trace, lexicon, links)
 
 
 def idle_by_call(trace: Trace, lexicon: Lexicon, causes: Mapping[Cause, Spans]) -> Ns:

@@ -44,6 +44,7 @@ def launches(trace: Trace, links: Ids, window: Window) -> Launches | None:
         short_total=int(duration[short].sum()),
         unlinked=int(unlinked.sum()),
         unlinked_total=int(duration[unlinked].sum()),
+        works=int(linked.sum()),
     )
 
 

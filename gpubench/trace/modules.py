@@ -14,7 +14,8 @@ def modules(program: Program, phases: Phases) -> list[Module]:
     """Every module that ran in the window, parents before their children.
 
     Times are nanoseconds. With work on a device, they are of the work that was launched from the module; else, of the
-    operators themselves. Work of the backward pass is its forward operator's module's, found by sequence number.
+    operators themselves. Calls, and the host's time, are of those from which such work was launched. Work of the
+    backward pass is its forward operator's module's, found by sequence number.
     """
     calls, backward = phases.calls, phases.evaluation >= 0
     around = nearest(program.nest, calls.mask)
@@ -23,7 +24,7 @@ def modules(program: Program, phases: Phases) -> list[Module]:
     parts = (~backward, backward & ~phases.recompute, phases.recompute)
     own = [_by_module(calls, place, np.where(part, program.effort, 0)) for part in parts]
     whole = [_with_children(amounts, parents) for amounts in own]
-    called = calls.mask & ~backward & program.inside
+    called = calls.mask & ~backward & program.counted
     count = _by_module(calls, calls.of, called.astype(np.int64))
     host = _by_module(calls, calls.of, np.where(called, program.nest.end - program.trace.host.start, 0))
     found = [

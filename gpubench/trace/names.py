@@ -24,9 +24,10 @@ _COMMUNICATION_WAIT = (
 )
 # Inductor names a fused kernel after the operators around it, collectives too, though it is none.
 _COMMUNICATION_KERNEL = (
-    r"(?i)^(?!triton_\w*fused).*("
-    r"nccl|rccl|hccl|oneccl|mscclpp|nvshmem|deep_ep|multimem_|symm_mem|cross_device_reduce|custom_ar|quickreduce"
-    r"|(one|two)_?shot_?(all|reduce)|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+    r"^(?!triton_\w*fused).*("
+    r"(?i:nccl|rccl|hccl|oneccl|mscclpp|nvshmem|deep_ep|multimem_|symm_mem|cross_device_reduce|quickreduce"
+    r"|custom_ar(?![a-z])|(one|two)_?shot_?(all|reduce)|reduce_?scatter)"
+    r"|((?<![A-Za-z])all|All|ALL)_?(?i:reduce|gather|to_?all))"
 )
 
 

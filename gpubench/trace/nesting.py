@@ -96,6 +96,18 @@ def outermost(nest: Nest, mask: Mask) -> Ids:
     return nearest(nest, roots)
 
 
+def reaching(nest: Nest, slices: Ids) -> Mask:
+    """Over all slices: those that are one of `slices`, or around one."""
+    found = np.zeros(len(nest.parent), np.bool_)
+    rising = np.unique(slices)
+    while len(rising):
+        found[rising] = True
+        around = nest.parent[rising]
+        around = around[around >= 0]
+        rising = np.unique(around[~found[around]])
+    return found
+
+
 def innermost(trace: Trace, nest: Nest, thread: int, start: int, end: int) -> Segments:
     """What `thread` did in each part of [start, end), which the segments tile."""
     if end <= start:

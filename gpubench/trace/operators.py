@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpubench.hardware import Accelerator, find_accelerator
-from gpubench.trace.columns import MISSING, Ids, Ns, Signature, Trace
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Signature, Trace
 from gpubench.trace.costs import Cost, cost
 from gpubench.trace.nesting import nearest, nearest_around
 from gpubench.trace.profile import Operator
@@ -18,26 +18,30 @@ Kind = tuple[str, Signature | None]
 
 
 def operators(program: Program) -> list[Operator]:
-    """Every operator that began in the window, one entry for each set of inputs, the most time on the device first.
+    """Every operator of the window, one entry for each set of inputs, the most time on the device first.
 
-    Times are nanoseconds of all calls together. Arithmetic of operators that are done by others is left to those.
+    Times are nanoseconds of all calls together. Calls, arithmetic and time on the device are of the operators whose
+    work starts in the window, whenever they launched it; calls that launched none, and time on the host, are of those
+    that began in it. Arithmetic of operators that are done by others is left to those.
     """
     kinds, of = _kinds(program)
-    calls = np.bincount(of[of >= 0], minlength=len(kinds))
+    calls = _calls(of, program.counted, len(kinds))
     launcher = _at(of, program.owner)
+    working = _calls(of, program.counted & program.launching, len(kinds))
+    arithmetic = np.where(working > 0, working, calls)
     host = _summed(_at(of, program.operator), program.own_time, len(kinds))
     device = _summed(launcher, program.work_time, len(kinds))
-    works = _summed(launcher, (program.work_time > 0).astype(np.int64), len(kinds))
+    works = _summed(launcher, program.started.astype(np.int64), len(kinds))
     costs = _without_wrappers(program, of, [_cost(*kind) for kind in kinds])
-    ceilings = _ceilings(program, kinds, calls, device, costs, launcher)
+    ceilings = _ceilings(program, kinds, arithmetic, device, costs, launcher)
     found = []
     for number, (name, signature) in enumerate(kinds):
-        price, times = costs[number], int(calls[number])
+        price, times = costs[number], int(arithmetic[number])
         operator = Operator(
             name=name,
             shapes=shapes_text(signature) if signature else "",
             dtype=dtype_text(signature) if signature else "",
-            calls=times,
+            calls=int(calls[number]),
             host=int(host[number]),
             device=int(device[number]),
             kernels=int(works[number]),
@@ -51,9 +55,9 @@ def operators(program: Program) -> list[Operator]:
 
 
 def _kinds(program: Program) -> tuple[list[Kind], Ids]:
-    """All kinds of operators that began in the window, and each slice's among them, -1 for the others."""
+    """All kinds of operators of the window, and each slice's among them, -1 for the others."""
     trace = program.trace
-    counted = np.flatnonzero(program.operators & program.inside)
+    counted = np.flatnonzero(program.operators & (program.inside | program.counted))
     signatures: list[Signature | None] = [None, *trace.signatures]
     keys = trace.host.name[counted].astype(np.int64) * len(signatures) + trace.host.signature[counted] + 1
     distinct, inverse = np.unique(keys, return_inverse=True)
@@ -61,6 +65,10 @@ def _kinds(program: Program) -> tuple[list[Kind], Ids]:
     of[counted] = inverse
     places = (divmod(key, len(signatures)) for key in distinct.tolist())
     return [(trace.names[name], signatures[signature]) for name, signature in places], of
+
+
+def _calls(of: Ids, chosen: Mask, count: int) -> Ns:
+    return np.bincount(of[(of >= 0) & chosen], minlength=count)
 
 
 def _at(of: Ids, slices: Ids) -> Ids:

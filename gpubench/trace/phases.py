@@ -40,6 +40,7 @@ _KNOWN = {
     OPTIMIZER: r"optimizer\.(step|zero_grad)#|(optimizer|optimizer_step|optim|optim_step|opt_step|zero_grad)$",
 }
 _PATTERNS = {phase: re.compile(pattern) for phase, pattern in _KNOWN.items()}
+_ENGINE = re.compile(r".*torch/autograd/.*: _engine_run_backward$|<built-in method run_backward of ")
 _UPLOADING = ("aten::to", "aten::copy_", "aten::_to_copy")
 
 
@@ -62,7 +63,8 @@ def phase_of(program: Program) -> Phases:
 
     It is that of the innermost slice around it that tells one: an annotation by its name, autograd's evaluation of a
     node, the optimizer's and the data loader's own marks. In programs that are not annotated so, what is left is
-    forward if it is a module's or makes autograd nodes, and host_to_device if it copies to the device.
+    forward if it is a module's or makes autograd nodes, and host_to_device if it copies to the device. What a thread
+    of autograd's own does between nodes, as summing gradients, is backward; so is what a call of its engine is around.
     """
     trace, nest = program.trace, program.nest
     backward, calls = evaluations(trace), ModuleCalls.of_trace(trace)
@@ -72,18 +74,21 @@ def phase_of(program: Program) -> Phases:
     marker = nearest(nest, marks > 0)
     guesses = _guessed(program, calls, backward, forward)
     guess = nearest(nest, guesses > 0)
-    of = np.where(marker >= 0, marks[marker], np.where(guess >= 0, guesses[guess], np.int8(OTHER)))
+    guessed = np.where(guess >= 0, guesses[guess], np.int8(OTHER))
+    guessed = np.where(_of_autograd(program, marks) | _in_engine(program), np.int8(BACKWARD), guessed)
+    of = np.where(marker >= 0, marks[marker], guessed)
     return Phases(of.astype(np.int8), calls, evaluation, forward, recomputed(program, evaluation, calls))
 
 
 def phases(program: Program, known: Phases) -> list[Phase]:
     """What each phase took, in nanoseconds: host time sums to the window, `other` included, which is the last.
 
-    Device time is the union of work launched in the phase, so that of two phases may overlap. Of a trace without
-    device work it is 0.
+    Device time is what of the window is under work that starts in it and was launched in the phase, so that of two
+    phases may overlap. Of a trace without device work it is 0, and what was done again is the operators' own time.
     """
     host = host_spans(program, known)
-    linked = np.flatnonzero((program.links >= 0) & (program.work_time > 0))
+    again_on_host = np.where(known.recompute, program.effort, 0) if program.trace.host_only else None
+    linked = np.flatnonzero((program.links >= 0) & program.started)
     launcher = program.links[linked]
     of, again = known.of[launcher], known.recompute[launcher]
     found = [
@@ -92,7 +97,9 @@ def phases(program: Program, known: Phases) -> list[Phase]:
             host=host[number].length,
             device=_length(program, linked[of == number]),
             launches=int((of == number).sum()),
-            recompute=_length(program, linked[(of == number) & again]),
+            recompute=_length(program, linked[(of == number) & again])
+            if again_on_host is None
+            else int(again_on_host[known.of == number].sum()),
         )
         for number, name in (*enumerate(NAMES[1:], 1), (OTHER, NAMES[OTHER]))
     ]
@@ -102,16 +109,17 @@ def phases(program: Program, known: Phases) -> list[Phase]:
 def host_spans(program: Program, known: Phases) -> list[Spans]:
     """For each of NAMES when the main thread was in it; together they are the window.
 
-    Where it is in no other, what it waits for autograd's own thread is of the backward pass, and what it waits for
-    collectives on a thread of their own is exposed communication.
+    Where it is in no other, or in Python within the backward pass, what it waits for autograd's own thread is of the
+    backward pass, and what it waits for collectives on a thread of their own is exposed communication.
     """
     pieces = program.main
     of = of_pieces(pieces, known.of, OTHER)
     spans = [union(pieces.start[of == number], pieces.end[of == number]) for number in range(len(NAMES))]
-    idle = pieces.only(of == OTHER)
+    in_engine = (known.evaluation < 0) & (program.trace.host.kind == HostKind.PYTHON)
+    idle = pieces.only((of == OTHER) | ((of == BACKWARD) & (of_pieces(pieces, in_engine.astype(np.int8), 0) > 0)))
     autograd = for_autograd(program, known.evaluation >= 0, idle)
     ranks = subtract(for_other_ranks(program, idle), autograd)
-    spans[BACKWARD] = join(spans[BACKWARD], autograd)
+    spans[BACKWARD] = join(subtract(spans[BACKWARD], ranks), autograd)
     spans[EXPOSED_COMMUNICATION] = join(spans[EXPOSED_COMMUNICATION], ranks)
     spans[OTHER] = subtract(spans[OTHER], join(autograd, ranks))
     return spans
@@ -147,6 +155,23 @@ def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids)
     guesses[calls.mask | (top & (_used_by_backward(program, forward) | _before_backward(program, backward)))] = FORWARD
     guesses[top & _uploads(program)] = HOST_TO_DEVICE
     return guesses
+
+
+def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
+    """Slices of threads other than the main one on which nodes are evaluated, and nothing of another phase."""
+    host = program.trace.host
+    threads = np.arange(len(program.trace.threads))
+    own = np.isin(threads, host.thread[marks == BACKWARD]) & (threads != program.main_thread)
+    own &= ~np.isin(threads, host.thread[(marks != OTHER) & (marks != BACKWARD)])
+    found: Mask = own[host.thread]
+    return found
+
+
+def _in_engine(program: Program) -> Mask:
+    """Slices within Python's call of autograd's engine, as stacks show it."""
+    host, names = program.trace.host, program.trace.names
+    known = np.fromiter((_ENGINE.match(name) is not None for name in names), np.bool_, len(names))
+    return nearest(program.nest, known[host.name] & (host.kind == HostKind.PYTHON)) >= 0
 
 
 def _used_by_backward(program: Program, forward: Ids) -> Mask:

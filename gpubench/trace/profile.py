@@ -67,7 +67,7 @@ class Phase(Struct, frozen=True):
     """Union of the work launched from it."""
     launches: int
     recompute: int
-    """Of `device`: forward work done again in the backward pass."""
+    """Forward work done again in the backward pass: of `device`, or on a CPU of `host`."""
 
 
 class Module(Struct, frozen=True):
@@ -142,6 +142,8 @@ class Launches(Struct, frozen=True):
     unlinked: int
     """Device work whose launch is not in the trace."""
     unlinked_total: int
+    works: int = 0
+    """Pieces of work that the calls brought: with CUDA graphs many a call. `late` and `short` are of these."""
 
 
 class Copy(Struct, frozen=True):
@@ -198,6 +200,40 @@ class Compiled(Struct, frozen=True):
     """Host time of them."""
 
 
+class Stretch(Struct, frozen=True):
+    """A time in which the main thread was in no operator and waited for nothing: Python, or what it calls."""
+
+    length: int
+    """Of the longest one of its place, which is all that follows `total`."""
+    count: int
+    """Stretches of the place that are at least half as long."""
+    total: int
+    """Of these."""
+    phase: str
+    module: str
+    """The path of the innermost module around it; empty outside of all, or where they are not recorded."""
+    after: str
+    """The operator, runtime call or loading of data before it; empty where there is none."""
+    where: str | None
+    """file:line of the user's code, where stacks were recorded."""
+
+
+class Python(Struct, frozen=True):
+    """Time of the main thread outside operators, and how finely operators cut it up."""
+
+    total: int
+    stretches: int
+    median: int
+    half: int
+    """Half of `total` is in stretches at least this long: few long ones, if it is far beyond `median`."""
+    longest: list[Stretch]
+    """The longest of each place, at most a few."""
+    operators: int
+    """Operators that began in the window, on any thread; those called by others, or to load data, left out."""
+    operator_median: int
+    """Of their durations."""
+
+
 class Box(Struct, frozen=True):
     """One box of the timeline, in nanoseconds since its step began."""
 
@@ -228,6 +264,7 @@ class Rank(Struct, frozen=True, kw_only=True):
 
     label: str
     rank: int | None
+    world_size: int | None = None
     device_name: str | None
     host_only: bool
     start: int
@@ -252,10 +289,16 @@ class Rank(Struct, frozen=True, kw_only=True):
     synchronisations: list[Synchronisation]
     collectives: list[Collective]
     compiled: Compiled | None
+    python: Python | None = None
+    """None without slices of the host."""
     threads: int
     """Host threads with operators."""
     zeroed_gradients: int
     """Calls that filled gradients with zeros instead of dropping them."""
+    zeroing: int = 0
+    """Time of those calls: of the work they launched, or on a CPU their own."""
+    zeroing_idle: int = 0
+    """Of `idle`, what waits for Python and launches while zero_grad writes zeros."""
     optimizer_kernels: int
     """Device launches, or on a CPU operators, in optimizer steps of the window."""
     optimizer_steps: int

@@ -8,9 +8,10 @@ from typing import Self
 import numpy as np
 
 from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace
+from gpubench.trace.launches import started_in
 from gpubench.trace.links import launchers
 from gpubench.trace.names import Lexicon
-from gpubench.trace.nesting import Nest, Segments, innermost, nearest, nest, owner_slice
+from gpubench.trace.nesting import Nest, Segments, innermost, nearest, nest, owner_slice, reaching
 from gpubench.trace.windows import Window, window
 
 
@@ -55,14 +56,32 @@ class Program:
         return (start >= self.window.start) & (start < self.window.end)
 
     @cached_property
+    def started(self) -> Mask:
+        """Works of the device that start in the window: they count, whole, and no others."""
+        return started_in(self.trace, self.window)
+
+    @cached_property
+    def launching(self) -> Mask:
+        """Slices from which, at whatever depth, work of the device was launched."""
+        return reaching(self.nest, self.links[self.links >= 0])
+
+    @cached_property
+    def counted(self) -> Mask:
+        """Slices whose calls count: work launched from them counts, or if none was launched, they begin in the window.
+
+        A device may be far behind its host. So calls and the device's time are counted of the same work.
+        """
+        counting = reaching(self.nest, self.links[(self.links >= 0) & self.started])
+        return np.where(self.launching, counting, self.inside)
+
+    @cached_property
     def work_time(self) -> Ns:
-        """Of each work of the device the nanoseconds within the window."""
-        device, low, high = self.trace.device, self.window.start, self.window.end
-        return np.clip(device.end, low, high) - np.clip(device.start, low, high)
+        """Of each work of the device its nanoseconds, if it counts."""
+        return np.where(self.started, self.trace.device.end - self.trace.device.start, 0)
 
     @cached_property
     def launched_time(self) -> Ns:
-        """Of each slice the time in the window of the work that itself launched."""
+        """Of each slice the time of the counted work that itself launched."""
         total = np.zeros(len(self.trace.host), np.int64)
         known = self.links >= 0
         np.add.at(total, self.links[known], self.work_time[known])

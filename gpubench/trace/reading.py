@@ -21,8 +21,9 @@ from gpubench.trace.columns import (
     Signature,
     Trace,
 )
-from gpubench.trace.document import HOW, TraceDocument
+from gpubench.trace.document import TraceDocument
 from gpubench.trace.events import ANNOTATIONS, ELEMENT_BYTES, HOST_KINDS, WORK_KINDS, Args, Event
+from gpubench.trace.opening import HOW
 
 RECORDED = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
 LONGEST = 2**53  # microseconds: beyond it a float is no longer whole, and nanoseconds soon not an int64
@@ -40,8 +41,9 @@ def read(path: Path) -> Trace:
     document, builder = TraceDocument(path), _Builder()
     for batch in document.batches():
         builder.add(batch)
+    events, dropped = builder.events + document.dropped, builder.timeless + document.dropped
     if not builder.kept:
-        raise DataError(f"{path} is a trace of nothing: none of its {builder.events} events has a duration", HOW)
+        raise DataError(f"{path} is a trace of nothing: none of its {events} events has a duration", HOW)
     about = document.metadata
     distributed = about.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
@@ -57,8 +59,9 @@ def read(path: Path) -> Trace:
         host=builder.host_slices(),
         device=builder.device_work(),
         settings={key: about[key] for key in RECORDED if key in about},
-        events=builder.events,
-        dropped=document.dropped,
+        events=events,
+        dropped=dropped,
+        truncated=document.truncated,
     )
 
 
@@ -70,6 +73,8 @@ class _Builder:
     threads: dict[tuple[int | str | None, int | str | None], int] = field(default_factory=dict)
     signatures: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     events: int = 0
+    timeless: int = 0
+    """Events that should have a duration, and have none that makes sense."""
     host: list[dict[str, Any]] = field(default_factory=list)
     device: list[dict[str, Any]] = field(default_factory=list)
 
@@ -79,7 +84,9 @@ class _Builder:
 
     def add(self, batch: list[Event]) -> None:
         self.events += len(batch)
-        complete = [event for event in batch if event.ph == "X" and _has_time(event)]
+        spans = [event for event in batch if event.ph == "X"]
+        complete = [event for event in spans if _has_time(event)]
+        self.timeless += len(spans) - len(complete)
         self.host.append(self._host_columns([event for event in complete if event.cat.lower() in HOST_KINDS]))
         self.device.append(self._device_columns([event for event in complete if event.cat.lower() in WORK_KINDS]))
 

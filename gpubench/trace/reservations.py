@@ -7,8 +7,11 @@ import numpy as np
 from gpubench import units
 from gpubench.trace.columns import MISSING, HostKind
 from gpubench.trace.compiled import compiled
-from gpubench.trace.launches import started_in
 from gpubench.trace.program import Program
+from gpubench.trace.windows import step_runs
+
+BEHIND = 0.05
+"""Of the window's work: where so much more was launched in another, the host's figures are of other work."""
 
 
 def missing(program: Program) -> dict[str, str]:
@@ -36,13 +39,33 @@ def _notes(program: Program) -> Iterator[str]:
     if not window.steps:
         span = "host slices" if trace.host_only else "GPU work"
         yield f"no ProfilerStep is marked: the window is from the first to the last of the {span}"
-    started = started_in(trace, window)
-    unlinked = int((started & (program.links < 0)).sum())
+    steps = [len(run) for run in step_runs(trace, program.lexicon)]
+    if len(steps) > 1:
+        yield f"steps are missing in between: {len(window.steps)} of {sum(steps)} follow each other and are the window"
+    unlinked = int((program.started & (program.links < 0)).sum())
     if unlinked:
-        yield f"{unlinked:,} of {int(started.sum()):,} pieces of GPU work were launched outside of the trace"
+        yield f"{unlinked:,} of {int(program.started.sum()):,} pieces of GPU work were launched outside of the trace"
+    yield from _behind(program)
     if len(np.unique(trace.device.device)) > 1:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} worked: their time is taken together"
     if trace.dropped:
         yield f"{trace.dropped:,} of {trace.events:,} events make no sense, and were left out"
+    if trace.truncated:
+        yield "the file ends early: its events are whole, what stands behind them is missing"
     if compiled(program):
         yield "compiled: torch.compile hides the operators; recorded without it the trace tells them apart"
+
+
+def _behind(program: Program) -> Iterator[str]:
+    """Where the window of the device is not that of the host."""
+    device, linked = program.trace.device, program.links >= 0
+    here = np.zeros(len(device), np.bool_)
+    here[linked] = program.inside[program.links[linked]]
+    elsewhere = linked & (here != program.started)
+    duration = device.end - device.start
+    if elsewhere.any() and duration[elsewhere].sum() > BEHIND * duration[program.started].sum():
+        late = max(int((device.start[elsewhere] - program.trace.host.end[program.links[elsewhere]]).max()), 0)
+        yield (
+            f"the GPU ran up to {units.seconds(late / 1e9)} behind the host: calls and GPU time are of the work that "
+            "began in the window, time on the host is of what the host did in it"
+        )

@@ -33,12 +33,14 @@ class Window:
 
 
 def window(trace: Trace, lexicon: Lexicon) -> Window:
-    """From the first ProfilerStep to the end of the last.
+    """From the first ProfilerStep to the end of the last, of the longest run of steps with consecutive numbers.
 
-    Without any, from the first to the last work of the device; of a trace without such work, of the host.
+    What lies between others was not recorded. Without any step, from the first to the last work of the device; of a
+    trace without such work, of the host.
     """
-    steps = _steps(trace, lexicon)
-    if steps:
+    runs = step_runs(trace, lexicon)
+    if runs:
+        steps = max(runs, key=len)
         return Window(steps[0].start, steps[-1].end, steps)
     start, end = (trace.host.start, trace.host.end) if trace.host_only else (trace.device.start, trace.device.end)
     if not len(start):
@@ -46,15 +48,23 @@ def window(trace: Trace, lexicon: Lexicon) -> Window:
     return Window(int(start.min()), int(end.max()), [])
 
 
-def _steps(trace: Trace, lexicon: Lexicon) -> list[StepWindow]:
+def step_runs(trace: Trace, lexicon: Lexicon) -> list[list[StepWindow]]:
+    """The steps of the trace, split where their numbers are not consecutive; one inside another is no step."""
     host = trace.host
     found = np.flatnonzero(lexicon.profiler_step[host.name] & (host.end > host.start))
-    found = found[np.argsort(host.start[found], kind="stable")]
-    first = np.concatenate(([True], np.diff(host.start[found]) > 0)) if len(found) else found
-    found = found[first]
-    starts, last = host.start[found].tolist(), host.end[found[-1:]].tolist()
-    numbers = [_number(trace.names[name]) for name in host.name[found].tolist()]
-    return [StepWindow(*step) for step in zip(numbers, starts, starts[1:] + last, strict=True)]
+    if not len(found):
+        return []
+    found = found[np.lexsort((-host.end[found], host.start[found]))]
+    reach = np.maximum.accumulate(host.end[found])
+    found = found[np.concatenate(([True], reach[1:] > reach[:-1]))]
+    numbers = np.array([_number(trace.names[name]) for name in host.name[found].tolist()], np.int64)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    runs = zip(np.split(found, breaks), np.split(numbers, breaks), strict=True)
+    return [_tiled(host.start[run].tolist(), int(host.end[run[-1]]), named.tolist()) for run, named in runs]
+
+
+def _tiled(starts: list[int], last: int, numbers: list[int]) -> list[StepWindow]:
+    return [StepWindow(*step) for step in zip(numbers, starts, [*starts[1:], last], strict=True)]
 
 
 def _number(name: str) -> int:

@@ -1,0 +1,51 @@
+"""The bytes of a file, unpacked, read once from its beginning to its end: so may a pipe be."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from gzip import GzipFile
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, cast
+
+from gpubench.errors import DataError
+
+HOW = "record one with torch.profiler and export_chrome_trace, or gpubench profile"
+
+_GZIP = b"\x1f"  # enough: no text begins so
+_FOREIGN = {
+    b"\x80": ("a pickle, not a trace", "a memory snapshot: gpubench memory --snapshot"),
+    b"PK\x03\x04": ("a zip archive, not a trace", "unpack it first"),
+    b"PK\x05\x06": ("a zip archive, and empty", HOW),
+    b"BZh": ("compressed by bzip2, which is not supported", "unpack it first"),
+    b"\xfd7zXZ": ("compressed by xz, which is not supported", "unpack it first"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd, which is not supported", "unpack it first"),
+    b"\xff\xfe": ("text in UTF-16, which is not supported", "convert it to UTF-8"),
+    b"\xfe\xff": ("text in UTF-16, which is not supported", "convert it to UTF-8"),
+}
+"""What is taken for a trace and is none, by its first bytes, with the hint."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file, through gzip if it is compressed so.
+
+    Raises DataError for a file that cannot be opened, is empty or of a known other format; and of errors while reading.
+    """
+    try:
+        with path.open("rb") as file:
+            yield _unpacked(file, path)
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is cut short or damaged: {error}", "copy it again") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}", HOW) from None
+
+
+def _unpacked(file: BufferedReader, path: Path) -> IO[bytes]:
+    first = file.peek()
+    if not first:
+        raise DataError(f"{path} is empty", HOW)
+    for magic, (what, hint) in _FOREIGN.items():
+        if first.startswith(magic):
+            raise DataError(f"{path} is {what}", hint)
+    return cast("IO[bytes]", GzipFile(fileobj=file)) if first.startswith(_GZIP) else file

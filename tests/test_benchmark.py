@@ -1,0 +1,102 @@
+"""Which repeat of which run is next, and what becomes of the others when one fails. The runs are made up here."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpubench import benchmark
+from gpubench.errors import GpubenchError, OutOfMemory, RunFailed
+from gpubench.recording import Recorder
+from gpubench.settings import TrainSettings
+
+
+class Run:
+    """What `benchmark` asks of a recorder."""
+
+    def __init__(self, name: str, *, repeats: int = 2, recorded: bool = False) -> None:
+        self.name = name
+        self.settings = TrainSettings.model_validate(
+            {"measurement": {"repeats": repeats}, "profiling": {"enabled": recorded}}
+        )
+        self.writer = SimpleNamespace(update=lambda **changes: None)
+        self.closed: tuple[str, GpubenchError | None] | None = None
+        self.diagnosed = 0
+
+    def summary(self) -> Any:
+        return None
+
+    def refutation(self, summary: Any) -> GpubenchError | None:
+        return None
+
+    def diagnose(self) -> None:
+        self.diagnosed += 1
+
+    def close(self, status: str, summary: Any, error: GpubenchError | None = None) -> None:
+        self.closed = (status, error)
+
+
+Measured = list[tuple[str, list[int], int | None]]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
+    """Runs these, of which those that are named fail; tells what was measured, in order."""
+
+    def run(runs: Sequence[Run], *failing: str, independent: bool = False) -> Measured:
+        done: Measured = []
+
+        def measure(recorder: Any, repeats: list[int], profiled: int | None, watch: Any) -> None:
+            done.append((recorder.name, repeats, profiled))
+            if recorder.name in failing:
+                raise OutOfMemory("no memory left")
+
+        monkeypatch.setattr(benchmark, "measure", measure)
+        recorders = cast("Sequence[Recorder[Any]]", runs)
+        benchmark.run(recorders, lambda recorder: None, independent=independent)
+        return done
+
+    return run
+
+
+def test_several_runs_take_turns_there_and_back(measured: Callable[..., Measured]) -> None:
+    runs = [Run("a"), Run("b"), Run("c")]
+    assert [name for name, _, _ in measured(runs)] == ["a", "b", "c", "c", "b", "a"]
+
+
+def test_the_recorded_repeat_comes_last_and_is_none_of_the_measured(measured: Callable[..., Measured]) -> None:
+    run = Run("a", recorded=True)
+    assert measured([run]) == [("a", [0], None), ("a", [1], None), ("a", [], 2)]
+    assert run.diagnosed == 1
+
+
+def test_a_run_that_fails_ends_the_others(measured: Callable[..., Measured]) -> None:
+    base, other = Run("a"), Run("b")
+    assert [name for name, _, _ in measured([base, other], "b")] == ["a", "b"]
+    assert base.closed is not None
+    assert other.closed is not None
+    assert (base.closed[0], other.closed[0]) == ("interrupted", "failed")
+
+
+def test_of_independent_runs_one_that_fails_leaves_the_others_alone(measured: Callable[..., Measured]) -> None:
+    base, broken, other = Run("a"), Run("b"), Run("c")
+    order = measured([base, broken, other], "b", independent=True)
+    assert [name for name, _, _ in order] == ["a", "b", "c", "c", "a"]
+    assert broken.closed is not None
+    assert broken.closed[0] == "failed"
+    assert isinstance(broken.closed[1], RunFailed)
+    assert [run.closed for run in (base, other)] == [("completed", None)] * 2
+
+
+def test_independent_runs_end_with_the_one_they_are_laid_beside(measured: Callable[..., Measured]) -> None:
+    base, other = Run("a"), Run("b")
+    assert [name for name, _, _ in measured([base, other], "a", independent=True)] == ["a"]
+    assert base.closed is not None
+    assert base.closed[0] == "failed"
+
+
+def test_what_a_failed_run_recorded_is_looked_at_all_the_same(measured: Callable[..., Measured]) -> None:
+    run = Run("a", recorded=True)
+    measured([run], "a")
+    assert run.diagnosed == 1
