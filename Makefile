@@ -13,7 +13,8 @@ bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 lint: $(VENV)/ready-for-development
 	$(BIN)/ruff check .

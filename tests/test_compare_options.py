@@ -85,7 +85,7 @@ def result(outcome: Any, metric: str = "step_time") -> GateResult:
         (["a", "b", "--margin", "-1%"], "--margin '-1%' is not a percentage", "0.5%"),
         (["a", "b", "--margin", "100%"], "--margin '100%' is not a percentage below 100 %", "0.5%"),
         (["a", "b", "--fail-on", "step_time>2"], "'2' is not a percentage", "step_time>2%"),
-        (["a", "b", "--html", "."], "is a directory", "compare.html"),
+        (["a", "b", "--html", "."], "is a directory", "page.html"),
         (["a", "b", "--html", "no/where.html"], "there is no folder no", "mkdir -p no"),
         (["a", "b", "--format", "pdf"], "pdf", "--help"),
         (["a", "b", "--better", "sideways"], "sideways", "--help"),

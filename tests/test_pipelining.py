@@ -26,6 +26,7 @@ class Made:
 
     settings: PipeSettings
     path: Path = Path("results/pipe-infer/made")
+    diagnosis: None = None
 
     @property
     def writer(self) -> "Made":

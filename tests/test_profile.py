@@ -98,6 +98,7 @@ def slow_loader(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     )  # fmt: skip
 
 
+@pytest.mark.alone
 def test_a_slow_loader_is_found_and_workers_confirmed(slow_loader: Finished) -> None:
     trouble = finding(slow_loader, "too-few-workers")
     assert trouble["severity"] == "high"
@@ -111,6 +112,7 @@ def test_a_slow_loader_is_found_and_workers_confirmed(slow_loader: Finished) -> 
         assert said in slow_loader.stdout
 
 
+@pytest.mark.alone
 def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(slow_loader: Finished) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -132,10 +134,11 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(sl
     assert {"profile/host/data_loader", "profile/host/operators"} <= tags
 
 
+@pytest.mark.alone
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
-        "--training.optimizer_impl=loop", "--batch-size", "1", "--verify",
+        "--training.optimizer_impl=loop", "--batch-size", "1", "--repeats", "2", "--verify",
     )  # fmt: skip
     trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
@@ -143,16 +146,18 @@ def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: 
     assert found(done)["keep"] == trouble["fix"]
 
 
+@pytest.mark.alone
 def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:small", "--data", "planted:large", "--data.workers=0",
-        "--performance.channels_last=true", "--batch-size", "32", "--verify",
+        "--performance.channels_last=true", "--batch-size", "32", "--repeats", "2", "--verify",
     )  # fmt: skip
     trouble = finding(done, "layout-of-batches")
     assert trouble["fix"] == {"performance.channels_last": False}
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
 
 
+@pytest.mark.alone
 def test_an_unneeded_synchronisation_is_found_and_mended(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:much_to_send", "--data", "planted:plain", "--world-size", "2",
