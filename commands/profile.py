@@ -210,7 +210,7 @@ def _try_fixes(
         return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
 
     diagnosis = outcome.recorder.diagnosis
-    if diagnosis is None:
+    if diagnosis is None or outcome.error:
         return None
     bench = verifying.Bench(lambda one: completed(one, complete), measure, judge)
     tried = verifying.verify(run, diagnosis.findings, bench)

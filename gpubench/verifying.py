@@ -19,6 +19,7 @@ from gpubench.logs import MODIFIABLE
 OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
 """Of a trial, by the verdict on the throughput; any other settles nothing."""
 
+LEAST = 2  # repeats: one pair has no interval
 ENOUGH = 3  # repeats: Student's t over the pairs of two is 12.7, of three 4.3
 
 log = logging.getLogger("gpubench.verifying")
@@ -46,8 +47,9 @@ class Tried:
 def verify(profiled: Configuration[Any], findings: Findings, bench: Bench) -> Tried:
     """`findings` with what each fix really saves, and which settings to keep. `profiled` has no gaps."""
     base = unrecorded(profiled)
-    if base.settings.measurement.repeats < ENOUGH and any(finding.fix for finding in findings.findings):
-        log.warning("%d repeats rarely tell what a fix saves: --repeats %d", base.settings.measurement.repeats, ENOUGH)
+    repeats = base.settings.measurement.repeats
+    if repeats < ENOUGH and any(finding.fix for finding in findings.findings):
+        log.warning("%d repeats rarely tell what a fix saves: --repeats %d", repeats, ENOUGH)
     try:
         findings = _each(base, findings, bench)
         return Tried(_together(base, findings, bench))
@@ -63,6 +65,7 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
     changes = {
         "experiment": f"{settings.experiment}-verify",
         "profiling.enabled": False,
+        "measurement.repeats": max(LEAST, settings.measurement.repeats),
         "logging.graph": False,
         "measurement.count_flops": False,
         "measurement.measure_peak": False,

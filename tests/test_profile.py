@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from cli import complaint
-from running import TINY, Finished, gpubench, started
+from running import SMALL, Finished, gpubench, started
 from traces_made import LOADER, launched, slice_, step, write
 
 from gpubench.findings import Findings
@@ -94,7 +94,7 @@ def finding(done: Finished, name: str) -> dict[str, Any]:
 def slow_loader(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return profiled(
         tmp_path_factory.mktemp("loader"), "--model", "planted:small", "--data", "planted:slow", "--data.workers=0",
-        "--batch-size", "8", "--repeats", "2", "--profiling.with_stack=true", "--verify",
+        "--batch-size", "8", "--repeats", "1", "--profiling.with_stack=true", "--verify",
     )  # fmt: skip
 
 
@@ -118,8 +118,8 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(sl
 
     path = directory(slow_loader)
     steps = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
-    assert {one["repeat"] for one in steps} == {0, 1}, "the recorded repeat is none of the measured ones"
-    assert json.loads((path / "run.json").read_text())["repeats"] == 2
+    assert {one["repeat"] for one in steps} == {0}, "the recorded repeat is none of the measured ones"
+    assert json.loads((path / "run.json").read_text())["repeats"] == 1
     traces = sorted(path.glob("profiler_traces/*"))
     assert [one.name.split(".")[0] for one in traces] == ["rank0", "rank0"]
     profile = msgspec.json.decode((path / "profile.json").read_bytes(), type=Profile)
@@ -138,7 +138,7 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(sl
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
-        "--training.optimizer_impl=loop", "--batch-size", "1", "--repeats", "2", "--verify",
+        "--training.optimizer_impl=loop", "--batch-size", "1", "--repeats", "1", "--verify",
     )  # fmt: skip
     trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
@@ -150,7 +150,7 @@ def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: 
 def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:small", "--data", "planted:large", "--data.workers=0",
-        "--performance.channels_last=true", "--batch-size", "32", "--repeats", "2", "--verify",
+        "--performance.channels_last=true", "--batch-size", "32", "--repeats", "1", "--verify",
     )  # fmt: skip
     trouble = finding(done, "layout-of-batches")
     assert trouble["fix"] == {"performance.channels_last": False}
@@ -162,7 +162,7 @@ def test_an_unneeded_synchronisation_is_found_and_mended(tmp_path: Path) -> None
     done = profiled(
         tmp_path, "--model", "planted:much_to_send", "--data", "planted:plain", "--world-size", "2",
         "--training.optimizer=sgd", "--training.grad_accumulation=8", "--distributed.sync_gradients=each",
-        "--batch-size", "1", "--repeats", "2", "--verify",
+        "--batch-size", "1", "--repeats", "1", "--verify",
     )  # fmt: skip
     trouble = finding(done, "repeated-reduction")
     assert trouble["fix"] == {"distributed.sync_gradients": "last"}
@@ -171,7 +171,7 @@ def test_an_unneeded_synchronisation_is_found_and_mended(tmp_path: Path) -> None
 
 def test_any_training_run_can_be_recorded(tmp_path: Path) -> None:
     done = gpubench(
-        "train-bench", *TINY, "--steps", "6", "--training.warmup_steps=5", "--repeats", "1", "--world-size", "2",
+        "train-bench", *SMALL, "--steps", "6", "--training.warmup_steps=5", "--repeats", "1", "--world-size", "2",
         "--profiling.enabled=true", "--profiling.all_ranks=true", "--profiling.repeat=0", "--json", results=tmp_path,
     )  # fmt: skip
     assert not done.code, done.stderr
@@ -186,7 +186,7 @@ def test_any_training_run_can_be_recorded(tmp_path: Path) -> None:
 
 def test_a_pipeline_can_be_recorded_and_its_steps_are_evaluations(tmp_path: Path) -> None:
     done = gpubench(
-        "pipe-infer", "--samples", "2", "--steps", "12", "--repeats", "1", "--world-size", "2",
+        "pipe-infer", "--samples", "2", "--steps", "12", "--repeats", "1", "--unet", "dummy", "--step-ms", "1",
         "--baseline", "off", "--profiling.enabled=true", results=tmp_path,
     )  # fmt: skip
     assert not done.code, done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
-from running import TINY, Finished, gpubench
+from running import SMALL, TINY, Finished, gpubench
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -138,7 +138,7 @@ def test_its_config_reproduces_the_run(tiny: Finished, tmp_path: Path) -> None:
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     options = ("--steps", "3", "--training.warmup_steps=1", "--repeats", "2", "--vs", "precision=bf16", "--json")
-    done = gpubench("train-bench", *TINY, *options, results=tmp_path)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path)
     assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
     assert [run["status"] for run in document["runs"]] == ["completed", "completed"]
@@ -155,25 +155,25 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
 
 def test_it_repeats_until_the_target_precision_or_the_cap(tmp_path: Path) -> None:
     options = ("--steps", "5", "--measurement.target_precision=0.001%", "--measurement.max_repeats=3")
-    done = gpubench("train-bench", *TINY, *options, results=tmp_path)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path)
     assert done.code == 0, done.stderr
     assert done.document("run.json")["repeats"] == 3
 
 
 def test_seconds_become_steps_and_epochs_count_batches(tmp_path: Path) -> None:
-    timed = gpubench("train-bench", *TINY, "--training.seconds=0.5", "--repeats", "1", results=tmp_path / "seconds")
+    timed = gpubench("train-bench", *SMALL, "--training.seconds=0.5", "--repeats", "1", results=tmp_path / "seconds")
     assert timed.code == 0, timed.stderr
     (window,) = timed.document("summary.json")["steady"]
     assert window["end"] - window["start"] > 0.1
     options = ("--training.epochs=2", "--data.samples=64", "--training.warmup_steps=2", "--repeats", "1")
-    counted = gpubench("train-bench", *TINY, *options, results=tmp_path / "epochs")
+    counted = gpubench("train-bench", *SMALL, *options, results=tmp_path / "epochs")
     assert counted.code == 0, counted.stderr
     assert len(counted.lines("steps.jsonl")) == 2 * 64 // 8
 
 
 def test_gradient_accumulation_counts_all_its_samples(tmp_path: Path) -> None:
     options = ("--training.grad_accumulation=3", "--steps", "2", "--training.warmup_steps=1", "--repeats", "1")
-    done = gpubench("train-bench", *TINY, *options, results=tmp_path)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path)
     assert done.code == 0, done.stderr
     assert {line["samples"] for line in done.lines("steps.jsonl")} == {24}
 
@@ -205,7 +205,7 @@ def test_two_ranks_share_the_work_and_the_straggler_is_named(tmp_path: Path) -> 
 def test_fsdp2_trains_with_accumulation_and_checkpointing(tmp_path: Path) -> None:
     options = ("--distributed.strategy=fsdp2", "--training.grad_accumulation=2", "--model.activation_checkpointing")
     done = gpubench(
-        "train-bench", *TINY, *options, "--world-size", "2", "--steps", "4", "--repeats", "1", results=tmp_path
+        "train-bench", *SMALL, *options, "--world-size", "2", "--steps", "4", "--repeats", "1", results=tmp_path
     )
     assert done.code == 0, done.stderr
     assert "phase_exposed_communication" not in metrics(
@@ -216,7 +216,7 @@ def test_fsdp2_trains_with_accumulation_and_checkpointing(tmp_path: Path) -> Non
 
 def test_under_torchrun_the_ranks_are_the_workers(tmp_path: Path) -> None:
     options = ("--steps", "5", "--repeats", "2", "-q")
-    done = gpubench("train-bench", *TINY, *options, results=tmp_path, launcher=TORCHRUN)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path, launcher=TORCHRUN)
     assert done.code == 0, done.stderr
     record = done.document("run.json")
     assert (record["world_size"], record["repeats"], record["repeat_kind"]) == (2, 2, "in-process")
@@ -287,7 +287,7 @@ def test_compiled_models_run_and_their_first_step_pays(tmp_path: Path) -> None:
 def test_wandb_works_offline_and_stays_in_the_run_directory(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     options = ("--logging.wandb", "--logging.wandb_mode=offline", "--steps", "3", "--repeats", "1")
-    done = gpubench("train-bench", *TINY, *options, results=tmp_path / "results", cwd=tmp_path)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path / "results", cwd=tmp_path)
     assert done.code == 0, done.stderr
     assert "WeightsAndBiases failed" not in done.stderr
     (record,) = done.run.glob("wandb/offline-run-*/run-*.wandb")
@@ -296,7 +296,7 @@ def test_wandb_works_offline_and_stays_in_the_run_directory(tmp_path: Path) -> N
 
 
 def test_warnings_about_the_numbers_are_in_the_log_too(tmp_path: Path) -> None:
-    done = gpubench("train-bench", *TINY, "--steps", "3", "--repeats", "1", "-q", results=tmp_path)
+    done = gpubench("train-bench", *SMALL, "--steps", "3", "--repeats", "1", "-q", results=tmp_path)
     assert done.code == 0, done.stderr
     warning = "fewer than two repeats were measured"
     assert warning in done.stderr

@@ -199,6 +199,12 @@ def test_what_a_fix_is_laid_beside_is_the_profiled_run_without_the_profiler(prof
     assert completed(base, complete).origins == base.origins, "nothing is chosen anew"
 
 
+def test_fixes_are_tried_twice_at_the_least(profiled: Configuration[Any]) -> None:
+    once = profiled.with_overrides({"measurement.repeats": 1}, "test")
+    assert unrecorded(once).settings.measurement.repeats == 2
+    assert unrecorded(profiled).settings.measurement.repeats == 3
+
+
 def test_a_fix_reads_as_options() -> None:
     assert words({"performance.compile": True, "data.workers": 2}) == "--performance.compile=true --data.workers=2"
 
