@@ -63,7 +63,7 @@ def many_parameters():
 def much_to_send():
     return Scaled(1, 4_000_000)
 '''
-SHORT = ("--training.warmup_steps=5", "--steps", "8", "--logging.graph=false", "--measurement.count_flops=false", "-q")
+SHORT = ("--training.warmup_steps=5", "--logging.graph=false", "--measurement.count_flops=false", "-q")
 
 
 def profiled(folder: Path, *arguments: str) -> Finished:
@@ -94,7 +94,7 @@ def finding(done: Finished, name: str) -> dict[str, Any]:
 def slow_loader(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return profiled(
         tmp_path_factory.mktemp("loader"), "--model", "planted:small", "--data", "planted:slow", "--data.workers=0",
-        "--batch-size", "8", "--repeats", "1", "--profiling.with_stack=true", "--verify",
+        "--batch-size", "8", "--steps", "16", "--repeats", "1", "--profiling.with_stack=true", "--verify",
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(sl
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
-        "--training.optimizer_impl=loop", "--batch-size", "1", "--repeats", "1", "--verify",
+        "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "16", "--repeats", "3", "--verify",
     )  # fmt: skip
     trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
@@ -150,7 +150,7 @@ def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: 
 def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:small", "--data", "planted:large", "--data.workers=0",
-        "--performance.channels_last=true", "--batch-size", "32", "--repeats", "1", "--verify",
+        "--performance.channels_last=true", "--batch-size", "32", "--steps", "100", "--repeats", "3", "--verify",
     )  # fmt: skip
     trouble = finding(done, "layout-of-batches")
     assert trouble["fix"] == {"performance.channels_last": False}
@@ -162,7 +162,7 @@ def test_an_unneeded_synchronisation_is_found_and_mended(tmp_path: Path) -> None
     done = profiled(
         tmp_path, "--model", "planted:much_to_send", "--data", "planted:plain", "--world-size", "2",
         "--training.optimizer=sgd", "--training.grad_accumulation=8", "--distributed.sync_gradients=each",
-        "--batch-size", "1", "--repeats", "1", "--verify",
+        "--batch-size", "1", "--steps", "12", "--repeats", "3", "--verify",
     )  # fmt: skip
     trouble = finding(done, "repeated-reduction")
     assert trouble["fix"] == {"distributed.sync_gradients": "last"}
