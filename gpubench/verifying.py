@@ -15,6 +15,7 @@ from gpubench.errors import GpubenchError, Interrupted
 from gpubench.findings import Combination, Finding, Findings, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.logs import MODIFIABLE
+from gpubench.report.finding_phrases import options
 
 OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
 """Of a trial, by the verdict on the throughput; any other settles nothing."""
@@ -73,11 +74,6 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
     return given.with_overrides(changes, "--verify")
 
 
-def words(fix: dict[str, Any]) -> str:
-    """A fix as options of the command line."""
-    return " ".join(f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in fix.items())
-
-
 def _each(base: Configuration[Any], findings: Findings, bench: Bench) -> Findings:
     fixes = [finding.fix for finding in findings.findings if finding.fix]
     trials = iter(_try(base, fixes, bench))
@@ -117,7 +113,7 @@ def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench
     candidates: dict[int, Configuration[Any]] = {}
     trials: dict[int, Trial] = {}
     for number, fix in enumerate(fixes):
-        log.log(MODIFIABLE, "trying %s (%d of %d)", words(fix), number + 1, len(fixes))
+        log.log(MODIFIABLE, "trying %s (%d of %d)", options(fix), number + 1, len(fixes))
         try:
             candidates[number] = bench.complete(base.with_overrides(fix, "the fix of a finding"))
         except GpubenchError as error:

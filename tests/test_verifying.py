@@ -17,8 +17,9 @@ from gpubench.defaults import complete, completed
 from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
+from gpubench.report.finding_phrases import options
 from gpubench.settings import ProfileSettings
-from gpubench.verifying import Bench, unrecorded, verify, words
+from gpubench.verifying import Bench, unrecorded, verify
 
 FUSED, WORKERS, BATCH = (
     {"training.optimizer_impl": "fused"},
@@ -206,7 +207,7 @@ def test_fixes_are_tried_twice_at_the_least(profiled: Configuration[Any]) -> Non
 
 
 def test_a_fix_reads_as_options() -> None:
-    assert words({"performance.compile": True, "data.workers": 2}) == "--performance.compile=true --data.workers=2"
+    assert options({"performance.compile": True, "data.workers": 2}) == "--performance.compile=true --data.workers=2"
 
 
 def test_what_is_tried_can_be_written_and_read(profiled: Configuration[Any]) -> None:

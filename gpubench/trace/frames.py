@@ -32,11 +32,8 @@ class UserFrames:
 
     @classmethod
     def of(cls, program: Program) -> Self:
-        trace, nest = program.trace, program.nest
-        users = np.fromiter((user_frame(name) is not None for name in trace.names), np.bool_, len(trace.names))
-        python = trace.host.kind == HostKind.PYTHON
-        frame = nearest(nest, python & users[trace.host.name])
-        return cls(trace, frame, nearest(nest, trace.host.stack >= 0))
+        trace = program.trace
+        return cls(trace, innermost_frames(program), nearest(program.nest, trace.host.stack >= 0))
 
     def at(self, slice_: int) -> str | None:
         """As "train.py:25 in step"; None where no stack was recorded, or nothing in it is the user's."""
@@ -46,6 +43,13 @@ class UserFrames:
             return None
         frames = re.split(r"[;\n]", self._trace.names[self._trace.host.stack[operator]])
         return next((found for one in frames if (found := user_frame(one.strip()))), None)
+
+
+def innermost_frames(program: Program) -> Ids:
+    """For each slice the innermost function around it that is the user's, as a slice, or -1."""
+    names, host = program.trace.names, program.trace.host
+    users = np.fromiter((user_frame(name) is not None for name in names), np.bool_, len(names))
+    return nearest(program.nest, users[host.name] & (host.kind == HostKind.PYTHON))
 
 
 def user_frame(name: str) -> str | None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gpubench.trace.calls import ModuleCalls
 from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns
-from gpubench.trace.frames import user_frame
+from gpubench.trace.frames import innermost_frames, user_frame
 from gpubench.trace.intervals import Spans, clip, intersect, join, subtract, union
 from gpubench.trace.nesting import Segments, nearest, outermost
 from gpubench.trace.phases import BACKWARD, NAMES, OTHER, RECV_WAIT, SEND_WAIT, Phases
@@ -105,7 +105,7 @@ class _Places:
         stretch = np.searchsorted(found.start, cut.start, side="right") - 1
         calls, name = known.calls, program.trace.host.name
         call = _at(nearest(program.nest, calls.mask), slice_)
-        columns = _at(known.of, slice_, OTHER), _at(calls.of, call), _at(name, _at(_user_frames(program), slice_))
+        columns = _at(known.of, slice_, OTHER), _at(calls.of, call), _at(name, _at(innermost_frames(program), slice_))
         phase, module, frame = (_most(stretch, column, cut.end - cut.start) for column in columns)
         return cls(
             phase=columns[0][phase],
@@ -118,13 +118,6 @@ class _Places:
 
 def _at(column: NDArray[np.integer[Any]], places: Ids, otherwise: int = MISSING) -> Ids:
     return np.where(places >= 0, column[places], otherwise).astype(np.int32)
-
-
-def _user_frames(program: Program) -> Ids:
-    """For each slice the innermost function around it that is the user's, as a slice, or -1."""
-    names = program.trace.names
-    users = np.fromiter((user_frame(name) is not None for name in names), np.bool_, len(names))
-    return nearest(program.nest, users[program.trace.host.name] & (program.trace.host.kind == HostKind.PYTHON))
 
 
 def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
