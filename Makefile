@@ -1,6 +1,5 @@
 # make bench   set everything up and run the main job
 # make test    set everything up and run every check
-# make measured  the tests that rest on times: for a machine that does nothing else
 # The environment is .venv, built once from pyproject.toml under constraints.txt.
 
 PYTHON ?= python3
@@ -8,16 +7,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench test measured lint clean
+.PHONY: bench test lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
-
-measured: $(VENV)/ready-for-development
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/ready-for-development
 	$(BIN)/ruff check .

@@ -20,8 +20,7 @@ from gpubench.report.finding_phrases import options
 OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
 """Of a trial, by the verdict on the throughput; any other settles nothing."""
 
-LEAST = 2  # repeats: one pair has no interval
-ENOUGH = 3  # repeats: Student's t over the pairs of two is 12.7, of three 4.3
+LEAST = 3  # repeats: one pair has no interval, and Student's t over two is 12.7, over three 4.3
 
 log = logging.getLogger("gpubench.verifying")
 
@@ -48,9 +47,6 @@ class Tried:
 def verify(profiled: Configuration[Any], findings: Findings, bench: Bench) -> Tried:
     """`findings` with what each fix really saves, and which settings to keep. `profiled` has no gaps."""
     base = unrecorded(profiled)
-    repeats = base.settings.measurement.repeats
-    if repeats < ENOUGH and any(finding.fix for finding in findings.findings):
-        log.warning("%d repeats rarely tell what a fix saves: --repeats %d", repeats, ENOUGH)
     try:
         findings = _each(base, findings, bench)
         return Tried(_together(base, findings, bench))

@@ -372,6 +372,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = f"own_{os.getpid()}"
     (tmp_path / f"{name}.py").write_text(
         textwrap.dedent("""
+        import os
+        from multiprocessing.util import Finalize
         import torch
         from torch.utils.data import Dataset, IterableDataset
 
@@ -391,6 +393,11 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
         class Ragged(Squares):
             def __getitem__(self, i): return torch.ones(i)
+
+        class Aborting(Squares):
+            def __getitem__(self, i):
+                Finalize(None, os.abort, exitpriority=1)
+                return super().__getitem__(i)
 
         class Together(Squares):
             def __getitems__(self, indices): return [torch.tensor([-i]) for i in indices]
@@ -570,6 +577,13 @@ def test_host_samples_come_from_workers_that_end_with_the_feed() -> None:
     every = torch.cat([images for epoch in epochs for images in epoch])
     assert every.shape == (32, 3, 4, 4)
     assert len({float(image.sum()) for image in every}) == 32  # no sample is drawn twice
+
+
+def test_a_worker_that_aborts_as_it_ends_fails_nothing(own: str) -> None:
+    data = DataSettings(source=f"{own}:Aborting", workers=2)
+    with feed(data, opened(data, None)) as batches:
+        assert len(next(batches.epoch(0))) == 4
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import cycle, islice
 from types import TracebackType
 from typing import Any, Self
@@ -122,7 +123,8 @@ class Feed:
         # private call they would end when the last of these is collected.
         iterator = None if self._loader is None else self._loader._iterator
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
+            with suppress(RuntimeError):  # a worker that aborts as it ends: torch then ends the others as well
+                iterator._shutdown_workers()
         self._pool.clear()
 
     def __enter__(self) -> Self:
