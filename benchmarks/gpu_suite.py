@@ -10,7 +10,8 @@ skipped. The output folder is written as the jobs finish, so that a suite that i
     JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json, noise.json, findings.json
 
 The jobs called planted-* have a fault that `gpubench profile --verify` must find: where it does not, the job has
-failed. So has one whose profile does not hold together; see `profiled.py`.
+failed. So has one whose profile does not hold together; see `profiled.py`. Those called memory-* hold a prediction of
+memory to what is measured, and fail where it misses a bar; see `memory_check.py`.
 
 `--dry-run` runs the same jobs with tiny models on the CPU, to show that the suite itself works.
 """
@@ -29,6 +30,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import memory_check
+import msgspec
 import profiled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,6 +190,51 @@ def profiles() -> Iterator[Job]:
     )
 
 
+MEMORY_TESTS = "tests/test_gpu_memory.py"
+MEMORY_DRY = ("--device=cpu", "--performance.cpu_threads=1", "--batch-size=4")
+MEMORY_CASES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, bool], ...]], ...] = (
+    (
+        "resnet50",
+        (*MEMORY_DRY, "--model=resnet-tiny", "--data.image_size=32"),
+        (("fp32", "sgd", False), ("bf16", "adamw", False), ("bf16", "sgd", True)),
+    ),
+    (
+        "gpt2",
+        (*MEMORY_DRY, "--model=gpt2-tiny", "--data.sequence_length=32"),
+        (("fp32", "sgd", False), ("bf16", "adamw", False), ("fp32", "adamw", True)),
+    ),
+    (
+        "bert-large",
+        (*MEMORY_DRY, "--model=bert-tiny", "--data.sequence_length=32"),
+        (("bf16", "adamw", False), ("fp32", "adamw", True), ("bf16", "sgd", True)),
+    ),
+    (
+        "sd15-unet",
+        (*MEMORY_DRY, "--model=sd15-unet-tiny", "--data.image_size=64"),
+        (("fp32", "sgd", False), ("bf16", "adamw", False), ("bf16", "sgd", True)),
+    ),
+)
+"""By preset: how it runs dry, and (precision, optimizer, checkpointing). Of all eight cases, the four in which any two
+levels of different factors meet, less one."""
+READ_BACK = "memory-gpt2-bf16-adamw"
+
+
+def memories() -> Iterator[Job]:
+    """Three steps each, at the preset's own batch; the prediction runs beside the measurement."""
+    yield Job("memory-tests", (*GPU_TESTS, MEMORY_TESTS), "the tests of memory that need a GPU", 150.0)
+    for preset, dry, cases in MEMORY_CASES:
+        for precision, optimizer, checkpointing in cases:
+            name = f"memory-{preset}-{precision}-{optimizer}{'-checkpointing' * checkpointing}"
+            options = (
+                *("benchmarks/memory_check.py", "--results", RUNS, f"--config={preset}", f"--precision={precision}"),
+                *(f"--training.optimizer={optimizer}", "--logging.graph=false"),
+                *("--model.activation_checkpointing=true",) * checkpointing,
+                *("--read-back",) * (name == READ_BACK),
+            )
+            shows = f"{preset}, {precision}, {optimizer}{', checkpointing' * checkpointing}: predicted and measured"
+            yield Job(name, options, shows, 40.0, dry)
+
+
 JOBS = (
     Job(
         "resnet50-nchw",
@@ -206,7 +254,7 @@ JOBS = (
     ),
     Job(
         "gpu-tests",
-        (*GPU_TESTS, "tests", f"--ignore={PROFILE_TESTS}"),
+        (*GPU_TESTS, "tests", f"--ignore={PROFILE_TESTS}", f"--ignore={MEMORY_TESTS}"),
         "the tests that need a GPU",
         90,
     ),
@@ -261,6 +309,7 @@ JOBS = (
     *pipelines(),
     *planted(),
     *profiles(),
+    *memories(),
 )
 BUDGET = 460.0  # seconds; with the patience for a job that is stopped, under 8 minutes
 
@@ -281,6 +330,8 @@ class Result:
     printed: str = ""
     """The end of what it printed, where that is all it leaves."""
     reference: Reference | None = None
+    memory: memory_check.Check | None = None
+    """What a job leaves that holds a prediction of memory to a measurement."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -347,12 +398,18 @@ def attempt(job: Job, output: Path, remaining: float) -> Result:
         paths = [path.parent for path in sorted(Path(scratch).glob("*/*/run.json"))]
         # What became of each fix stands in the findings of the run that it was tried for.
         runs = [keep(path, kept) for path in paths if not path.parent.name.endswith("-verify")]
+        memory = checked(Path(scratch))
     (kept / "log.txt").write_text(printed[-LOG_CHARACTERS:])
     note = "" if runs and status == "completed" else last_words(printed)
     if status == "completed" and (wrong := list(unlike(job, runs))):
         status, note = "failed", "; ".join(wrong)
     rest = "" if runs else "\n".join(printed.splitlines()[-LAST_LINES:])
-    return replace(made, status=status, note=note, seconds=took, runs=runs, printed=rest)
+    return replace(made, status=status, note=note, seconds=took, runs=runs, printed=rest, memory=memory)
+
+
+def checked(scratch: Path) -> memory_check.Check | None:
+    path = scratch / memory_check.DOCUMENT
+    return msgspec.json.decode(path.read_bytes(), type=memory_check.Check) if path.is_file() else None
 
 
 def unlike(job: Job, runs: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -412,7 +469,8 @@ def last_words(printed: str) -> str:
 
 def write(results: Sequence[Result], waiting: Sequence[Job], output: Path) -> None:
     """summary.json and summary.md, with the jobs that have not had their turn, each replaced in one go."""
-    document = {"jobs": [asdict(result) for result in results], "waiting": [job.name for job in waiting]}
+    jobs = [asdict(result) | {"memory": msgspec.to_builtins(result.memory)} for result in results]
+    document = {"jobs": jobs, "waiting": [job.name for job in waiting]}
     text = f"# GPU suite\n\n{table(results)}"
     text += "".join(f"\n## {result.name}\n\n```\n{result.printed}\n```\n" for result in results if result.printed)
     if waiting:
@@ -433,7 +491,8 @@ def table(results: Sequence[Result]) -> str:
     """Markdown, one row per run, or per job where there is none; then sources and warnings."""
     rows = [row for result in results for row in rows_of(result)]
     lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, ["---"] * len(HEAD), *rows)]
-    lines += profiled_table(results)
+    lines += below(profiled.HEAD, profiled_rows(results))
+    lines += below(memory_check.HEAD, [memory_check.row(one.name, one.memory) for one in results if one.memory])
     sources = {result.reference.source for result in results if result.reference}
     lines += ["", *(f"Reference: {source}." for source in sorted(sources))] if sources else []
     said = [f"- {result.name}: {warning}" for result in results for run in result.runs for warning in run["warnings"]]
@@ -441,11 +500,15 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def profiled_table(results: Sequence[Result]) -> list[str]:
-    rows = [profiled.row(result.name, run["profiled"]) for result in results for run in result.runs if run["profiled"]]
+def profiled_rows(results: Sequence[Result]) -> list[list[str]]:
+    return [profiled.row(result.name, run["profiled"]) for result in results for run in result.runs if run["profiled"]]
+
+
+def below(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table, if there is anything in it."""
     if not rows:
         return []
-    return ["", *("| " + " | ".join(cells) + " |" for cells in (profiled.HEAD, ["---"] * len(profiled.HEAD), *rows))]
+    return ["", *("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))]
 
 
 def rows_of(result: Result) -> Iterator[list[str]]:

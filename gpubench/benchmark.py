@@ -22,6 +22,7 @@ from gpubench.summary import Summary
 from gpubench.telemetry import Telemetry
 
 FLUSH_SECONDS = 1.0
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
 
 log = logging.getLogger("gpubench.benchmark")
 
@@ -166,7 +167,7 @@ def measure(
     try:
         with Workers(
             job,
-            settings.distributed.world_size,
+            recorder.processes,
             thread_environment(settings),
             settings.measurement.stall_timeout,
             under_torchrun=launched_by_torchrun(),
@@ -212,6 +213,9 @@ def thread_environment(settings: RunSettings) -> Mapping[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",  # models come from configurations; nothing here may wait for a network
     }
+    if settings.performance.expandable_segments:
+        given = os.environ.get(ALLOCATOR)
+        variables[ALLOCATOR] = ",".join(filter(None, [given, "expandable_segments:True"]))
     if settings.device is Device.cpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     if not launched_by_torchrun() and settings.distributed.world_size > 1:

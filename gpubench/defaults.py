@@ -71,6 +71,11 @@ def complete(settings: T) -> tuple[T, list[Choice]]:
     """
     gaps = Gaps(settings)
     on_gpu = fill_device(settings, gaps) is Device.cuda
+    return fill_training(settings, gaps, on_gpu)
+
+
+def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice]]:
+    """The same, once device and precision are known."""
     name = settings.model.name
     if name is None:
         suited = "resnet50" if on_gpu else "resnet18"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpubench.blocks import blocks
 from gpubench.errors import DeviceError
@@ -120,7 +121,8 @@ def _shard(module: nn.Module, precision: Precision, device: torch.device) -> nn.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+    with _disable_current_modes():  # it reads its tensors, and they are no part of the model
+        options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     if precision is Precision.bf16:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks(module):

@@ -201,6 +201,22 @@ class TraceRecorded(Event, frozen=True):
     """Whether the file is complete with it."""
 
 
+class MemoryFollowed(Event, frozen=True):
+    """What filled one rank's memory, as the JSON of `gpubench.memory.footprint.Footprint`."""
+
+    repeat: int
+    footprint: bytes
+    findings: bytes | None = None
+    """The JSON of `gpubench.findings.Findings`: advice, with what each fix is predicted to save."""
+
+
+class BatchSizesFound(Event, frozen=True):
+    """Which batch sizes fit, as the JSON of `gpubench.memory.batch_sizes.BatchSizes`."""
+
+    repeat: int
+    found: bytes
+
+
 class YardstickRead(Event, frozen=True):
     """How long a fixed piece of work took just before and after the repeat's steps; see `gpubench.yardstick`."""
 
@@ -318,8 +334,9 @@ class Done(Event, frozen=True):
 
 Message = (
     Hello | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
-    | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | YardstickRead | PipelineBuilt | SpansMeasured
-    | HandoffMeasured | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done
+    | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound | YardstickRead
+    | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished | StageDone | BaselineMeasured | Verified
+    | Failed | Done
 )  # fmt: skip
 
 

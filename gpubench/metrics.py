@@ -104,6 +104,9 @@ DEFINITIONS: dict[str, Definition] = {
     "peak_memory_reserved": Definition(
         "B", "lower", "most memory the allocator held of a device at once, largest of the ranks"
     ),
+    "peak_memory_total": Definition(
+        "B", "lower", "most memory of a device in use at once, context and libraries included, largest of the ranks"
+    ),
     "peak_memory_rss": Definition(
         "B", "lower", "most host memory a worker process held at once (ru_maxrss), largest of the ranks"
     ),

@@ -10,12 +10,12 @@ from gpubench.settings import (
     FolderName,
     Natural,
     Positive,
+    ProcessSettings,
     RankSettings,
     RepeatSettings,
     RunSettings,
     Seconds,
     Section,
-    ThreadSettings,
 )
 
 Pixels = Annotated[int, Field(ge=8, le=2**16)]
@@ -78,7 +78,7 @@ class PipelineSettings(Section):
     )
 
 
-class InferencePerformance(ThreadSettings):
+class InferencePerformance(ProcessSettings):
     deterministic: bool | None = Field(
         None, description="deterministic algorithms only, as bit-identity on a GPU needs; default: with verify"
     )

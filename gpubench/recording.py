@@ -156,6 +156,16 @@ class Recorder(ABC, Generic[S]):
         metric: Metric | None = self.summary().get("throughput")
         return metric.repeats if metric else []
 
+    def documents(self) -> dict[str, Any]:
+        """What a run's JSON shows beside its summary."""
+        found = self.diagnosis
+        return {"profile": found.profile, "findings": found.findings} if found else {}
+
+    @property
+    def processes(self) -> int:
+        """Workers to start: one for each rank."""
+        return self.settings.distributed.world_size
+
     @property
     def gpu_name(self) -> str | None:
         """None on a CPU."""

@@ -20,10 +20,11 @@ import psutil
 
 from gpubench.errors import RunDirectoryError, RunFailed
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # 1: first.
 # 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json,
 #    report.html, profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
+# 3: memory.json, batch_sizes.json, trades.json and snapshots of the CUDA allocator came.
 
 RUN = "run.json"
 CONFIG = "config.yaml"
@@ -43,6 +44,9 @@ TIMELINE = "timeline.jsonl"
 TRACE = "timeline.trace.json"
 PROFILE = "profile.json"
 FINDINGS = "findings.json"
+MEMORY = "memory.json"
+BATCH_SIZES = "batch_sizes.json"
+TRADES = "trades.json"
 TRACES = "profiler_traces"
 SAMPLE_FOLDER = "samples"
 LATENT, IMAGE = "safetensors", "png"  # suffixes in there

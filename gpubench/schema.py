@@ -8,10 +8,15 @@ import msgspec
 from gpubench.comparison.result import Noise
 from gpubench.events import Handoff, Sample, Span, Step
 from gpubench.findings import Findings
+from gpubench.memory.batch_sizes import BatchSizes
+from gpubench.memory.footprint import Footprints
+from gpubench.memory.trades import Trades
 from gpubench.runs import (
+    BATCH_SIZES,
     EPOCHS,
     FINDINGS,
     HANDOFFS,
+    MEMORY,
     NOISE,
     PROFILE,
     RUN,
@@ -21,6 +26,7 @@ from gpubench.runs import (
     SUMMARY,
     TELEMETRY,
     TIMELINE,
+    TRADES,
     RunRecord,
 )
 from gpubench.summary import Summary
@@ -39,6 +45,9 @@ FILES = {
     SUMMARY: Summary,
     NOISE: Noise,
     PROFILE: Profile,
+    MEMORY: Footprints,
+    BATCH_SIZES: BatchSizes,
+    TRADES: Trades,
     FINDINGS: Findings,
 }
 """The type of each file's document, or of each line where its name ends in .jsonl."""

@@ -4,6 +4,7 @@ A field that is None is filled in from the model and the device before anything 
 config.yaml of a finished run holds no None that mattered. Durations are seconds, sizes bytes, unless a name says other.
 """
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -38,6 +39,29 @@ def _refuse_mps(device: Any) -> Any:
             "device=mps: torch has no events to time it by, and its profiler records no work of it; use cpu"
         )
     return device
+
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40
+}  # fmt: skip
+
+
+def _bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
+    if not match or match[2].casefold() not in UNITS:
+        raise ValueError(f"{value!r} is no size: write 80GiB, 80GB or bytes")
+    return int(float(match[1]) * UNITS[match[2].casefold()])
+
+
+def _fraction(value: Any) -> Any:
+    if not isinstance(value, str) or not value.endswith("%"):
+        return value
+    try:
+        return float(value.removesuffix("%")) / 100
+    except ValueError:
+        raise ValueError(f"{value!r} is no fraction: write 0.05 or 5%") from None
 
 
 class Section(BaseModel):
@@ -104,16 +128,19 @@ class TrainingSettings(Section):
         return self
 
 
-class ThreadSettings(Section):
+class ProcessSettings(Section):
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads of each CPU worker; default: physical cores / ranks"
     )
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(
         "PASSIVE", description="what idle OpenMP threads do; ACTIVE spins and can starve a small machine"
     )
+    expandable_segments: bool = Field(
+        False, description="let the CUDA allocator's segments grow instead of taking new ones: less fragmentation"
+    )
 
 
-class PerformanceSettings(ThreadSettings):
+class PerformanceSettings(ProcessSettings):
     channels_last: bool | None = Field(
         None, description="NHWC memory format for convolutional models; default: on a GPU"
     )
@@ -208,6 +235,25 @@ class ProfilingSettings(Section):
         )
 
 
+class FollowSettings(Section):
+    """What `gpubench memory` looks at."""
+
+    steps: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="optimizer steps to follow; the first makes the optimizer's state, the last stands for the rest"
+    )
+    predict: bool = Field(False, description="predict for a GPU, without one")
+    device_model: str | None = Field(None, description="GPU to predict for, as h200; default: the one that is here")
+    device_memory: Annotated[int, BeforeValidator(_bytes), Field(ge=2**20, le=2**60)] | None = Field(
+        None, description="memory to fit into, in bytes or as 80GiB; default: the device's own"
+    )
+    margin: Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1)] = Field(
+        0.05, description="part of the memory that the largest batch leaves free (0.05 or 5%)"
+    )
+    find_batch_size: bool = Field(False, description="find the largest batch that fits")
+    advise: bool = Field(True, description="propose what would save memory, and predict how much")
+    explain: bool = Field(False, description="predict again without each correction, for what it adds")
+
+
 class LoggingSettings(Section):
     level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR"] = Field(
         "DEBUG", description="least level that reaches run.log"
@@ -237,7 +283,7 @@ class RunSettings(Section):
     device: Annotated[Device, BeforeValidator(_refuse_mps)] | None = Field(
         None, description="cpu or cuda; default: cuda where there is a GPU"
     )
-    performance: ThreadSettings = ThreadSettings()
+    performance: ProcessSettings = ProcessSettings()
     distributed: RankSettings = RankSettings()
     measurement: RepeatSettings = RepeatSettings()
     profiling: ProfilingSettings = ProfilingSettings()
@@ -295,3 +341,23 @@ class ProfileSettings(TrainSettings):
 
     experiment: FolderName = Field("profile", description="folder under results that groups the runs")
     profiling: RecordedSettings = RecordedSettings()
+
+
+class OnceSettings(MeasurementSettings):
+    repeats: Positive = Field(1, description="fresh processes that repeat the measurement")
+
+
+class MemorySettings(TrainSettings):
+    """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are followed."""
+
+    aliases: ClassVar[dict[str, str]] = TrainSettings.aliases | {
+        "predict": "memory.predict",
+        "device_model": "memory.device_model",
+        "device_memory": "memory.device_memory",
+        "margin": "memory.margin",
+        "find_batch_size": "memory.find_batch_size",
+    }
+
+    experiment: FolderName = Field("memory", description="folder under results that groups the runs")
+    measurement: OnceSettings = OnceSettings()
+    memory: FollowSettings = FollowSettings()

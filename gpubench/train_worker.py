@@ -18,7 +18,7 @@ from gpubench.data import Feed, open_dataset
 from gpubench.environment import capture_env_metadata
 from gpubench.errors import SettingsError
 from gpubench.inspection import inspect
-from gpubench.models import build
+from gpubench.models import Workload, build
 from gpubench.precision import arithmetic, refuse, set_float32_matmul
 from gpubench.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.ranks import Ranks
@@ -31,15 +31,7 @@ from gpubench.yardstick import time_yardstick
 def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
     """Every repeat of the job, as events."""
     settings = TrainSettings.model_validate(job.settings)
-    assert settings.device
-    assert settings.precision
-    if settings.performance.cpu_threads:
-        torch.set_num_threads(settings.performance.cpu_threads)
-    device = distributed.pick_device(settings.device, ranks)
-    set_float32_matmul(settings.precision, settings.performance.matmul_precision)
-    torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
-    refuse(settings.precision, device)
-    distributed.setup_ddp(settings.distributed, ranks, store, device)
+    device = set_up(settings, ranks, store)
     if ranks.is_rank_zero:
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
     for repeat in job.repeats:
@@ -49,6 +41,20 @@ def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity)
         yield from run(settings, ranks, device, activity, repeat, job)
     # Not after an error: leaving the group can wait for ranks that will never come, before the error is told.
     distributed.cleanup_ddp()
+
+
+def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
+    """The process as the settings ask, and the group of ranks joined; returns this rank's device."""
+    assert settings.device
+    assert settings.precision
+    if settings.performance.cpu_threads:
+        torch.set_num_threads(settings.performance.cpu_threads)
+    device = distributed.pick_device(settings.device, ranks)
+    set_float32_matmul(settings.precision, settings.performance.matmul_precision)
+    torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
+    refuse(settings.precision, device)
+    distributed.setup_ddp(settings.distributed, ranks, store, device)
+    return device
 
 
 def run_repeat(
@@ -125,9 +131,15 @@ def prepare(
     settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
 ) -> tuple[Trainer, Feed]:
     """The model ready to train, and its data."""
+    assert settings.precision
     activity.doing = "building the model"
     workload = build(settings.model, settings.data, settings.seed)
+    trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
     activity.doing = "opening the data"
+    return trainer, open_feed(settings, ranks, device, workload)
+
+
+def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
     dataset = open_dataset(
         settings.data,
         workload.task,
@@ -136,12 +148,10 @@ def prepare(
         workload.vocabulary,
         workload.classes,
     )
-    assert settings.precision
-    trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
     batch_size = settings.training.batch_size
     assert batch_size
     torch.manual_seed(settings.seed + ranks.rank)
-    feed = Feed(
+    return Feed(
         settings.data,
         dataset,
         workload.make_batch,
@@ -152,7 +162,6 @@ def prepare(
         device,
         channels_last=bool(settings.performance.channels_last),
     )
-    return trainer, feed
 
 
 def refuse_short(settings: TrainSettings, feed: Feed) -> None:

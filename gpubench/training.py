@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -46,7 +46,7 @@ class Trainer:
     forget_checkpoints: Callable[[], None] | None = None
     """Undoes activation checkpointing, where there is any."""
 
-    def step(self, batches: "Epochs", samples: int) -> None:
+    def step(self, batches: "Batches", samples: int) -> None:
         """One optimizer step over `grad_accumulation` batches; every phase border is marked, nothing waits."""
         timer, accumulation = self.timer, self.settings.training.grad_accumulation
         channels_last = bool(self.settings.performance.channels_last)
@@ -171,6 +171,14 @@ def _batch_size(training: TrainingSettings) -> int:
     return training.batch_size
 
 
+class Batches(Protocol):
+    """What a step draws from."""
+
+    epoch: int
+
+    def __next__(self) -> Any: ...
+
+
 class Epochs:
     """An endless stream of batches that counts how often it has gone round."""
 
@@ -264,8 +272,9 @@ def build_trainer(
     """Moves the model to the device, wraps and compiles it, and makes its optimizer."""
     assert settings.precision
     performance = settings.performance
-    layout = torch.channels_last if performance.channels_last else torch.preserve_format
-    own = workload.module.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    own = workload.module if device.type == "cpu" else workload.module.to(device)
+    if performance.channels_last:
+        lay_out(own)
     forget = checkpoint_activations(own) if settings.model.activation_checkpointing else None
     module = distributed.share(
         own, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
@@ -283,6 +292,13 @@ def build_trainer(
         timer=timer,
         forget_checkpoints=forget,
     )
+
+
+def lay_out(module: nn.Module) -> None:
+    """Puts images' weights in NHWC, in place: Module.to() cannot do so with tensors that have no memory."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 def make_optimizer(training: TrainingSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:

@@ -28,6 +28,7 @@ LIGHTER_TRAINING = (
 LIGHTER = {
     "train-bench": LIGHTER_TRAINING,
     "profile": LIGHTER_TRAINING,
+    "memory": LIGHTER_TRAINING,
     "pipe-infer": "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width",
 }
 """What takes less memory, by command."""
@@ -75,6 +76,10 @@ def _work(
         from gpubench.pipeline.worker import work as pipe_infer
 
         return pipe_infer(job, ranks, store, activity, channel.send)
+    if job.command == "memory":
+        from gpubench.memory_worker import work as memory
+
+        return memory(job, ranks, store, activity)
     from gpubench.train_worker import work as train_bench
 
     return train_bench(job, ranks, store, activity)

@@ -19,7 +19,7 @@ from gpubench.dotkeys import flatten
 from gpubench.metrics import DEFINITIONS
 from gpubench.pipe_settings import PipeSettings
 from gpubench.runs import RunRecord
-from gpubench.settings import TrainSettings
+from gpubench.settings import MemorySettings, TrainSettings
 from gpubench.steady import SteadyWindow
 
 DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
@@ -89,7 +89,7 @@ def keys(baseline: RunEvidence, candidate: RunEvidence) -> list[str]:
 def test_every_setting_is_given_one_kind() -> None:
     classified = [key for group in SETTINGS.values() for key in group]
     assert len(classified) == len(set(classified))
-    assert set(classified) == {*fields(TrainSettings), *fields(PipeSettings)}
+    assert set(classified) == {*fields(TrainSettings), *fields(PipeSettings), *fields(MemorySettings)}
     assert set(SETTINGS) == {"workload", "scale", "treatment", "protocol", None}
 
 

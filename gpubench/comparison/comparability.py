@@ -28,26 +28,29 @@ SETTINGS: dict[Kind | None, tuple[str, ...]] = {
         "training.weight_decay", "performance.channels_last", "performance.compile", "performance.compile_mode",
         "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads",
         "performance.omp_wait_policy", "distributed.strategy", "distributed.backend", "distributed.bucket_mb",
-        "training.read_loss", "distributed.sync_gradients",
+        "training.read_loss", "distributed.sync_gradients", "performance.expandable_segments", "memory.predict",
+        "memory.device_model", "memory.device_memory",
         "performance.deterministic", "pipeline.split", "pipeline.in_flight", "output.latents", "inject",
     ),
     "protocol": (
         "data.samples", "training.steps", "training.epochs", "training.seconds", "training.warmup_steps",
         "distributed.timeout", "measurement.repeats", "measurement.target_precision", "measurement.max_repeats",
         "measurement.count_flops", "measurement.measure_peak", "measurement.telemetry_interval",
-        "measurement.stall_timeout", "measurement.baseline", "pipeline.deadline", "verify",
+        "measurement.stall_timeout", "measurement.baseline", "pipeline.deadline", "verify", "memory.steps",
     ),
     None: (
         "experiment", "results", "logging.level", "logging.graph", "logging.wandb", "logging.wandb_project",
         "logging.wandb_mode", "profiling.enabled", "profiling.unit", "profiling.wait", "profiling.warmup",
         "profiling.active", "profiling.repeat", "profiling.record_shapes", "profiling.profile_memory",
         "profiling.with_stack", "profiling.modules", "profiling.all_ranks", "profiling.keep_compile",
+        "memory.margin", "memory.explain", "memory.advise", "memory.find_batch_size",
     ),
 }  # fmt: skip
 _KINDS = {key: kind for kind, keys in SETTINGS.items() for key in keys}
 
 # Settings that ask for a shape, and so give way to the shape that the model turned out to have.
 _ASKED_SHAPE = ("data.image_size", "data.sequence_length")
+_OF_MEMORY = "memory."  # settings that only one command has
 # Not a condition of the run: a name of it, a reading of the moment, or told by another key already.
 _PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
 _PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
@@ -125,6 +128,8 @@ def headline(run: RunEvidence) -> str:
     facts = (settings.get(key) for key in ("model.name", "precision", "training.batch_size", "device"))
     model, precision, batch, device = ("?" if fact is None else fact for fact in facts)
     ranks = f" x {run.record.world_size} ranks" if run.record.world_size > 1 else ""
+    if _predicted(run):
+        device = f"{settings.get('memory.device_model') or 'a GPU'}, predicted"
     return f"{model}, {precision}, batch {batch}{ranks} on {device}"
 
 
@@ -179,7 +184,8 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
             kind = _KINDS.get(key, "treatment")
             if kind is None or (shape_known and key in _ASKED_SHAPE):
                 continue
-            if kind in ("workload", "scale") and not (key in baseline.settings and key in candidate.settings):
+            needed = kind in ("workload", "scale") or key.startswith(_OF_MEMORY)
+            if needed and not (key in baseline.settings and key in candidate.settings):
                 continue
             yield Difference(key, kind, ours, theirs)
     other_bits = any(baseline.settings.get(key) != candidate.settings.get(key) for key in ("precision", "seed"))
@@ -191,8 +197,8 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
 
 
 def _measured_by(record: RunRecord) -> str:
-    """The command whose measurement it is: profile's clean repeats are train-bench's."""
-    return "train-bench" if record.command == "profile" else record.command
+    """The command whose program ran: profile's clean repeats are train-bench's, and so are the steps memory follows."""
+    return "train-bench" if record.command in ("profile", "memory") else record.command
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
@@ -274,6 +280,7 @@ def _remarks(baseline: Side, candidate: Side, found: Iterable[Difference]) -> li
         if side.runs[0].record and not side.runs[0].environment
     ]
     said += [remark for side in sides if (remark := _variety(side))]
+    said += _counted(baseline, candidate)
     scale = [difference for difference in found if difference.kind == "scale"]
     if scale:
         said.append(f"{_sentence(scale)}: {_consequence(baseline, candidate)}")
@@ -292,7 +299,23 @@ def _variety(side: Side) -> str | None:
     return f"the runs of {side.label} differ among themselves in {named}: that is part of how they vary"
 
 
+def _counted(baseline: Side, candidate: Side) -> Iterator[str]:
+    """Where the memory of a side was followed or predicted, and that of the other was not."""
+    for side, other in ((baseline, candidate), (candidate, baseline)):
+        ours, theirs = side.runs[0], other.runs[0]
+        if ours.untimed and not theirs.untimed:
+            yield f"in {side.label} memory was counted and nothing timed: only peaks of memory can be set side by side"
+        if _predicted(ours) and not _predicted(theirs):
+            yield f"{side.label} is predicted and {other.label} measured: the prediction's error is in the difference"
+
+
+def _predicted(run: RunEvidence) -> bool:
+    return run.untimed and run.settings.get("memory.predict") is True
+
+
 def _consequence(baseline: Side, candidate: Side) -> str:
+    if baseline.runs[0].untimed or candidate.runs[0].untimed:
+        return "the peaks of a device are judged as they are"
     if _ranks(baseline) != _ranks(candidate):
         return "per-step figures are withheld, those of the whole job judged per device"
     if same_step(baseline, candidate):

@@ -14,6 +14,7 @@ from gpubench.comparison.doubts import changed_weather, doubts, out_of_turn, rej
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import Condition
+from gpubench.comparison.memory import find_memory
 from gpubench.comparison.result import Comparison, Comparisons, Noise, Outcome
 from gpubench.comparison.sampling import one_after_the_other
 from gpubench.comparison.verdicts import DEFAULT_MARGIN, Circumstances, Judged
@@ -88,8 +89,9 @@ def _compare(
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
     circumstances = Circumstances(margin, withheld, rejected, record, machine)
-    causes = find_causes(baseline, candidate, comparable)  # before the doubts, which tell of profiles that do not read
-    warnings = [*rejected.values(), *doubts(baseline, candidate)]
+    # Before the doubts, which tell of documents that do not read.
+    causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
+    warnings = [*dict.fromkeys(rejected.values()), *doubts(baseline, candidate)]
     if moved := changed_weather(baseline, candidate):
         warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
@@ -106,17 +108,20 @@ def _compare(
         explanation=explain(baseline, candidate, comparable),
         warnings=warnings,
         causes=causes,
+        memory=memory,
     )
     return comparison, list(judged.values())
 
 
 def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
-    """A side that left work undone is not the faster one."""
+    """A side that left work undone is not the faster one; one whose peak is not known is neither smaller nor equal."""
     found: dict[Outcome, str] = {}
-    if reason := rejection(candidate):
-        found["faster"] = f"{candidate.label}: {reason}"
-    if reason := rejection(baseline):
-        found["slower"] = f"{baseline.label}: {reason}"
+    timed: tuple[Outcome, Outcome] = ("faster", "slower")
+    counted: tuple[Outcome, Outcome] = ("less", "more")
+    for place, side in enumerate((candidate, baseline)):
+        if reason := rejection(side):
+            words: list[Outcome] = [counted[place], "equivalent"] if side.runs[0].untimed else [timed[place]]
+            found |= dict.fromkeys(words, f"{side.label}: {reason}")
     return found
 
 

@@ -30,8 +30,9 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
     said = _about(sides, _unfinished)
     if not any(map(rejection, sides)) and (apart := loss_apart(baseline, candidate)):
         said.append(apart)
+    timed = not any(run.untimed for side in sides for run in side.runs)
     for check in (_throttled, _strangers, _contended, _unsettled, _unclosed, _scattered, _few, _unread):
-        said += _about(sides, check)
+        said += _about(sides, check) if timed or check not in OF_TIMES else []
     return list(dict.fromkeys(said))
 
 
@@ -47,7 +48,8 @@ def changed_weather(baseline: Side, candidate: Side) -> str | None:
 def out_of_turn(baseline: Side, candidate: Side) -> str | None:
     """Two runs, one after the other: whatever changed on the machine in between is in the difference."""
     recorded = baseline.runs[0].record and candidate.runs[0].record
-    if not (recorded and one_after_the_other(baseline, candidate)):
+    counted = baseline.runs[0].untimed or candidate.runs[0].untimed
+    if not recorded or counted or not one_after_the_other(baseline, candidate):
         return None
     return (
         "one run each, not measured in turn: how runs of this machine differ is not in the interval; "
@@ -56,8 +58,11 @@ def out_of_turn(baseline: Side, candidate: Side) -> str | None:
 
 
 def rejection(side: Side) -> str | None:
-    """Why this side must not be called faster: it left work undone or computed nonsense. None if it did its work."""
+    """Why this side must not be called faster, or smaller: it left work undone or computed nonsense. None if it did
+    its work."""
     for run in side.runs:
+        if run.untimed and run.status != COMPLETED:
+            return f"{_of_run(side, run)}, so that its true peak is not known"
         error = run.record.error if run.record else None
         if error and error.get("kind") == DIVERGED:
             return f"{_of_run(side, run)}: {error.get('message')}"
@@ -204,3 +209,7 @@ def _falls_apart(ours: Series, theirs: Series, start: int) -> bool:
 def _scatter(losses: Series) -> float:
     """Standard deviation of a step, from the differences of successive ones, which a steady descent hardly touches."""
     return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(losses))))
+
+
+OF_TIMES: Sequence[Check] = (_throttled, _contended, _unsettled, _unclosed, _few)
+"""Doubts of times, which are none of what is counted."""

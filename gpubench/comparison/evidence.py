@@ -17,6 +17,7 @@ from gpubench.errors import RunDirectoryError
 from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.findings import Findings
 from gpubench.hardware import Peak
+from gpubench.memory.footprint import Footprints
 from gpubench.metrics import Metric
 from gpubench.runs import (
     COMPLETED,
@@ -25,6 +26,7 @@ from gpubench.runs import (
     FAILED,
     FINDINGS,
     INTERRUPTED,
+    MEMORY,
     PROFILE,
     RUNNING,
     STEPS,
@@ -45,8 +47,10 @@ T = TypeVar("T")
 
 OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
 PHASE = "phase_"
+UNTIMED = "memory"  # the command that counts and times nothing
 RUNS_READ = 3  # of a group whose losses are read
 MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
+MOST_BYTES = 2**63
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"
 DAMAGED = "restore it from a copy, or measure again"
@@ -82,7 +86,14 @@ class RunEvidence:
     """What could not be read, by file and line; grows as more is read."""
 
     @property
+    def untimed(self) -> bool:
+        """Whether it followed its memory: its figures are counts of bytes, and no step was timed."""
+        return self.record is not None and self.record.command == UNTIMED
+
+    @property
     def repeats(self) -> int:
+        if self.untimed:
+            return max((len(metric.repeats) for metric in self.metrics.values()), default=0)
         return len(self.windows)
 
     def series(self, metric: str) -> list[Series] | None:
@@ -124,6 +135,19 @@ class RunEvidence:
         """What its traces show; None where none were recorded."""
         return self._optional(PROFILE, Profile)
 
+    @cached_property
+    def footprints(self) -> Footprints | None:
+        """What filled its memory; None where that was not followed."""
+        path, found = self.path / MEMORY, self._optional(MEMORY, Footprints)
+        if found is None:
+            if self.untimed and not path.is_file():
+                self.problems.append(f"{path} is missing")
+            return None
+        problem = next(_impossible(found), None)
+        if problem:
+            self.problems.append(f"{path} is damaged: {problem}")
+        return None if problem else found
+
     def _optional(self, name: str, type_: type[T]) -> T | None:
         """A document that only some runs have; one that cannot be read is a problem."""
         path = self.path / name
@@ -131,7 +155,7 @@ class RunEvidence:
             return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=type_)
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
             return None
 
@@ -236,7 +260,7 @@ def _summary(run: Run) -> Summary:
         raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
     except (ValueError, RecursionError) as problem:
         raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
-    if not summary.metrics or not summary.steady:
+    if not summary.metrics or not (summary.steady or run.record.command == UNTIMED):
         raise RunDirectoryError(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
     for contradiction in _contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
@@ -248,11 +272,25 @@ def _contradictions(summary: Summary) -> Iterator[str]:
     for window in summary.steady:
         if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
             yield f"repeat {window.repeat} has {window.steps} steady steps from step {window.first}"
+    first = summary.metrics[0]
+    repeats, whose = len(summary.steady), f"there are {len(summary.steady)} steady windows"
+    if not summary.steady:
+        repeats, whose = len(first.repeats), f"{first.name} has {len(first.repeats)}"
     for metric in summary.metrics:
-        if len(metric.repeats) != len(summary.steady):
-            yield f"{metric.name} has {len(metric.repeats)} repeats, and there are {len(summary.steady)} steady windows"
+        if not metric.repeats or len(metric.repeats) != repeats:
+            yield f"{metric.name} has {len(metric.repeats)} repeats, and {whose}"
         if metric.name in OF_STEP_TIMES and min(metric.estimate, *metric.repeats) <= 0:
             yield f"{metric.name} is not positive"
+
+
+def _impossible(found: Footprints) -> Iterator[str]:
+    """What no footprint of a run says."""
+    if not found.ranks:
+        yield "it tells of no rank"
+    for rank in found.ranks:
+        moments = [(rank.peak.level, rank.peak.amounts), *((one.level, one.peak) for one in rank.phases)]
+        if max(abs(size) for level, amounts in moments for size in (level.total, *amounts.values())) > MOST_BYTES:
+            yield f"rank {rank.rank} has more bytes than there can be"
 
 
 def _document(path: Path, parse: Callable[[str], dict[str, Any]], problems: list[str]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gpubench.findings import Severity
+from gpubench.memory import footprint
+from gpubench.memory.history import Phase
 from gpubench.metrics import Better
 
 Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
@@ -192,6 +194,54 @@ class Causes(Struct, frozen=True):
     """Why no work of two profiles is set side by side."""
 
 
+class SizeChange(Struct, frozen=True):
+    """Bytes of one category; 0 where a side does not have it."""
+
+    category: str
+    baseline: int
+    candidate: int
+    change: int
+
+
+class PhaseMemory(Struct, frozen=True):
+    """A phase at its own peak, in bytes."""
+
+    stage: footprint.Stage
+    phase: Phase
+    baseline: int | None
+    """None where the side does not come to the phase."""
+    candidate: int | None
+    change: int
+    categories: list[SizeChange]
+    """What is not held on either side is left out; so in the next."""
+
+
+class MemoryPeak(Struct, frozen=True):
+    """One side at its worst moment."""
+
+    run: str
+    """Which of the side's runs it is of."""
+    rank: int
+    """The one that holds most."""
+    source: footprint.Source
+    device: str | None
+    stage: footprint.Stage
+    phase: Phase
+    level: footprint.Level
+
+
+class Memory(Struct, frozen=True):
+    """What fills the memory of two runs that were followed or predicted. The largest changes come first."""
+
+    baseline: MemoryPeak
+    candidate: MemoryPeak
+    change: int
+    """Of the peak's total, in bytes."""
+    categories: list[SizeChange]
+    """At each side's peak."""
+    phases: list[PhaseMemory]
+
+
 class Comparison(Struct, frozen=True):
     """One candidate against the baseline."""
 
@@ -203,6 +253,8 @@ class Comparison(Struct, frozen=True):
     warnings: list[str]
     causes: Causes | None = None
     """None unless a side was profiled."""
+    memory: Memory | None = None
+    """None unless the memory of both sides was followed."""
 
 
 class GateResult(Struct, frozen=True):

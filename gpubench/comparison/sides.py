@@ -63,7 +63,7 @@ def _side(name: str, results: Path, column: Column | None, left_out: list[str] |
 
 
 def intact(run: RunEvidence, deeply: bool) -> RunEvidence:
-    """The run, if everything in its directory reads; `deeply` takes in steps and telemetry.
+    """The run, if everything in its directory reads; `deeply` takes in steps, telemetry and memory.
 
     A run that was cut off may be torn where it ended, and warns of that. Raises RunDirectoryError for damage to one
     that was completed, naming the file and the line.
@@ -73,6 +73,7 @@ def intact(run: RunEvidence, deeply: bool) -> RunEvidence:
     if deeply:
         run.series("step_time")
         run.telemetry  # noqa: B018 - read for its problems
+        run.footprints  # noqa: B018 - the same
     if run.problems:
         more = f", and {len(run.problems) - 1} more problems" if len(run.problems) > 1 else ""
         raise RunDirectoryError(f"{run.problems[0]}{more}", DAMAGED)

@@ -13,6 +13,9 @@ from gpubench.inference import Error, Ratio, Sample
 from gpubench.metrics import RATES, Better, Metric
 
 DEFAULT_MARGIN = 0.005
+COUNTS = ("peak_memory_allocated", "peak_memory_reserved", "peak_memory_total")
+"""Metrics that the same program comes to again: of a run that followed its memory, whatever the machine did."""
+COUNTED = "counted, not timed"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class _Evidence:
     """Relative, with its degrees of freedom: from the units themselves, or else from the record."""
     between_runs: NullMetric | None
     """How equal runs differ, where the sides are single runs and their repeats cannot tell."""
+    counted: bool
+    """The metric is a count: where nothing tells its noise, it has none."""
 
     @property
     def floor(self) -> float | None:
@@ -74,6 +79,8 @@ class _Evidence:
             size, df = self.unit_spread
             error = Error(size * math.sqrt(1 / self.ours.n + 1 / self.theirs.n), df)
             found = inference.student(self.theirs.mean / self.ours.mean, error)
+        if found is None and self.counted and min(self.ours.mean, self.theirs.mean) > 0:
+            found = inference.student(self.theirs.mean / self.ours.mean, Error(0.0, 1))
         return inference.inverse(found) if found and self.metric.name in RATES else found
 
     def values(self) -> tuple[float, float]:
@@ -97,7 +104,8 @@ def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
         outcome, leaning, reason = "rejected", None, doubt
     if withheld := circumstances.withheld or scale.withheld:
         outcome, leaning, reason = "withheld", None, withheld
-    level = _level(found, baseline, candidate)
+    exact = evidence.counted and found is not None and found.error.size == 0
+    level = None if exact else _level(found, baseline, candidate)
     verdict = Verdict(
         metric=scale.metric,
         unit=scale.unit,
@@ -107,18 +115,18 @@ def judge(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
         baseline=ours,
         candidate=theirs,
         ratio=found.estimate if found else theirs / ours if ours > 0 else None,
-        interval=found.interval if found else None,
+        interval=found.interval if found and not exact else None,
         margin=margin,
         noise_floor=evidence.floor,
         limit=limit,
-        resolvable=inference.resolvable(found.error, limit) if found else None,
+        resolvable=inference.resolvable(found.error, limit) if found and not exact else None,
         level=level,
         units=(evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
         paired=evidence.paired,
         more_repeats=_more_repeats(evidence, found, margin, limit) if outcome == "inconclusive" else None,
-        method=_method(evidence, level),
-        reason=reason,
+        method="ratio of the counts" if exact else _method(evidence, level),
+        reason=reason or (COUNTED if exact else None),
     )
     return Judged(verdict, found)
 
@@ -144,7 +152,8 @@ def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[Nul
         unit_spread = recorded.spread, recorded.units - 1
     blind = one_after_the_other(baseline, candidate)
     between_runs = recorded if recorded and recorded.level == "run" and blind else None
-    return _Evidence(metric, ours, theirs, paired, unit_spread, between_runs)
+    counted = metric.name in COUNTS and any(run.untimed for side in (baseline, candidate) for run in side.runs)
+    return _Evidence(metric, ours, theirs, paired, unit_spread, between_runs, counted)
 
 
 def _scaled(found: Ratio | None, scale: Normalisation) -> Ratio | None:

@@ -64,6 +64,7 @@ def allocator(case: Case) -> Answers:
         if off
         else "leave out torch.cuda.empty_cache(), pad batches to few sizes, or set "
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        fix={} if off else measures.fix(case, performance__expandable_segments=True),
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )

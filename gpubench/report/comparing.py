@@ -6,8 +6,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpubench.comparison.result import Causes, Comparison, Comparisons, Difference, GateResult, Verdict, Waterfall
-from gpubench.report import causing, phrases, plain, profiling
+from gpubench.comparison.result import (
+    Causes,
+    Comparison,
+    Comparisons,
+    Difference,
+    GateResult,
+    Memory,
+    Verdict,
+    Waterfall,
+)
+from gpubench.report import causing, comparing_memory, phrases, plain, profiling
 from gpubench.report.headline import headline
 
 HALF_BAR = 12  # characters on each side of the waterfall's axis
@@ -71,6 +80,8 @@ def _show_comparison(comparison: Comparison, console: Console, everything: bool)
         _show_waterfall(waterfall, console)
     for note in comparison.explanation.notes:
         _say(console, plain.clean(note))
+    if comparison.memory:
+        _show_memory(comparison.memory, console)
     if comparison.causes:
         _show_causes(comparison.causes, console)
     for warning in comparison.warnings:
@@ -154,6 +165,14 @@ def _show_causes(causes: Causes, console: Console) -> None:
         profiling.show_sheets([work], console)
     for note in causing.notes(causes):
         _say(console, note, "dim")
+
+
+def _show_memory(memory: Memory, console: Console) -> None:
+    console.print()
+    _say(console, comparing_memory.sentence(memory))
+    for line in comparing_memory.peaks(memory):
+        _say(console, line, "dim")
+    profiling.show_sheets(comparing_memory.tables(memory), console)
 
 
 def _waterfall_table(waterfall: Waterfall, extras: Sequence[str]) -> Table:

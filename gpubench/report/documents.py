@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gpubench.comparison.result import Causes, Comparison, Comparisons, Verdict, Waterfall
-from gpubench.report import causing, phrases, plain
+from gpubench.comparison.result import Causes, Comparison, Comparisons, Memory, Verdict, Waterfall
+from gpubench.report import causing, comparing_memory, phrases, plain
 from gpubench.report.headline import headline
 
 PARTS = {  # of Verdict's pairs, by column
@@ -83,6 +83,8 @@ def _comparison(comparison: Comparison, everything: bool) -> list[str]:
     if waterfall := comparison.explanation.waterfall:
         lines += _waterfall(waterfall)
     lines += [f"- {escape(note)}" for note in comparison.explanation.notes]
+    if comparison.memory:
+        lines += _memory(comparison.memory)
     if comparison.causes:
         lines += _causes(comparison.causes)
     lines += [f"- warning: {escape(warning)}" for warning in comparison.warnings]
@@ -104,6 +106,14 @@ def _waterfall(waterfall: Waterfall) -> list[str]:
     total = phrases.total(waterfall)
     rows.append([f"{total.phase} {phrases.span(waterfall)}", total.change, total.share, total.interval])
     return table(["phase", "change", "of the whole", "95 % interval"], rows)
+
+
+def _memory(memory: Memory) -> list[str]:
+    lines = [f"- {escape(line)}" for line in (comparing_memory.sentence(memory), *comparing_memory.peaks(memory))]
+    for one in comparing_memory.tables(memory):
+        lines += table(one.columns, one.rows)
+        lines += [f"and {escape(one.rest)}", ""] if one.rest else []
+    return lines
 
 
 def _causes(causes: Causes) -> list[str]:

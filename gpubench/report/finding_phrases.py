@@ -28,15 +28,15 @@ def lines(finding: Finding, whole: str = "step") -> list[tuple[str, str]]:
     if finding.expected:
         said.append(("expected", f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"))
     if finding.measured:
-        said.append(("measured", measured(finding.measured)))
+        said.append(("measured", measured(finding.measured, whole)))
     return [(what, clean(words)) for what, words in said if words]
 
 
-def measured(trial: Trial) -> str:
+def measured(trial: Trial, whole: str = "step") -> str:
     """How a fix did: "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
     if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
         return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
-    said = f"{trial.outcome}, {_change(trial.saving)}" if trial.saving else trial.outcome
+    said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
     return f"{said}: {clean(trial.reason)}" if trial.reason else said
 
 
@@ -73,12 +73,13 @@ def _is_wide(saving: Saving) -> bool:
     return saving.low is not None and saving.high is not None and saving.high - saving.low > WIDE
 
 
-def _change(saving: Saving) -> str:
-    """A saving as the change of the step's time that it is."""
+def _change(saving: Saving, whole: str) -> str:
+    """A saving as the change of the whole that it is."""
     ends = None if saving.low is None or saving.high is None else (saving.low, saving.high)
     places = decimals(saving.estimate, ends)
     interval = f" [{', '.join(_percents(end, places) for end in sorted(ends, reverse=True))}]" if ends else ""
-    return f"{_percents(saving.estimate, places)} %{interval} of the step's time"
+    of = "peak" if whole == "peak" else "step's time"
+    return f"{_percents(saving.estimate, places)} %{interval} of the {of}"
 
 
 def _percents(saved: float, places: int) -> str:

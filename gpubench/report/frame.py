@@ -95,11 +95,11 @@ def half_width(metric: Metric) -> str:
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:
-    error, diagnosis = outcome.error, outcome.recorder.diagnosis
+    error = outcome.error
     return {
         "path": str(outcome.recorder.writer.path),
         "status": outcome.status,
         "error": error.record() if error else None,
         **msgspec.to_builtins(outcome.summary),
-        **({"profile": diagnosis.profile, "findings": diagnosis.findings} if diagnosis else {}),
+        **outcome.recorder.documents(),
     }

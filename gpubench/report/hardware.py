@@ -16,6 +16,7 @@ TOLD_APART = 4  # devices that have a colour of their own
 PEAKS = {
     "peak_memory_allocated": "allocated",
     "peak_memory_reserved": "reserved",
+    "peak_memory_total": "in all",
     "peak_memory_rss": "on the host",
 }
 

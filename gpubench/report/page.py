@@ -11,7 +11,9 @@ from gpubench.comparison.result import Causes, Comparison, Comparisons, Verdict
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import (
     causing,
+    comparing_memory_page,
     figures,
+    footprint_page,
     gantt,
     hardware,
     phrases,
@@ -64,6 +66,7 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
         distribution=distribution,
         pipeline=_pipeline(run.pipeline, run) if run.pipeline else None,
         profile=_profile(run),
+        footprint=_footprint(run),
         leads=run.record is not None and run.record.command == "profile",
         telemetry=hardware.whole_run(run, recorded.GPU) or hardware.whole_run(run, recorded.CPU),
         peaks=hardware.peaks([side], [_estimates([run])]),
@@ -91,6 +94,8 @@ def _section(number: int, comparison: Comparison, baseline: Side, candidate: Sid
         if waterfall
         else None,
         "causes": _causes(comparison.causes, (baseline, candidate)) if comparison.causes else None,
+        "filled": comparing_memory_page.section(comparison.memory) if comparison.memory else None,
+        "timed": not (baseline.runs[0].untimed and candidate.runs[0].untimed),
         "steps": figures.steps(sides),
         "distribution": figures.distribution(sides),
         "telemetry": hardware.telemetry(sides),
@@ -180,6 +185,14 @@ def _profile(run: RunEvidence) -> dict[str, Any] | None:
         return None
     unit = profile_phrases.unit_of(run.record.command, run.settings)
     return profile_page.section(run.profile, run.findings, unit=unit, own=True)
+
+
+def _footprint(run: RunEvidence) -> dict[str, Any] | None:
+    """Of the fullest rank."""
+    if run.footprints is None or not run.footprints.ranks:
+        return None
+    fullest = max(run.footprints.ranks, key=lambda found: found.most)
+    return footprint_page.section(fullest, run.findings)
 
 
 def _by_head(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

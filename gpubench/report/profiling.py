@@ -59,7 +59,7 @@ def show(
     if sentences := profile_phrases.sentences(first, unit):
         console.print()
         _say_all(console, sentences)
-    _show_findings(console, findings, profile_phrases.whole(first, unit))
+    show_findings(console, findings, profile_phrases.whole(first, unit))
     _show_unknown(console, profile, findings, own)
     _say_unbroken(console, profile_phrases.perfetto(trace or first.label))
 
@@ -84,7 +84,7 @@ def show_against(
     show_sheets(profile_against.tables(ours, theirs, changes, not unlike), console)
     console.print()
     show_fates(finding_changes(findings_before, findings_after), console, alike=not unlike)
-    _show_findings(console, findings_after, profile_phrases.whole(theirs))
+    show_findings(console, findings_after, profile_phrases.whole(theirs))
     _show_unknown(console, after, findings_after)
 
 
@@ -140,7 +140,7 @@ def show_sheets(shown: Iterable[sheets.Sheet], console: Console) -> None:
             _say(console, f"and {sheet.rest}", "dim")
 
 
-def _show_findings(console: Console, findings: Findings, whole: str) -> None:
+def show_findings(console: Console, findings: Findings, whole: str) -> None:
     for number, finding in enumerate(findings.findings, 1):
         console.print()
         console.print(_title(number, finding))

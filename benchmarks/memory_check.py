@@ -1,0 +1,217 @@
+"""Does a prediction of memory hold? The same training step measured on the GPU and predicted without it.
+
+    .venv/bin/python benchmarks/memory_check.py --config=gpt2 --precision=bf16 [--device-model h200] [--read-back]
+
+Every option that is not its own goes to `gpubench memory`, twice, side by side: the measurement needs the GPU, the
+prediction one core. Bars: 2 % on what is allocated at the peak, 5 % on the most that is reserved; the exit code is 1 if
+one is missed, or if phases do not sum. What the device holds beside the allocator is an assumption of the prediction:
+it is told beside what was measured, and has no bar. `--read-back` also reads the allocator's own snapshot of the
+measured run, which is to show the same peak. On a CPU there is nothing to hold a prediction for a GPU to: figures are
+told, and not judged. Both run directories and `memory_check.json` are left in `--results`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from overhead import reason
+
+from gpubench.memory.footprint import Footprint, Footprints
+from gpubench.runs import CONFIG, MEMORY, TRACES
+
+ALLOCATED, RESERVED = 0.02, 0.05
+READ_BACK = 0.02
+"""Of the measured peak: a snapshot tells what was asked for, and its reader makes blocks of it again."""
+DOCUMENT = "memory_check.json"
+MEASURED, PREDICTED = "measured", "predicted"  # experiments
+GIB = 2**30
+SETTINGS = {
+    "model": "model.name",
+    "batch_size": "training.batch_size",
+    "precision": "precision",
+    "optimizer": "training.optimizer",
+    "checkpointing": "model.activation_checkpointing",
+}
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Of one footprint. Sizes are bytes."""
+
+    phase: str
+    """Of the peak, as "steady backward"."""
+    allocated: int
+    """At the peak."""
+    reserved: int | None
+    """The most; None on a CPU."""
+    other: int
+    """Beside the allocator: the context, and libraries."""
+    amounts: dict[str, int]
+    """By category, at the peak."""
+
+    @classmethod
+    def of(cls, found: Footprint) -> "Figures":
+        levels = [found.peak.level, *(phase.level for phase in found.phases)]
+        reserved = [level.reserved for level in levels if level.reserved is not None]
+        return cls(
+            f"{found.peak.stage} {found.peak.phase}",
+            found.peak.level.allocated,
+            max(reserved, default=None),
+            found.peak.amounts.get("other", 0),
+            found.peak.amounts,
+        )
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The whole of memory_check.json."""
+
+    settings: dict[str, Any]
+    """By the names in SETTINGS."""
+    device: str | None
+    measured: Figures
+    predicted: Figures
+    snapshot: int | None
+    """Allocated at the peak, as the allocator's own record has it."""
+    broken: list[str]
+    """What should hold and does not."""
+
+    @property
+    def judged(self) -> bool:
+        return self.measured.reserved is not None
+
+
+def check(
+    settings: dict[str, Any], measured: Sequence[Footprint], predicted: Sequence[Footprint], snapshot: int | None
+) -> Check:
+    """Of one rank each."""
+    (real,), (foretold,) = measured, predicted
+    found = Check(settings, real.device, Figures.of(real), Figures.of(foretold), snapshot, [])
+    return msgspec.structs.replace(found, broken=[*_unsummed(real), *_unsummed(foretold), *_missed(found)])
+
+
+def _unsummed(found: Footprint) -> Iterator[str]:
+    for one in found.phases:
+        if sum(one.peak.values()) != one.level.total or min(one.peak.values(), default=0) < 0:
+            yield f"{found.source}: the categories of {one.stage} {one.phase} do not sum to its total"
+
+
+def _missed(found: Check) -> Iterator[str]:
+    if not found.judged:
+        return
+    for name, got, wanted, bar in (
+        ("allocated", found.predicted.allocated, found.measured.allocated, ALLOCATED),
+        ("reserved", found.predicted.reserved, found.measured.reserved, RESERVED),
+        ("read back", found.snapshot, found.measured.allocated, READ_BACK),
+    ):
+        if got is not None and wanted and abs(got / wanted - 1) > bar:
+            yield f"{name}: {100 * (got / wanted - 1):+.1f} % of what was measured, bar {100 * bar:.0f} %"
+
+
+HEAD = (
+    *("memory", "allocated", "measured", "ratio", "reserved", "measured", "ratio", "other", "measured"),
+    *("read back", "peak in", "bars"),
+)
+
+
+def row(name: str, found: Check) -> list[str]:
+    """One row of a table below HEAD; each pair is predicted, then measured, in GiB."""
+    measured, predicted = found.measured, found.predicted
+    verdict = "; ".join(found.broken) or ("PASS" if found.judged else "not judged on a CPU")
+    phases = dict.fromkeys((predicted.phase, measured.phase))
+    return [
+        name,
+        *_pair(predicted.allocated, measured.allocated),
+        *_pair(predicted.reserved, measured.reserved),
+        *_pair(predicted.other, measured.other)[:2],
+        _gib(found.snapshot),
+        " / ".join(phases),
+        verdict,
+    ]
+
+
+def _pair(predicted: int | None, measured: int | None) -> list[str]:
+    ratio = f"{predicted / measured:.4f}" if predicted and measured else ""
+    return [_gib(predicted), _gib(measured), ratio]
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / GIB:.3f}"
+
+
+def command(experiment: str, results: Path, *options: str) -> list[str]:
+    own = ("--quiet", f"--results={results}", f"--experiment={experiment}")
+    return [sys.executable, "-m", "gpubench", "memory", *options, *own]
+
+
+def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
+    """Raises subprocess.CalledProcessError if a run fails."""
+    device = [f"--device={options.device}"] if options.device else []
+    target = ("--predict", f"--device-model={options.device_model}")
+    with subprocess.Popen(
+        command(PREDICTED, options.results, *passed, *target), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as foretelling:
+        try:
+            _said(command(MEASURED, options.results, *passed, *device))
+        finally:
+            said, _ = foretelling.communicate()
+    if foretelling.returncode:
+        raise subprocess.CalledProcessError(foretelling.returncode, foretelling.args, said.decode())
+    (measured,), (predicted,) = (list(options.results.glob(f"{name}/*/")) for name in (MEASURED, PREDICTED))
+    kept = sorted((measured / TRACES).glob("*.snapshot.pickle")) if options.read_back else []
+    peaks = [_read_back(path) for path in kept]
+    return check(settings_of(measured), _footprints(measured), _footprints(predicted), max(peaks, default=None))
+
+
+def _said(command: Sequence[str]) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+
+
+def _footprints(path: Path) -> list[Footprint]:
+    return msgspec.json.decode((path / MEMORY).read_bytes(), type=Footprints).ranks
+
+
+def _read_back(path: Path) -> int:
+    """What the allocator's own record has as allocated at the peak."""
+    asked = [sys.executable, "-m", "gpubench", "memory", "--json", f"--snapshot={path}"]
+    document = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
+    return msgspec.convert(document["memory"], Footprint).peak.level.allocated
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Of the run directory `path`, by the names in SETTINGS."""
+    import yaml
+
+    from gpubench.dotkeys import flatten
+
+    given = flatten(yaml.safe_load((path / CONFIG).read_text()))
+    return {name: given[key] for name, key in SETTINGS.items()}
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--results", type=Path, default=Path("results") / "memory-check")
+    parser.add_argument("--device-model", default="h200", help="to predict for: the GPU that is here")
+    parser.add_argument("--device", help="to measure on; default: what gpubench chooses")
+    parser.add_argument("--read-back", action="store_true", help="read the snapshot of the measured run as well")
+    return parser.parse_known_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options, passed = parse(arguments)
+    try:
+        found = run(options, passed)
+    except subprocess.CalledProcessError as error:
+        print(f"error: {' '.join(map(str, error.cmd[2:]))}: {reason(error)}")
+        return 1
+    (options.results / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    for name, cell in zip(HEAD[1:], row("", found)[1:], strict=True):
+        print(f"{name:<10} {cell}")
+    return 1 if found.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

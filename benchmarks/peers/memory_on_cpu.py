@@ -1,0 +1,56 @@
+"""The peak of three training steps on the CPU, three times, in bytes: predicted on tensors without memory, as tracked
+while they really ran, and by the allocator's own count of that run, which torch.profiler records.
+
+The allocator also counts what an operator takes for itself while it runs, which a tracker of tensors cannot see. The
+settings of `gpubench memory` are the one argument, as JSON by their dot-keys.
+"""
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gpubench.channel import Activity
+from gpubench.configuration import load
+from gpubench.memory.analysis import footprint
+from gpubench.memory.history import History
+from gpubench.memory.predicting import Target
+from gpubench.memory_defaults import complete_memory
+from gpubench.ranks import Ranks
+from gpubench.settings import MemorySettings
+from gpubench.tracker.measurement import measure
+from gpubench.tracker.mode import Tracker
+from gpubench.tracker.prediction import predict
+
+CPU = torch.device("cpu")
+STEPS = 3
+
+
+def predicted(settings: MemorySettings) -> History:
+    return predict(settings, Target("cpu", 2**40, None, cuda=False), Activity(), STEPS).history
+
+
+def tracked(settings: MemorySettings) -> tuple[History, int]:
+    """The history of a real run, and the most bytes that the allocator had given out in it."""
+    tracker = Tracker(CPU)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        measure(settings, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, STEPS)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return tracker.history(), max(one["args"]["Total Allocated"] for one in events if one["name"] == "[memory]")
+
+
+def peak(history: History) -> int:
+    return footprint(history, source="measured", device="cpu", capacity=None).peak.level.requested
+
+
+if __name__ == "__main__":
+    given = {"device": "cpu", "performance.cpu_threads": "1", **json.loads(sys.argv[1])}
+    settings, _ = complete_memory(load(MemorySettings, None, given).settings)
+    history, counted = tracked(settings)
+    print(json.dumps({"predicted": peak(predicted(settings)), "tracked": peak(history), "counted": counted}))

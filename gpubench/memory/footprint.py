@@ -1,0 +1,132 @@
+"""What fills the memory, phase by phase and at the worst moment: the content of memory.json. Sizes are bytes."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from gpubench.memory.history import Phase
+
+Source = Literal["measured", "predicted", "snapshot", "trace"]
+Stage = Literal["setup", "first", "steady"]
+"""Before the first step; the first, in which the optimizer makes its state; the last, which stands for all others."""
+
+CATEGORIES = (
+    "parameters", "buffers", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "workspaces",
+    "before", "unknown", "fragmentation", "other",
+)  # fmt: skip
+"""In the order in which they are shown: those of an allocation, then what the allocator holds without using it
+(`fragmentation`: reserved but not allocated), and what the device holds beside it (`other`: context and libraries)."""
+
+Amounts = dict[str, int]
+"""Bytes by category, those that are not zero; they sum to what the device has given out, as far as that is known."""
+
+
+class Level(Struct, frozen=True):
+    """The same moment by four counts, each holding the one before it."""
+
+    requested: int
+    """What tensors asked for."""
+    allocated: int
+    """The same in the allocator's blocks."""
+    reserved: int | None
+    """What the allocator has from the driver; None where there is none that keeps memory back."""
+    total: int
+    """With `other`."""
+
+
+class PhaseFootprint(Struct, frozen=True):
+    stage: Stage
+    phase: Phase
+    peak: Amounts
+    """At the moment in the phase when most is allocated."""
+    level: Level
+    """The same moment."""
+    end: Amounts
+    """When the phase ends."""
+
+
+class Peak(Struct, frozen=True):
+    stage: Stage
+    phase: Phase
+    amounts: Amounts
+    level: Level
+    position: int
+    """In the timeline."""
+
+
+class ModuleFootprint(Struct, frozen=True):
+    """Of a module without its children: parameters, buffers, gradients and optimizer state are its own; activations
+    and temporaries are what it held at the peak."""
+
+    path: str
+    amounts: Amounts
+
+
+class Holder(Struct, frozen=True):
+    """Allocations that are alike and were held at the peak."""
+
+    category: str
+    module: str
+    operator: str
+    shape: str
+    where: str
+    count: int
+    size: int
+    """Of all of them."""
+
+
+class Correction(Struct, frozen=True):
+    """What a prediction on tensors without memory lacks, and how it was brought in."""
+
+    name: str
+    reason: str
+    size: int | None
+    """What it adds to the peak's total, all others in place; None where that was not looked at."""
+
+
+class TimelineMark(Struct, frozen=True):
+    at: int
+    """Index into the timeline's series."""
+    phase: Phase
+    step: int | None
+
+
+class Timeline(Struct, frozen=True):
+    """What was held over the course of the history, thinned out for drawing; peaks stay."""
+
+    amounts: dict[str, list[int]]
+    """By category, those that ever hold anything; all of one length."""
+    reserved: list[int] | None
+    marks: list[TimelineMark]
+
+
+class Footprint(Struct, frozen=True, kw_only=True):
+    source: Source
+    device: str | None
+    """The name that the driver reports, or the key of the hardware table, or "cpu"; None where a file does not tell."""
+    capacity: int | None
+    """Bytes of the device."""
+    rank: int = 0
+    phases: list[PhaseFootprint]
+    """In order: those of the set-up, of the first step and of a steady one."""
+    peak: Peak
+    modules: list[ModuleFootprint]
+    """The largest first."""
+    holders: list[Holder]
+    """The largest first; the rest is in one of category "" and count of them."""
+    corrections: list[Correction] = []
+    timeline: Timeline
+    truncated: bool = False
+    notes: list[str] = []
+
+    @property
+    def most(self) -> int:
+        """Bytes that the device must have: what is reserved stays so when the peak is over, and may yet grow."""
+        return max(self.peak.level.total, *(phase.level.total for phase in self.phases))
+
+
+class Footprints(Struct, frozen=True):
+    """The whole of memory.json."""
+
+    ranks: list[Footprint]
+    """In order of rank."""

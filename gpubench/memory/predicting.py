@@ -1,0 +1,89 @@
+"""What a prediction is for, and what its parts add."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gpubench.errors import DeviceError
+from gpubench.hardware import ACCELERATORS, find_by_key
+from gpubench.memory.allocator import Rules
+from gpubench.memory.analysis import footprint
+from gpubench.memory.footprint import Correction, Footprint
+from gpubench.memory.history import History
+from gpubench.memory.workspaces import CONTEXT, capability
+from gpubench.settings import FollowSettings
+
+UNKNOWN = (9, 0)
+"""The compute capability that a GPU of unknown model is taken for: none takes larger workspaces."""
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str | None
+    """Key of the hardware table."""
+    capacity: int
+    """Bytes to fit into."""
+    capability: tuple[int, int] | None
+    """None for a GPU that is not NVIDIA's, and for a CPU."""
+    cuda: bool = True
+    """Whether memory comes from CUDA's caching allocator; on a CPU, tensors take what they ask for."""
+    context: int = CONTEXT
+    """Bytes that are in use beside the allocator."""
+
+
+def target_of(follow: FollowSettings) -> Target:
+    """Raises DeviceError naming the nearest model for one that is not known, or if none is named."""
+    if follow.device_model:
+        found = find_by_key(follow.device_model)
+        return Target(found.key, follow.device_memory or found.memory_bytes, capability(found.key))
+    if follow.device_memory:
+        return Target(None, follow.device_memory, UNKNOWN)
+    keys = ", ".join(one.key for one in ACCELERATORS)
+    raise DeviceError("for which GPU?", f"--device-model with one of {keys}; or --device-memory 80GiB")
+
+
+def predicted(
+    history: History,
+    target: Target,
+    *,
+    expandable: bool,
+    notes: Sequence[str] = (),
+) -> Footprint:
+    """What `history` would fill of the target."""
+    found = footprint(
+        history,
+        source="predicted",
+        device=target.name,
+        capacity=target.capacity,
+        rules=Rules(expandable=expandable) if target.cuda else None,
+        other=target.context if target.cuda else 0,
+        notes=notes,
+    )
+    if not target.cuda:
+        return found
+    return msgspec.structs.replace(found, corrections=[*_below(found, target.context)])
+
+
+def _below(found: Footprint, context: int) -> list[Correction]:
+    """What lies below the tensors, each with what it adds to the peak."""
+    level, amounts = found.peak.level, found.peak.amounts
+    assert level.reserved is not None
+    return [
+        Correction(
+            "workspaces",
+            "cuBLAS takes one for each thread that computes products, and keeps it",
+            amounts.get("workspaces", 0),
+        ),
+        Correction(
+            "blocks",
+            "the allocator rounds to 512 B, and leaves small rests in a block",
+            level.allocated - level.requested,
+        ),
+        Correction(
+            "segments",
+            "the allocator takes memory from the driver in larger pieces, and keeps them",
+            level.reserved - level.allocated,
+        ),
+        Correction("context", "CUDA and its libraries hold this much beside the allocator: an assumption", context),
+    ]

@@ -1,0 +1,159 @@
+"""Histories from a file of torch.cuda.memory._dump_snapshot.
+
+It holds what the allocator did, as far back as its buffer of max_entries reached, and what it had in the end. What was
+there before the first event follows from both.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpubench import units
+from gpubench.errors import DataError
+from gpubench.memory.annotations import announced
+from gpubench.memory.course import filled, steps
+from gpubench.memory.history import Allocation, Phase
+from gpubench.memory.lifetimes import classify
+from gpubench.memory.moves import DeviceHistory, Held, Move, assembled
+from gpubench.memory.snapshot_format import Block, Event, Segment, Snapshot, Stacks, load
+from gpubench.memory.stacks import Told
+from gpubench.memory.unpickling import HOW
+
+BLOCK = 512
+"""Bytes of which every block is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
+
+_GIVEN, _REQUESTED, _COMPLETED = "alloc", "free_requested", "free_completed"
+_RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def read(path: Path) -> list[DeviceHistory]:
+    """A history of each device that has one in the snapshot at `path`, with the categories that `classify` finds.
+
+    Sizes are those asked for. The readings are of blocks: those held in the end are known, others are taken to be what
+    was asked for, rounded up to 512 bytes. Raises DataError for a file that is no snapshot, is damaged, holds code,
+    does not fit in memory, or has no history.
+    """
+    found, stacks = load(path), Stacks(path)
+    devices = [
+        _history(number, events, found, stacks)
+        for number, events in enumerate(found.device_traces)
+        if any(event.action == _GIVEN for event in events)
+    ]
+    if not devices:
+        raise DataError(f"{path} has no history: it tells what is held, not since when", HOW)
+    return devices
+
+
+def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stacks) -> DeviceHistory:
+    segments = [one for one in found.segments if one.device == number]
+    held = {address: block for one in segments for address, block in _held(one)}
+    reserved = sum(one.total_size for one in segments)
+    moving = list(_moving(events))
+    last = {events[index].addr: index for index in moving}
+    there = [_there(block, stacks) for address, block in held.items() if address not in last]
+    blocks = {last[address]: block.size for address, block in held.items() if address in last}
+    phases = _phases([events[index] for index in moving], found, stacks)
+    levels = _levels(events, reserved)
+    moves = [
+        _move(events[index], phase, step, blocks.get(index), levels[index + 1], stacks)
+        for index, phase, step in zip(moving, phases, steps(phases), strict=True)
+    ]
+    history = assembled(moves, there, levels[0])
+    classify(history)
+    before = sum(one.size for one in history.allocations if one.category == "before")
+    lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
+    history.notes = [*_notes(len(events), before, lost), *_failures(events)]
+    return DeviceHistory(number, history, reserved)
+
+
+def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
+    """What is given out of a segment, by address."""
+    address = segment.address
+    for block in segment.blocks:
+        if block.state != "inactive":
+            yield address, block
+        address += block.size
+
+
+def _there(block: Block, stacks: Stacks) -> Held:
+    where = stacks.told(block.frames).where
+    return Allocation(block.asked, begin=0, category="before", phase="start", where=where), block.size
+
+
+def _moving(events: Sequence[Event]) -> list[int]:
+    """Which events give memory out or take it back.
+
+    A block is free when its release is completed, as other streams may still use it; where that is not told, when it
+    was requested.
+    """
+    found, completed = [], set()
+    for index in range(len(events) - 1, -1, -1):
+        action, address = events[index].action, events[index].addr
+        if action == _COMPLETED:
+            completed.add(address)
+        moves = action in (_GIVEN, _COMPLETED) or (action == _REQUESTED and address not in completed)
+        if action in (_GIVEN, _REQUESTED):
+            completed.discard(address)
+        if moves:
+            found.append(index)
+    return found[::-1]
+
+
+def _levels(events: Sequence[Event], reserved: int) -> list[int]:
+    """Bytes of segments before the first event, and after each; after the last it is `reserved`."""
+    level = reserved
+    levels = [level]
+    for event in reversed(events):
+        level = max(0, level - _RESERVES.get(event.action, 0) * event.size)
+        levels.append(level)
+    return levels[::-1]
+
+
+def _phases(events: Sequence[Event], found: Snapshot, stacks: Stacks) -> list[Phase]:
+    """By stacks, else by annotations, else by what is told before and after.
+
+    Threads of autograd's own have no frames of Python: where others of its kind have a stack, an event without any is
+    of the backward pass.
+    """
+    stacked = {event.action for event in events if event.frames}
+    by_name = announced([event.time_us for event in events], found.external_annotations)
+    told: list[Phase | None] = []
+    for event, name in zip(events, by_name, strict=True):
+        bare = not event.frames and event.action in stacked
+        told.append(stacks.told(event.frames).phase or name or ("backward" if bare else None))
+    return filled(told)
+
+
+def _move(event: Event, phase: Phase, step: int | None, block: int | None, reserved: int, stacks: Stacks) -> Move:
+    size = -(-event.size // BLOCK) * BLOCK if block is None else block
+    if event.action != _GIVEN:
+        return Move(event.addr, size, phase, step, size=event.size, reserved=reserved)
+    return Move(event.addr, size, phase, step, _given(event, phase, step, stacks.told(event.frames)), reserved=reserved)
+
+
+def _given(event: Event, phase: Phase, step: int | None, told: Told) -> Allocation:
+    return Allocation(
+        event.size,
+        begin=0,
+        category="workspaces" if told.workspace else "unknown",
+        phase=phase,
+        step=step,
+        operator=told.operator,
+        where=told.where,
+    )
+
+
+def _notes(events: int, before: int, lost: int) -> Iterator[str]:
+    if before:
+        yield (
+            f"history truncated: {units.size(before)} were there before the first of its {events:,} events; record "
+            "from before the model is built, with a larger max_entries, to see what they hold"
+        )
+    if lost:
+        yield f"{units.counted(lost, 'allocation')} count as held to the end: no release of them was recorded"
+
+
+def _failures(events: Sequence[Event]) -> Iterator[str]:
+    for number, event in enumerate(events, 1):
+        if event.action == "oom":
+            left = "" if event.device_free is None else f", with {units.size(event.device_free)} left on the device"
+            yield f"out of memory at event {number:,} of {len(events):,}: {units.size(event.size)} were asked for{left}"

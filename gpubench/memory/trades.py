@@ -1,0 +1,50 @@
+"""Memory against speed: settings that were run, and which of them nothing else beats in both."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class Trade(Struct, frozen=True):
+    """One set of settings, as it was measured."""
+
+    fix: dict[str, Any]
+    """Overrides of the run's own settings; none for the run as it was."""
+    peak: int | None
+    """Bytes of the fullest device at its peak; None where it failed."""
+    throughput: float | None
+    """Samples/s of all ranks; None where it failed, or was not timed."""
+    efficient: bool = False
+    """No other takes less memory and is as fast, or is faster with as little."""
+    reason: str | None = None
+    """Why it failed."""
+
+
+class Trades(Struct, frozen=True):
+    """The content of trades.json."""
+
+    trades: list[Trade]
+    """In order of memory; those that failed come last."""
+
+
+def weigh(trades: Sequence[Trade]) -> Trades:
+    """Marks the efficient ones (the Pareto frontier) and puts them in order."""
+    measured = [trade for trade in trades if trade.peak is not None and trade.throughput is not None]
+    marked = [
+        msgspec.structs.replace(
+            trade, efficient=trade in measured and not any(_beats(other, trade) for other in measured)
+        )
+        for trade in trades
+    ]
+    return Trades(sorted(marked, key=lambda trade: (trade.peak is None, trade.peak or 0, -(trade.throughput or 0))))
+
+
+def _beats(one: Trade, other: Trade) -> bool:
+    assert one.peak is not None
+    assert one.throughput is not None
+    assert other.peak is not None
+    assert other.throughput is not None
+    no_worse = one.peak <= other.peak and one.throughput >= other.throughput
+    return no_worse and (one.peak < other.peak or one.throughput > other.throughput)

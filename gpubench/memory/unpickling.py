@@ -1,0 +1,145 @@
+"""What a pickle of plain data holds, read without running any of it.
+
+A pickle is a program for a small machine, and a program can do harm even where it may call nothing: eight bytes make
+the machine's memo larger than the memory (LONG_BINPUT with a large index), a key of a million nested tuples overflows
+the stack as it is hashed. So the opcodes are gone through before any is run, and a file with others than what Python
+and libtorch write for a memory snapshot is refused. Formats: the docstrings of `pickletools.opcodes`.
+"""
+
+import pickle
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import psutil
+
+from gpubench import units
+from gpubench.errors import DataError
+
+HOW = (
+    'record one: torch.cuda.memory._record_memory_history(stacks="python"), '
+    "and after some steps torch.cuda.memory._dump_snapshot(path)"
+)
+
+_TRACE = "if it is a profiler's trace, give it as --trace"
+_FOREIGN = {
+    b"PK\x03\x04": ("a zip archive, as torch.save writes: a checkpoint?", HOW),
+    b"\x80\x02\x8a\nl\xfc\x9cF": ("a checkpoint of torch.save", HOW),
+    b"\x1f\x8b": ("compressed by gzip", f"{_TRACE}; a snapshot must be unpacked first"),
+    b"{": ("JSON", _TRACE),
+    b"[": ("JSON", _TRACE),
+}
+"""What is taken for a snapshot and is none, by its first bytes, with the hint."""
+
+_PIECE = 16 * 2**20
+_PROTOCOLS = range(2, 6)
+# What objects take, by what makes them. Most of a byte's worth are references; keys of a dict take the most.
+_OF_A_BYTE, _OF_A_DICT, _OF_A_LIST = 16, 256, 80
+
+_SHORT = rb"K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x04.{4}|\x03...|\x02..|\x01.|\x00|\x08.{7}[\x00\xff])"
+"""Integers of fewer than 57 bits: they are their own hash, so that none are made to share one."""
+_FIXED = re.compile(
+    rb"(?:[]}()Naesu\x88\x89\x94]++"  # lists, dicts, (), None, True, False; the memo
+    rb"|h.|j....|q.|(?:" + _SHORT + rb")(?:(?:" + _SHORT + rb")\x86)?+|G.{8}|\x95.{8})*+",
+    # from the memo and to it; integers, and tuples of two; floats; frames
+    re.DOTALL,
+)
+_LENGTHS = {0x8C: 1, 0x58: 4, 0x43: 1, 0x42: 4}
+"""Of what is written as its length and itself, str and bytes, how long the length is."""
+_LONG_BINPUT, _STOP = b"r."
+_CODE = b"cRbio\x81\x82\x83\x84\x92\x93PQ"
+"""GLOBAL, REDUCE, BUILD and the others that name something outside of the pickle, or call it."""
+
+
+def plain(path: Path) -> Any:
+    """Dicts, lists, strings and numbers, and tuples of two integers, as the pickle in `path` holds them.
+
+    One object may stand in many places, or in itself. Raises DataError for what cannot be read, is no pickle, holds
+    code, is not whole, or would not fit in memory.
+    """
+    try:
+        with path.open("rb") as file:
+            data = b"".join(_pieces(file, path))
+        _check(data, path)
+        return _Data(BytesIO(data)).load()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}", HOW) from None
+    except (MemoryError, RecursionError):
+        raise _too_large(path) from None
+    except (pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError):
+        raise _damaged(path, "what it holds does not fit together") from None
+
+
+class _Data(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The file's content, as long as what is made of it has a place."""
+    size, available = 0, psutil.virtual_memory().available
+    while piece := file.read(_PIECE):
+        if not size:
+            _check_kind(piece, path)
+        size += len(piece)
+        if size * _OF_A_BYTE > available:
+            raise _too_large(path)
+        yield piece
+    if not size:
+        raise DataError(f"{path} is empty", HOW)
+
+
+def _check_kind(first: bytes, path: Path) -> None:
+    for magic, (what, hint) in _FOREIGN.items():
+        if first.startswith(magic):
+            raise DataError(f"{path} is no memory snapshot: it is {what}", hint)
+    if first[0] != 0x80:
+        raise DataError(f"{path} is no memory snapshot: it is not a pickle", HOW)
+    if len(first) > 1 and first[1] not in _PROTOCOLS:
+        raise DataError(f"{path} is no memory snapshot: it is a pickle of protocol {first[1]}, which is unknown", HOW)
+
+
+def _check(data: bytes, path: Path) -> None:
+    """Goes through all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
+    at = 2
+    while True:
+        at = _fixed(data, at)
+        if at >= len(data):
+            raise _damaged(path, "it is cut short")
+        if data[at] == _STOP:
+            break
+        at = _skip(data, at, path)
+    needed = len(data) * _OF_A_BYTE + data.count(b"}") * _OF_A_DICT + data.count(b"]") * _OF_A_LIST
+    if needed > psutil.virtual_memory().available:
+        raise _too_large(path)
+
+
+def _fixed(data: bytes, at: int) -> int:
+    """Where the opcodes of known length end that begin at `at`, if any do."""
+    match = _FIXED.match(data, at)
+    return match.end() if match else at
+
+
+def _skip(data: bytes, at: int, path: Path) -> int:
+    """Where the opcode at `at` ends, which is of a length of its own, or may only be of some values."""
+    opcode = data[at]
+    if opcode in _CODE:
+        raise DataError(f"{path} holds code, refused: a memory snapshot is data alone", HOW)
+    if opcode in _LENGTHS:
+        end = at + 1 + _LENGTHS[opcode]
+        return end + int.from_bytes(data[at + 1 : end], "little")
+    if opcode == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:
+        return at + 5
+    raise _damaged(path, f"byte {at:,} is of no memory snapshot")
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"{path} is damaged, or no memory snapshot: {why}", f"copy it again, or {HOW}")
+
+
+def _too_large(path: Path) -> DataError:
+    needed = _OF_A_BYTE * path.stat().st_size if path.is_file() else 0
+    about = f": that takes about {units.size(needed)}" if needed else ""
+    return DataError(f"{path} does not fit in memory{about}", "record with a smaller max_entries, or fewer steps")

@@ -1,0 +1,35 @@
+"""Fills in what the settings of `gpubench memory` leave open."""
+
+from gpubench import devices
+from gpubench.configuration import apply_overrides
+from gpubench.defaults import AMPERE, Choice, Gaps, complete, fill_training
+from gpubench.errors import SettingsError
+from gpubench.hardware import find_accelerator
+from gpubench.memory.predicting import target_of
+from gpubench.settings import Device, MemorySettings, Precision
+
+
+def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
+    """Settings without gaps, and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
+    if settings.profiling.enabled:
+        raise SettingsError("profiling.enabled: memory is followed, not profiled", "use gpubench profile")
+    return _predicted(settings) if settings.memory.predict else complete(settings)
+
+
+def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
+    """As on the GPU that is predicted for: this machine's own device has no say."""
+    if settings.device is Device.cpu:
+        raise SettingsError("memory.predict is for GPUs, and device=cpu", "leave device out; to measure, --predict")
+    gaps = Gaps(settings)
+    here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name))]
+    if here and not settings.memory.device_memory:
+        gaps.fill("memory.device_model", here[0], "the GPU that is here")
+    gaps.fill("device", Device.cuda, "predicted")
+    gaps.fill("data.workers", 0, "a prediction reads one sample")
+    chosen = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
+    capability = target_of(chosen.memory).capability
+    old = capability is not None and capability < AMPERE
+    gaps.fill("precision", Precision.amp if old else Precision.bf16, "the fastest that trains safely there")
+    known = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
+    filled, choices = fill_training(known, Gaps(known), on_gpu=True)
+    return filled, gaps.choices + choices

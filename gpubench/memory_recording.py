@@ -1,0 +1,119 @@
+"""What is kept of a memory run."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpubench import events
+from gpubench.configuration import Configuration
+from gpubench.findings import Findings
+from gpubench.memory.batch_sizes import BatchSizes
+from gpubench.memory.footprint import Footprint, Footprints
+from gpubench.memory.scalars import peaks, scalars
+from gpubench.memory.trades import Trades
+from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.recording import Progress, Recorder
+from gpubench.runs import BATCH_SIZES, FINDINGS, MEMORY, TRADES
+from gpubench.settings import MemorySettings
+from gpubench.summary import Summary
+
+
+@dataclass
+class MemoryProgress(Progress):
+    step: int | None = None
+    steps: int = 1
+
+
+class MemoryRecorder(Recorder[MemorySettings]):
+    """One run of `gpubench memory`."""
+
+    command = "memory"
+    progress: MemoryProgress
+
+    def __init__(self, configuration: Configuration[MemorySettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self.progress = MemoryProgress(ranks=self.processes, steps=self.settings.memory.steps)
+        self._found: dict[tuple[int, int], Footprint] = {}
+        """By repeat and rank."""
+        self.advice: Findings | None = None
+        self.batch_sizes: BatchSizes | None = None
+        self.trades: Trades | None = None
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.settings.memory.predict else super().processes
+
+    @property
+    def footprints(self) -> list[Footprint]:
+        """The last repeat's, by rank."""
+        last = max((repeat for repeat, _ in self._found), default=0)
+        return [found for (repeat, _), found in sorted(self._found.items()) if repeat == last]
+
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        then = self.progress
+        self.progress = MemoryProgress(number, repeats, then.ranks, telemetry=then.telemetry, steps=then.steps)
+
+    def begin_recorded(self) -> None:
+        raise NotImplementedError  # MemorySettings refuse profiling.enabled
+
+    def keep(self, event: events.Message) -> bool:
+        match event:
+            case events.Heartbeat(rank=0):
+                self.progress.doing, self.progress.step = event.doing, event.step
+            case events.ModelBuilt(rank=0):
+                self.writer.update(workload={"parameters": event.parameters, "sample_shape": event.sample_shape})
+            case events.MemoryFollowed():
+                self._take(event)
+            case events.BatchSizesFound():
+                self.keep_batch_sizes(msgspec.json.decode(event.found, type=BatchSizes))
+            case _:
+                return False
+        return True
+
+    def documents(self) -> dict[str, Any]:
+        found = {"findings": self.advice, "batch_sizes": self.batch_sizes, "trades": self.trades}
+        return {"memory": self.footprints} | {name: value for name, value in found.items() if value}
+
+    def completed(self) -> int:
+        return len({repeat for repeat, _ in self._found})
+
+    def summary(self) -> Summary:
+        """The peaks, each the largest of the ranks."""
+        by_repeat = [
+            [found for (repeat, _), found in self._found.items() if repeat == number]
+            for number in sorted({repeat for repeat, _ in self._found})
+        ]
+        values = [peaks(found) for found in by_repeat]
+        metrics = [_metric(name, [value[name] for value in values]) for name in (values[0] if values else {})]
+        return Summary(metrics, [], [], None, None, None, {}, [])
+
+    def advise(self, advice: Findings) -> None:
+        """Keeps what would save memory, and in time what it did save."""
+        self.advice = advice
+        self.writer.replace(FINDINGS, advice)
+
+    def keep_batch_sizes(self, found: BatchSizes) -> None:
+        """Keeps what would fit, and in time what did."""
+        self.batch_sizes = found
+        self.writer.replace(BATCH_SIZES, found)
+
+    def keep_trades(self, trades: Trades) -> None:
+        self.trades = trades
+        self.writer.replace(TRADES, trades)
+
+    def _take(self, event: events.MemoryFollowed) -> None:
+        found = msgspec.json.decode(event.footprint, type=Footprint)
+        self._found[event.repeat, event.rank] = found
+        self.writer.replace(MEMORY, Footprints(self.footprints))
+        if event.findings:
+            self.advise(msgspec.json.decode(event.findings, type=Findings))
+        elif event.rank == 0:
+            self.metrics.scalars(event.repeat, 0, time.time(), scalars(found))
+
+
+def _metric(name: str, repeats: list[float]) -> Metric:
+    definition = DEFINITIONS[name]
+    return Metric(name, definition.unit, definition.better, max(repeats), None, len(repeats), None, repeats, None)

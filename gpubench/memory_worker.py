@@ -1,0 +1,115 @@
+"""What a worker of `gpubench memory` does: follows a few training steps, on its device or on tensors without memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import psutil
+import torch
+from torch._C._distributed_c10d import Store
+
+from gpubench import distributed, events
+from gpubench.channel import Activity
+from gpubench.environment import capture_env_metadata
+from gpubench.findings import Findings
+from gpubench.memory.analysis import footprint
+from gpubench.memory.footprint import Footprint
+from gpubench.memory.lifetimes import classify
+from gpubench.memory.predicting import Target, target_of
+from gpubench.profiler import recorded as pieces
+from gpubench.ranks import Ranks
+from gpubench.settings import MemorySettings
+from gpubench.tracker import measurement
+from gpubench.tracker.forecast import Forecast
+from gpubench.tracker.mode import Tracker
+from gpubench.train_worker import set_up
+from gpubench.training import Event
+
+
+def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
+    """Every repeat of the job, as events."""
+    settings = MemorySettings.model_validate(job.settings)
+    predicting = settings.memory.predict
+    device = torch.device("cpu") if predicting else set_up(settings, ranks, store)
+    if ranks.is_rank_zero:
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+    for repeat in job.repeats:
+        if predicting:
+            yield from _predict(settings, target_of(settings.memory), activity, repeat)
+        else:
+            yield from _measure(settings, ranks, device, activity, repeat)
+    distributed.cleanup_ddp()
+
+
+def _predict(settings: MemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
+    forecast = Forecast(settings, target, activity)
+    if settings.memory.find_batch_size:
+        found = forecast.batch_sizes()
+        yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(found))
+        if found.largest is None:
+            return
+        forecast = forecast.with_settings({"training.batch_size": found.largest})
+    whole = forecast.footprint()
+    yield _followed(0, repeat, whole)  # now: advice takes about as long again
+    if settings.memory.advise:
+        activity.doing = "predicting what fixes save"
+        yield _followed(0, repeat, whole, forecast.advice(whole))
+
+
+def _measure(
+    settings: MemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
+) -> Iterator[Event]:
+    forecast = Forecast(settings, _here(settings, device), activity)
+    if settings.memory.find_batch_size:
+        if ranks.is_rank_zero:
+            yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(forecast.batch_sizes()))
+        return
+    tracker = Tracker(device)
+    with TemporaryDirectory(prefix="gpubench-") as folder:
+        path = Path(folder) / f"rank{ranks.rank}.snapshot.pickle"
+        try:
+            with measurement.recorded(device, path):
+                measurement.measure(settings, ranks, device, activity, tracker, settings.memory.steps)
+        except Exception:
+            if (found := _found(settings, ranks, device, tracker)) is not None:
+                yield _followed(ranks.rank, repeat, found)  # what held the memory until then
+            yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+            raise
+        activity.doing = "handing over what was followed"
+        found = _found(settings, ranks, device, tracker)
+        assert found is not None
+        advice = forecast.advice(found) if ranks.is_rank_zero and settings.memory.advise else None
+        yield _followed(ranks.rank, repeat, found, advice)
+        yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+
+
+def _here(settings: MemorySettings, device: torch.device) -> Target:
+    """The device at hand, to predict for."""
+    room, limit = measurement.room(device), settings.memory.device_memory
+    if room is None:
+        return Target("cpu", limit or psutil.virtual_memory().available, None, cuda=False)
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    return Target(name, limit or room.capacity, None if torch.version.hip else capability, context=room.other)
+
+
+def _found(settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker) -> Footprint | None:
+    """None where it went wrong before the first tensor."""
+    history = tracker.history()
+    if not history.allocations:
+        return None
+    classify(history)
+    room = measurement.room(device)
+    return footprint(
+        history,
+        source="measured",
+        device=torch.cuda.get_device_name(device) if room else "cpu",
+        capacity=settings.memory.device_memory or (room.capacity if room else None),
+        rank=ranks.rank,
+        other=room.other if room else 0,
+    )
+
+
+def _followed(rank: int, repeat: int, found: Footprint, advice: Findings | None = None) -> events.MemoryFollowed:
+    findings = None if advice is None else msgspec.json.encode(advice)
+    return events.MemoryFollowed(rank=rank, repeat=repeat, footprint=msgspec.json.encode(found), findings=findings)

@@ -1,0 +1,175 @@
+"""A footprint in plain text: the names and sentences that the terminal and the page share."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpubench import units
+from gpubench.memory.footprint import CATEGORIES, Amounts, Correction, Footprint, Peak, Source, Stage
+from gpubench.memory.history import Phase
+from gpubench.report.plain import clean
+from gpubench.report.profile_phrases import words
+
+TOLD = 0.05  # of the peak: a smaller part is no news in a headline
+PARTS = 4  # that a headline names
+
+NAMES = {"before": "there before", "other": "context"}
+"""Of categories whose own word does not explain itself."""
+STAGES: dict[Stage, str] = {"setup": "set-up", "first": "first step", "steady": "steady step"}
+PLACES: dict[Phase, str] = {
+    "start": "at the start",
+    "model": "while the model is built",
+    "data": "in the {}loading of data",
+    "forward": "in the {}forward pass",
+    "loss": "in the {}loss",
+    "backward": "in the {}backward pass",
+    "optimizer": "in the {}optimizer step",
+    "zero_grad": "in the {}zero_grad",
+    "unknown": "",
+}
+SOURCES: dict[Source, str] = {
+    "measured": "measured",
+    "predicted": "predicted, not measured",
+    "snapshot": "from a CUDA memory snapshot",
+    "trace": "from the memory events of a trace",
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    """One of the ways in which the bytes of a moment are counted, and what it has beyond the one before it."""
+
+    name: str
+    size: int
+    adds: int | None
+    """None of the first."""
+    what: str
+
+
+def headline(footprint: Footprint) -> str:
+    """The peak, when it is reached and what fills it; of a prediction whether it fits."""
+    peak = footprint.peak
+    said = [f"peak {units.size(peak.level.total)}", _place(footprint), _beside(footprint)]
+    told = " ".join(filter(None, said))
+    if parts := _parts(peak):
+        told = f"{told}: {parts}"
+    return f"{told}; {fits(footprint)}" if footprint.source == "predicted" and footprint.capacity else told
+
+
+def fits(footprint: Footprint) -> str:
+    """Whether all that is held is ever within the device's memory, and by how much; nothing where that is not known.
+
+    An allocator that reaches the end of the memory gives back what it keeps unused before it gives up, so that only
+    what is allocated has to fit beside the context.
+    """
+    capacity, total, level = footprint.capacity, most(footprint), footprint.peak.level
+    if not capacity:
+        return ""
+    if total <= capacity:
+        return f"fits in {units.size(capacity)} with {share(capacity - total, capacity)} to spare"
+    unused = 0 if level.reserved is None else level.reserved - level.allocated
+    if level.total - unused <= capacity:
+        return f"fits in {units.size(capacity)} only if the allocator gives back what it keeps unused"
+    return f"does not fit in {units.size(capacity)}: {units.size(total - capacity)} too much"
+
+
+def most(footprint: Footprint) -> int:
+    """The largest total of all: what is reserved can still grow when less is allocated than at the peak."""
+    return max(footprint.peak.level.total, *(phase.level.total for phase in footprint.phases), 0)
+
+
+def about(footprint: Footprint, label: str = "") -> str:
+    """Where the figures come from. label: the file, or what ran."""
+    said = SOURCES[footprint.source]
+    if footprint.device:
+        said += f"{', for' if footprint.source == 'predicted' else ' on'} {clean(footprint.device)}"
+    if footprint.capacity:
+        said += f" with {units.size(footprint.capacity)}"
+    if footprint.rank:
+        said += f", rank {footprint.rank}"
+    return f"{clean(label)}: {said}" if label else said
+
+
+def lost(footprint: Footprint) -> str:
+    """What a history that begins late means for the figures; nothing where it is whole."""
+    if not footprint.truncated:
+        return ""
+    return "history truncated: events before its first were lost, and the true peak may lie among them"
+
+
+def category(name: str) -> str:
+    return NAMES.get(name) or words(name)
+
+
+def ordered(amounts: Amounts) -> list[tuple[str, int]]:
+    """(category, bytes) of those that are not zero, as CATEGORIES has them; those that it does not know come last."""
+    names = [*CATEGORIES, *(name for name in amounts if name not in CATEGORIES)]
+    return [(name, amounts[name]) for name in names if amounts.get(name)]
+
+
+def largest_first(found: Iterable[Amounts]) -> list[str]:
+    """The categories that occur, by what they come to over all."""
+    sums: Amounts = {}
+    for amounts in found:
+        for name, size in amounts.items():
+            sums[name] = sums.get(name, 0) + size
+    return [name for name, size in sorted(sums.items(), key=lambda item: -item[1]) if size]
+
+
+def counts(peak: Peak) -> list[Count]:
+    """The four counts of the peak, of those that are equal the first; nothing where all are, as on a CPU."""
+    level = peak.level
+    found = [
+        Count("requested", level.requested, None, "what tensors asked for"),
+        Count("allocated", level.allocated, level.allocated - level.requested, "rounding to the allocator's blocks"),
+    ]
+    held = level.allocated
+    if level.reserved is not None:
+        held = level.reserved
+        found.append(Count("reserved", held, held - level.allocated, "held by the allocator, not in use"))
+    found.append(Count("total", level.total, level.total - held, "context and libraries of the device"))
+    told = [count for count in found if count.adds != 0]
+    return told if len(told) > 1 else []
+
+
+def corrections(found: Iterable[Correction]) -> list[Correction]:
+    """The largest first; those whose effect was not looked at come last."""
+    return sorted(found, key=lambda one: (one.size is None, -abs(one.size or 0)))
+
+
+def added(size: int | None) -> str:
+    """What something adds, with its sign; nothing where that is not known."""
+    if size is None:
+        return ""
+    return f"{'-' if size < 0 else '+'}{units.size(abs(size))}"
+
+
+def share(part: float, whole: float) -> str:
+    """In whole percent; the small ones to two digits."""
+    fraction = part / whole if whole else 0.0
+    return f"{fraction * 100:.0f} %" if abs(fraction) >= 0.0995 or not fraction else units.percent(fraction)
+
+
+def _place(footprint: Footprint) -> str:
+    peak = footprint.peak
+    first = "first " if peak.stage == "first" and _steady(footprint) not in (None, peak.level.total) else ""
+    return PLACES[peak.phase].format(first)
+
+
+def _beside(footprint: Footprint) -> str:
+    """What a steady step needs, where the first needs more."""
+    steady = _steady(footprint)
+    if footprint.peak.stage != "first" or steady in (None, footprint.peak.level.total):
+        return ""
+    return f"({units.size(steady or 0)} in a steady step)"
+
+
+def _steady(footprint: Footprint) -> int | None:
+    """The peak of the steady step, where there is one."""
+    return max((phase.level.total for phase in footprint.phases if phase.stage == "steady"), default=None)
+
+
+def _parts(peak: Peak) -> str:
+    """ "49 % optimizer state, 25 % parameters": the largest, as far as they are worth naming."""
+    parts = sorted(ordered(peak.amounts), key=lambda part: -part[1])
+    told = [part for place, part in enumerate(parts[:PARTS]) if not place or part[1] >= TOLD * peak.level.total]
+    return ", ".join(f"{share(size, peak.level.total)} {category(name)}" for name, size in told)

@@ -1,0 +1,43 @@
+"""What a memory run has to say in the terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from gpubench.benchmark import Outcome
+from gpubench.memory_recording import MemoryRecorder
+from gpubench.report import footprint_tables, frame, profiling, trying_tables
+from gpubench.runs import TRACES
+
+
+def show(outcomes: Sequence[Outcome], console: Console) -> None:
+    frame.show(outcomes, None, console, _show_run)
+
+
+def _show_run(outcome: Outcome, console: Console) -> None:
+    recorder = outcome.recorder
+    assert isinstance(recorder, MemoryRecorder)
+    found = recorder.batch_sizes
+    if found:
+        console.print(Text(trying_tables.batch_sizes_sentence(found), style="bold"), soft_wrap=True)
+        console.print(Text(trying_tables.line_sentence(found), style="dim"), soft_wrap=True)
+        profiling.show_sheets([trying_tables.batch_sizes(found)], console)
+        console.print()
+    if recorder.footprints:
+        _show_footprint(recorder, console)
+    elif not found:
+        why = outcome.error.message if outcome.error else outcome.status
+        console.print(Text(f"nothing was followed: {why}"), soft_wrap=True)
+    if recorder.trades:
+        profiling.show_sheets([trying_tables.trades(recorder.trades)], console)
+
+
+def _show_footprint(recorder: MemoryRecorder, console: Console) -> None:
+    """Of the fullest rank."""
+    settings, ranks = recorder.settings, recorder.footprints
+    fullest = max(ranks, key=lambda found: found.peak.level.total)
+    batch = recorder.batch_sizes.largest if recorder.batch_sizes else settings.training.batch_size
+    label = f"{settings.model.name}, batch {batch}" + (f", rank {fullest.rank}" if len(ranks) > 1 else "")
+    files = sorted(recorder.writer.path.joinpath(TRACES).glob("*.snapshot.pickle"))
+    footprint_tables.show(fullest, recorder.advice, console, label, [str(file) for file in files])

@@ -1,0 +1,89 @@
+"""What was tried beside a memory run: batch sizes, and settings that trade memory against speed."""
+
+from collections.abc import Iterator
+
+from gpubench import units
+from gpubench.memory.batch_sizes import BatchSizes
+from gpubench.memory.trades import Trade, Trades
+from gpubench.report.finding_phrases import options
+from gpubench.report.sheets import Sheet, sheet
+
+
+def batch_sizes_sentence(found: BatchSizes) -> str:
+    """Which batch is the largest, and whether it is also the fastest."""
+    room = f"{units.size(found.limit)} ({units.size(found.capacity)} less {units.percent(found.margin)})"
+    if found.largest is None:
+        least = units.size(found.points[0].total) if found.points else "more"
+        return f"not even a batch of 1 fits into {room}: it takes {least}"
+    said = f"the largest batch that fits into {room} is {found.largest}"
+    if not found.speeds:
+        return said + ": predicted, not run"
+    fastest = max(found.speeds, key=lambda speed: speed.throughput)
+    rate = units.rate(fastest.throughput, "samples/s")
+    same = "also the fastest" if fastest.batch_size == found.largest else f"the fastest is {fastest.batch_size}"
+    return f"{said}; {same}, {rate}"
+
+
+def line_sentence(found: BatchSizes) -> str:
+    line = found.line
+    return (
+        f"peak = {units.size(max(line.constant, 0.0))} + {units.size(line.per_sample)} a sample, "
+        f"within {units.percent(line.error)}"
+    )
+
+
+def batch_sizes(found: BatchSizes) -> Sheet:
+    """A row for each batch size that was looked at."""
+    predicted = {point.batch_size: point.total for point in found.points}
+    confirmed = {one.batch_size: one for one in found.confirmed}
+    speeds = {one.batch_size: one.throughput for one in found.speeds}
+    rows = []
+    for size in sorted({*predicted, *confirmed, *speeds}):
+        ran = confirmed.get(size)
+        rows.append(
+            {
+                "batch": str(size),
+                "predicted": units.size(predicted[size]) if size in predicted else "",
+                "measured": units.size(ran.total) if ran and ran.total else "",
+                "throughput": units.rate(speeds[size], "samples/s") if size in speeds else "",
+                "kind": ", ".join(_said(found, size)),
+            }
+        )
+    return sheet("Batch sizes", rows)
+
+
+def _said(found: BatchSizes, size: int) -> Iterator[str]:
+    fastest = max(found.speeds, key=lambda speed: speed.throughput).batch_size if found.speeds else None
+    if size == found.largest:
+        yield "largest that fits"
+    if size == fastest:
+        yield "fastest"
+    ran = next((one for one in found.confirmed if one.batch_size == size), None)
+    if ran and ran.reason:
+        yield ran.reason
+    elif not ran and any(one.batch_size == size and one.total > found.limit for one in found.points):
+        yield "does not fit"
+
+
+def trades(found: Trades) -> Sheet:
+    """Memory against speed, least memory first."""
+    base = next((trade for trade in found.trades if not trade.fix), None)
+    return sheet("Memory against speed", [_trade(trade, base) for trade in found.trades])
+
+
+def _trade(trade: Trade, base: Trade | None) -> dict[str, str]:
+    kind = "nothing else is smaller and as fast" if trade.efficient else trade.reason or ""
+    return {
+        "option": options(trade.fix) or "as it was",
+        "peak": units.size(trade.peak) if trade.peak is not None else "",
+        "throughput": units.rate(trade.throughput, "samples/s") if trade.throughput is not None else "",
+        "less memory": _change(trade.peak, base.peak if base else None),
+        "speed": _change(trade.throughput, base.throughput if base else None),
+        "kind": kind,
+    }
+
+
+def _change(now: float | None, before: float | None) -> str:
+    if now is None or not before or now == before:
+        return ""
+    return units.signed_percent(now / before - 1)

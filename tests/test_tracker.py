@@ -1,0 +1,228 @@
+"""Every tensor of a step is followed: against torch's own count, closed forms, and prediction against a run."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._pytree import tree_leaves
+
+from gpubench.channel import Activity
+from gpubench.configuration import load
+from gpubench.defaults import complete
+from gpubench.errors import ModelError
+from gpubench.memory.analysis import footprint
+from gpubench.memory.footprint import Footprint, PhaseFootprint
+from gpubench.memory.history import History
+from gpubench.memory.lifetimes import classify
+from gpubench.memory.predicting import Target
+from gpubench.memory_defaults import complete_memory
+from gpubench.models import Workload, build
+from gpubench.ranks import Ranks
+from gpubench.settings import DataSettings, MemorySettings, ModelSettings
+from gpubench.tracker import measurement
+from gpubench.tracker.mode import Tracker
+from gpubench.tracker.prediction import predict
+
+CPU = torch.device("cpu")
+HOST = Target("cpu", 2**40, None, cuda=False)
+H200 = Target("h200", 141 * 2**30, (9, 0))
+
+
+def settings(model: str, **changes: Any) -> MemorySettings:
+    given = {"model": model, "device": "cpu"} | {key.replace("__", "."): value for key, value in changes.items()}
+    return complete(load(MemorySettings, None, given).settings)[0]
+
+
+def on_gpu(model: str, **changes: Any) -> MemorySettings:
+    given = {"model": model, "predict": True, "device_model": "h200"}
+    given |= {key.replace("__", "."): value for key, value in changes.items()}
+    return complete_memory(load(MemorySettings, None, given).settings)[0]
+
+
+def followed(asked: MemorySettings, steps: int = 3) -> History:
+    tracker = Tracker(CPU)
+    measurement.measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
+    history = tracker.history()
+    classify(history)
+    return history
+
+
+def predicted(asked: MemorySettings, target: Target = HOST, steps: int = 3) -> History:
+    history = predict(asked, target, Activity(), steps).history
+    classify(history)
+    return history
+
+
+def table(history: History) -> Footprint:
+    return footprint(history, source="measured", device="cpu", capacity=None)
+
+
+def row(found: Footprint, stage: str, phase: str) -> PhaseFootprint:
+    (only,) = [one for one in found.phases if (one.stage, one.phase) == (stage, phase)]
+    return only
+
+
+def held(history: History) -> Any:
+    change = np.zeros(history.length + 1, np.int64)
+    for one in history.allocations:
+        change[one.begin] += one.size
+        if one.end is not None:
+            change[one.end] -= one.size
+    return change.cumsum()
+
+
+def train(workload: Workload, mode: Any, steps: int = 2) -> None:
+    optimizer = torch.optim.AdamW(workload.module.parameters(), foreach=False)
+    batch = workload.make_batch(4) if workload.make_batch else None
+    inputs = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if isinstance(mode, MemTracker):
+        mode.track_external(workload.module, optimizer, *inputs)
+    with mode:
+        if isinstance(mode, Tracker):
+            mode.claim_model(workload.module)
+            mode.claim(inputs, "inputs")
+        for _ in range(steps):
+            if isinstance(mode, MemTracker):
+                mode.reset_mod_stats()
+            loss = workload.loss(workload.module, batch)
+            loss.backward()
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:Module is None")
+@pytest.mark.parametrize("model", ["gpt2-tiny", "resnet18", "bert-tiny", "unet2d-tiny"])
+def test_the_peak_is_the_one_that_torchs_own_tracker_counts(model: str) -> None:
+    ours, theirs = Tracker(CPU), MemTracker()
+    for mode in (ours, theirs):
+        train(build(ModelSettings(name=model), DataSettings(), 0), mode)
+    assert held(ours.history()).max() == theirs.get_tracker_snapshot("peak")[CPU]["Total"]
+
+
+def test_adamw_in_fp32_takes_4_4_and_8_bytes_a_parameter() -> None:
+    asked = settings("gpt2-tiny")
+    found = table(followed(asked))
+    count = sum(one.numel() for one in build(asked.model, asked.data, 0).module.parameters())
+    tensors = len(list(build(asked.model, asked.data, 0).module.parameters()))
+    end = row(found, "steady", "optimizer").end
+    assert end["parameters"] == end["gradients"] == 4 * count
+    assert end["optimizer_state"] == 8 * count + 4 * tensors  # and one step counter for each tensor
+    assert "gradients" not in row(found, "steady", "zero_grad").end
+    assert "optimizer_state" not in row(found, "first", "forward").end
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"), [("sgd", 1), ("adam", 2), ("adamw", 2)]
+)  # fmt: skip
+def test_each_optimizer_has_its_state(optimizer: str, states: int) -> None:
+    asked = settings("gpt2-tiny", training__optimizer=optimizer)
+    end = row(table(predicted(asked)), "steady", "zero_grad").end
+    extra = 4 * len(list(build(asked.model, asked.data, 0).module.parameters())) if states == 2 else 0
+    assert end["optimizer_state"] == states * end["parameters"] + extra
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "resnet18", "bert-tiny", "unet2d-tiny", "llama-tiny", "vit-tiny"])
+def test_on_a_cpu_what_is_predicted_is_what_is_measured(model: str) -> None:
+    asked = settings(model, training__batch_size=2, training__grad_accumulation=2)
+    truth, found = table(followed(asked, 2)), table(predicted(asked, steps=2))
+    assert found.peak.level == truth.peak.level
+    # The CPU's mse_loss leaves its scalar in the memory of all the squares; without values there are none.
+    assert [one for one in found.phases if one.stage != "setup" and one.phase != "loss"] == [
+        one for one in truth.phases if one.stage != "setup" and one.phase != "loss"
+    ]
+
+
+def test_checkpointing_keeps_less_and_is_predicted_to() -> None:
+    plain, saving = (
+        table(predicted(settings("gpt2-tiny", model__activation_checkpointing=flag))) for flag in (False, True)
+    )
+    assert row(saving, "steady", "forward").end["activations"] < row(plain, "steady", "forward").end["activations"]
+    asked = settings("gpt2-tiny", model__activation_checkpointing=True)
+    assert table(followed(asked)).peak.level == saving.peak.level
+
+
+def test_foreach_takes_temporaries_that_fused_does_not() -> None:
+    def temporaries(implementation: str) -> int:
+        asked = on_gpu("gpt2-tiny", training__optimizer_impl=implementation, training__batch_size=1)
+        return row(table(predicted(asked, H200)), "steady", "optimizer").peak.get("temporaries", 0)
+
+    parameters = 4 * sum(
+        one.numel() for one in build(ModelSettings(name="gpt2-tiny"), DataSettings(), 0).module.parameters()
+    )
+    assert temporaries("fused") < 0.1 * parameters
+    assert temporaries("foreach") >= parameters
+
+
+def test_allocations_know_their_phase_their_module_and_their_operator() -> None:
+    history = followed(settings("gpt2-tiny"), 1)
+    products = [one for one in history.allocations if one.operator == "aten::addmm" and one.phase == "forward"]
+    assert {one.module for one in products} >= {"transformer.h.0.mlp.c_fc", "transformer.h.1.attn.c_attn"}
+    assert {one.shape for one in products} >= {"float32[256, 128]"}
+    order = [mark.phase for mark in history.marks if mark.step == 0]
+    assert list(dict.fromkeys(order)) == ["data", "forward", "loss", "backward", "optimizer", "zero_grad", "unknown"]
+
+
+def test_a_workspace_is_added_for_each_thread_that_multiplies() -> None:
+    found = predicted(on_gpu("gpt2-tiny"), H200)
+    spaces = [one for one in found.allocations if one.category == "workspaces"]
+    assert [(one.size, one.phase, one.step) for one in spaces] == [(2**25, "forward", 0), (2**25, "backward", 0)]
+
+
+def test_a_step_that_reads_values_is_refused_with_the_operators_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "reading.py").write_text(READING)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"_local_scalar_dense.*reads values"):
+        predicted(settings("reading:build"))
+
+
+READING = """
+import torch
+from torch import nn
+
+def loss(module, batch):
+    out = module(batch).mean()
+    return out * 2 if out.item() > 0 else out
+
+def build():
+    return nn.Linear(4, 4), lambda n: torch.rand(n, 4), loss
+"""
+
+
+class Twice(nn.Module):
+    """Its storage is shared, resized and given back in odd ways."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = x.view(-1)[::2]
+        return torch.cat([view, view]).clone()
+
+
+def test_views_share_their_storage_and_what_is_freed_is_free() -> None:
+    tracker = Tracker(CPU)
+    with tracker:
+        x = torch.zeros(256)
+        y = Twice()(x)
+        del x
+        z = y[:10]
+        del y
+        assert z.numel() == 10
+    sizes = Counter(one.size for one in tracker.history().allocations)
+    assert sizes == {1024: 3}, "x, what cat made, and its clone"
+    assert [one.end is None for one in tracker.history().allocations] == [False, False, True]
+
+
+def test_what_follows_the_end_is_no_part_of_the_history() -> None:
+    tracker = Tracker(CPU)
+    with tracker:
+        x = torch.zeros(256)
+        tracker.close()
+        y = torch.zeros(512)
+    del x, y
+    (one,) = tracker.history().allocations
+    assert (one.size, one.end) == (1024, None)

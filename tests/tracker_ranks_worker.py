@@ -1,0 +1,44 @@
+"""Run by test_tracker_sharding.py once for each of two ranks: trains two steps under the tracker, on gloo.
+
+    tracker_ranks_worker.py RANK FOLDER
+
+For each FOLDER/NAME.settings.json, the rank leaves its history at FOLDER/NAME-RANK.history.json.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+from torch._C._distributed_c10d import FileStore
+
+from gpubench import distributed
+from gpubench.channel import Activity
+from gpubench.ranks import Ranks
+from gpubench.settings import TrainSettings
+from gpubench.tracker.measurement import measure
+from gpubench.tracker.mode import Tracker
+from gpubench.worker import leave
+
+RANKS = 2
+STEPS = 2
+
+
+def main(rank: int, folder: Path) -> None:
+    ranks, cpu = Ranks(rank, rank, RANKS, RANKS), torch.device("cpu")
+    store = FileStore(str(folder / "store"), RANKS)
+    found = [
+        (path.name.split(".")[0], TrainSettings.model_validate_json(path.read_text()))
+        for path in sorted(folder.glob("*.settings.json"))
+    ]
+    distributed.setup_ddp(found[0][1].distributed, ranks, store, cpu)
+    for name, settings in found:
+        tracker = Tracker(cpu)
+        measure(settings, ranks, cpu, Activity(), tracker, STEPS)
+        (folder / f"{name}-{rank}.history.json").write_bytes(msgspec.json.encode(tracker.history()))
+    distributed.cleanup_ddp()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave(0)
