@@ -144,9 +144,22 @@ def memory(
     if print_config:
         output.write(run.to_yaml(), "gpubench memory --print-config > FILE")
         return
-    if verify and run.settings.memory.predict:
+    predicting = run.settings.memory.predict
+    if verify and predicting:
         raise UsageError("--verify runs what --predict only predicts", "leave one of them out")
-    _of_run(run, verify=verify, json=json, quiet=quiet, verbose=verbose)
+    if check and not predicting:
+        raise UsageError("--check lays a measurement beside a prediction", "add --predict")
+    beside = [_checking(run)] if check else []
+    _of_run(run, beside, verify=verify, json=json, quiet=quiet, verbose=verbose)
+
+
+def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySettings]":
+    """The same run, measured. Raises DeviceError where what was predicted for is not here."""
+    from gpubench.defaults import completed
+    from gpubench.memory_defaults import complete_memory
+
+    changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}
+    return completed(run.with_overrides(changes, "--check"), complete_memory)
 
 
 def _of_file(
@@ -154,7 +167,6 @@ def _of_file(
 ) -> None:
     """Raises UsageError for options that only a run can follow."""
     from gpubench.memory.advice import advise
-
     from gpubench.memory.files import of_snapshot, of_trace_file
     from gpubench.report import footprint_page, footprint_tables
     from gpubench.terminal import Terminal
@@ -181,16 +193,26 @@ def _of_file(
     output.write(text, "gpubench memory --snapshot FILE --html PAGE")
 
 
-def _of_run(run: "Configuration[MemorySettings]", *, verify: bool, json: bool, quiet: bool, verbose: int) -> None:
-    from gpubench import live_memory
+def _of_run(
+    run: "Configuration[MemorySettings]",
+    beside: "Sequence[Configuration[MemorySettings]]",
+    *,
+    verify: bool,
+    json: bool,
+    quiet: bool,
+    verbose: int,
+) -> None:
+    from gpubench import live_memory, notebook
     from gpubench.memory_recording import MemoryRecorder
     from gpubench.report import footprints, frame
     from gpubench.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measured([run], MemoryRecorder, live_memory, terminal)
+    outcomes = measured([run, *beside], MemoryRecorder, live_memory, terminal)
     stopped = _try_out(run, outcomes[0], terminal, verify=verify)
-    finish(frame.to_json(outcomes, None) if json else terminal.render(footprints.show, outcomes), outcomes)
+    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    pair = notebook.judge_pair(paths, ("predicted", "measured")) if beside else None
+    finish(frame.to_json(outcomes, pair) if json else terminal.render(footprints.show, outcomes, pair), outcomes)
     if stopped:
         raise stopped
 

@@ -13,13 +13,12 @@ def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choi
     """Settings without gaps, and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
     if settings.profiling.enabled:
         raise SettingsError("profiling.enabled: memory is followed, not profiled", "use gpubench profile")
-    return _predicted(settings) if settings.memory.predict else complete(settings)
+    on_gpu = settings.memory.predict and settings.device is not Device.cpu
+    return _predicted(settings) if on_gpu else complete(settings)
 
 
 def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
     """As on the GPU that is predicted for: this machine's own device has no say."""
-    if settings.device is Device.cpu:
-        raise SettingsError("memory.predict is for GPUs, and device=cpu", "leave device out; to measure, --predict")
     gaps = Gaps(settings)
     here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name))]
     if here and not settings.memory.device_memory:
@@ -27,7 +26,7 @@ def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
     gaps.fill("device", Device.cuda, "predicted")
     gaps.fill("data.workers", 0, "a prediction reads one sample")
     chosen = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
-    capability = target_of(chosen.memory).capability
+    capability = target_of(chosen.memory, Device.cuda).capability
     old = capability is not None and capability < AMPERE
     gaps.fill("precision", Precision.amp if old else Precision.bf16, "the fastest that trains safely there")
     known = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})

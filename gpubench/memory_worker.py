@@ -36,7 +36,7 @@ def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity)
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
     for repeat in job.repeats:
         if predicting:
-            yield from _predict(settings, target_of(settings.memory), activity, repeat)
+            yield from _predict(settings, target_of(settings.memory, settings.device), activity, repeat)
         else:
             yield from _measure(settings, ranks, device, activity, repeat)
     distributed.cleanup_ddp()

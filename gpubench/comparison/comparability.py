@@ -129,7 +129,7 @@ def headline(run: RunEvidence) -> str:
     model, precision, batch, device = ("?" if fact is None else fact for fact in facts)
     ranks = f" x {run.record.world_size} ranks" if run.record.world_size > 1 else ""
     if _predicted(run):
-        device = f"{settings.get('memory.device_model') or 'a GPU'}, predicted"
+        device = f"{settings.get('memory.device_model') or ('cpu' if settings.get('device') == 'cpu' else 'a GPU')}, predicted"
     return f"{model}, {precision}, batch {batch}{ranks} on {device}"
 
 

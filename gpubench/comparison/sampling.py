@@ -44,8 +44,8 @@ def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[Sample, Sa
 
 
 def interleaved(baseline: Side, candidate: Side) -> bool:
-    """Whether the sides are the two runs of one `--vs`, measured in turn."""
-    if len(baseline.runs) != 1 or len(candidate.runs) != 1:
+    """Whether the sides are the two runs of one `--vs`, measured in turn; runs that time nothing never are."""
+    if len(baseline.runs) != 1 or len(candidate.runs) != 1 or baseline.runs[0].untimed or candidate.runs[0].untimed:
         return False
     ours, theirs = baseline.runs[0].record, candidate.runs[0].record
     return bool(ours and theirs and theirs.run_id in ours.interleaved_with)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import psutil
 
 from gpubench.errors import DeviceError
 from gpubench.hardware import ACCELERATORS, find_by_key
@@ -12,7 +13,7 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
 from gpubench.memory.workspaces import CONTEXT, capability
-from gpubench.settings import FollowSettings
+from gpubench.settings import Device, FollowSettings
 
 UNKNOWN = (9, 0)
 """The compute capability that a GPU of unknown model is taken for: none takes larger workspaces."""
@@ -32,8 +33,10 @@ class Target:
     """Bytes that are in use beside the allocator."""
 
 
-def target_of(follow: FollowSettings) -> Target:
+def target_of(follow: FollowSettings, device: Device | None) -> Target:
     """Raises DeviceError naming the nearest model for one that is not known, or if none is named."""
+    if device is Device.cpu:
+        return Target("cpu", follow.device_memory or psutil.virtual_memory().total, None, cuda=False)
     if follow.device_model:
         found = find_by_key(follow.device_model)
         return Target(found.key, follow.device_memory or found.memory_bytes, capability(found.key))

@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.text import Text
 
 from gpubench.benchmark import Outcome
+from gpubench.comparison.result import Comparisons
 from gpubench.memory_recording import MemoryRecorder
 from gpubench.report import footprint_tables, frame, profiling, trying_tables
 from gpubench.runs import TRACES
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    frame.show(outcomes, None, console, _show_run)
+def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: Console) -> None:
+    frame.show(outcomes, comparisons, console, _show_run)
 
 
 def _show_run(outcome: Outcome, console: Console) -> None:

@@ -22,8 +22,8 @@ from gpubench.settings import DistributedSettings
 def assumptions(settings: DistributedSettings) -> list[str]:
     """A sentence each: what a prediction for GPUs leaves out of the memory of a rank.
 
-    Of NCCL's buffers NVIDIA documents no size, since it goes by links and channels: reported were 544 MB for two A100
-    and 688 MB for more (NCCL issue 964), and 1.6 GB for one communicator (NCCL issue 864).
+    NCCL's buffers go by links, channels and algorithms, and no number holds for all: reported were 544 MB for a group
+    of two A100 and 688 MB for a larger one (NCCL issue 964), and 1.6 GB for one communicator (NCCL issue 864).
     """
     found = [
         f"this is rank 0 of {settings.world_size}, and the others take as much; NCCL's own buffers are not in it, and "
@@ -69,7 +69,7 @@ def _alone_in_a_group(world_size: int) -> Iterator[None]:
         yield
     finally:
         if outer is not None:
-            distributed_c10d._update_default_pg(outer)
+            distributed_c10d._update_default_pg(outer)  # first, or all groups would be taken down
         dist.destroy_process_group(own)
         sys.excepthook = hook  # the group's has a rank before every line
 
