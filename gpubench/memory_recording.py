@@ -106,12 +106,12 @@ class MemoryRecorder(Recorder[MemorySettings]):
 
     def _take(self, event: events.MemoryFollowed) -> None:
         found = msgspec.json.decode(event.footprint, type=Footprint)
+        if event.rank == 0 and (event.repeat, event.rank) not in self._found:
+            self.metrics.scalars(event.repeat, 0, time.time(), scalars(found))
         self._found[event.repeat, event.rank] = found
         self.writer.replace(MEMORY, Footprints(self.footprints))
         if event.findings:
             self.advise(msgspec.json.decode(event.findings, type=Findings))
-        elif event.rank == 0:
-            self.metrics.scalars(event.repeat, 0, time.time(), scalars(found))
 
 
 def _metric(name: str, repeats: list[float]) -> Metric:

@@ -14,7 +14,7 @@ from gpubench.errors import GpubenchError, Interrupted
 from gpubench.findings import Findings, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.logs import MODIFIABLE
-from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, worth_timing
+from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, overrides, worth_timing
 from gpubench.memory.trades import Trade, Trades, weigh
 from gpubench.memory_recording import MemoryRecorder
 from gpubench.report.finding_phrases import options
@@ -26,6 +26,8 @@ MOST_TRIES = 5
 """Batch sizes that are run to find one that fits, where predictions were too hopeful."""
 TIMED_STEPS = 10
 REPEATS = 3
+ROUGHLY = 2
+"""Repeats of each batch size: halves differ by more than what two tell."""
 
 log = logging.getLogger("gpubench.memory")
 
@@ -64,7 +66,9 @@ def verify(followed: Outcome, run: Configuration[Any], findings: Findings, bench
     outcomes = dict(zip(candidates, bench.follow(list(candidates.values())), strict=True))
     _stop_if_interrupted(outcomes.values())
     ran = [number for number, outcome in outcomes.items() if not outcome.error]
-    without, *timed = bench.time([timed_of(base), *(timed_of(candidates[number]) for number in ran)])
+    without, *timed = bench.time(
+        [timed_of(one, {}, REPEATS) for one in (base, *(candidates[number] for number in ran))]
+    )
     _stop_if_interrupted([without, *timed])
     times = dict(zip(ran, timed, strict=True))
     trades = [_trade({}, followed, without)]
@@ -84,12 +88,12 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> BatchSi
     """Runs the largest batch that should fit, and smaller ones until one does; then times it, and halves of it."""
     if found.largest is None:
         return found
-    base = _base(run)
+    base, flat = _base(run), flatten(run.settings.model_dump(mode="json"))
     confirmed: list[Confirmed] = []
     good, candidate = 0, found.largest
     bad = candidate + 1
     while len(confirmed) < MOST_TRIES and good < candidate < bad:
-        (outcome,) = bench.follow([base.with_overrides({"training.batch_size": candidate}, "a batch to confirm")])
+        (outcome,) = bench.follow([base.with_overrides(overrides(candidate, flat), "a batch to confirm")])
         _stop_if_interrupted([outcome])
         total = peak_of(outcome)
         fits = outcome.error is None and total is not None and total <= found.limit
@@ -103,7 +107,7 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> BatchSi
     if not good:
         return found
     sizes = sorted(worth_timing(good))
-    outcomes = bench.time([timed_of(base, {"training.batch_size": size}) for size in sizes])
+    outcomes = bench.time([timed_of(base, overrides(size, flat), ROUGHLY) for size in sizes])
     _stop_if_interrupted(outcomes)
     speeds = [
         Speed(size, throughput.estimate)
@@ -126,13 +130,13 @@ def _base(run: Configuration[Any]) -> Configuration[Any]:
     return given.with_overrides(changes, "a trial")
 
 
-def timed_of(run: Configuration[Any], changes: dict[str, Any] | None = None) -> Configuration[TrainSettings]:
+def timed_of(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[TrainSettings]:
     """The same as a run of train-bench, to be timed."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     quick = {"measurement.count_flops": False, "logging.graph": False, "training.steps": TIMED_STEPS}
     timed = Configuration(TrainSettings.model_validate(own), origins)
-    return timed.with_overrides(quick | {"measurement.repeats": REPEATS} | (changes or {}), "a trial")
+    return timed.with_overrides(quick | {"measurement.repeats": repeats} | changes, "a trial")
 
 
 def _completed(base: Configuration[Any], fix: dict[str, Any], bench: Bench) -> Configuration[Any] | None:

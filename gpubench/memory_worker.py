@@ -1,6 +1,6 @@
 """What a worker of `gpubench memory` does: follows a few training steps, on its device or on tensors without memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,7 +49,7 @@ def _predict(settings: MemorySettings, target: Target, activity: Activity, repea
         yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(found))
         if found.largest is None:
             return
-        forecast = forecast.with_settings({"training.batch_size": found.largest})
+        forecast = forecast.with_batch_size(found.largest)
     whole = forecast.footprint()
     yield _followed(0, repeat, whole)  # now: advice takes about as long again
     if settings.memory.advise:
@@ -72,7 +72,8 @@ def _measure(
             with measurement.recorded(device, path):
                 measurement.measure(settings, ranks, device, activity, tracker, settings.memory.steps)
         except Exception:
-            if (found := _found(settings, ranks, device, tracker)) is not None:
+            where = f"it ended in the {activity.doing.replace('_', ' ')} of step {activity.step}"
+            if (found := _found(settings, ranks, device, tracker, [where])) is not None:
                 yield _followed(ranks.rank, repeat, found)  # what held the memory until then
             yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
             raise
@@ -93,7 +94,9 @@ def _here(settings: MemorySettings, device: torch.device) -> Target:
     return Target(name, limit or room.capacity, None if torch.version.hip else capability, context=room.other)
 
 
-def _found(settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker) -> Footprint | None:
+def _found(
+    settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
+) -> Footprint | None:
     """None where it went wrong before the first tensor."""
     history = tracker.history()
     if not history.allocations:
@@ -107,6 +110,7 @@ def _found(settings: MemorySettings, ranks: Ranks, device: torch.device, tracker
         capacity=settings.memory.device_memory or (room.capacity if room else None),
         rank=ranks.rank,
         other=room.other if room else 0,
+        notes=notes,
     )
 
 

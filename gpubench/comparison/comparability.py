@@ -129,7 +129,8 @@ def headline(run: RunEvidence) -> str:
     model, precision, batch, device = ("?" if fact is None else fact for fact in facts)
     ranks = f" x {run.record.world_size} ranks" if run.record.world_size > 1 else ""
     if _predicted(run):
-        device = f"{settings.get('memory.device_model') or ('cpu' if settings.get('device') == 'cpu' else 'a GPU')}, predicted"
+        named = settings.get("memory.device_model") or (device if device == "cpu" else "a GPU")
+        device = f"{named}, predicted"
     return f"{model}, {precision}, batch {batch}{ranks} on {device}"
 
 

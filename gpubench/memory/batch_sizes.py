@@ -1,6 +1,7 @@
 """The largest batch that fits: a line through a few predictions, then predictions around where it meets the limit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -112,6 +113,15 @@ def fit(points: Sequence[Point]) -> Line:
     return Line(float(constant), float(per_sample), error)
 
 
+def overrides(batch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
+    """What makes a run take this batch; `settings` are flat. Of synthetic data there is as much as it takes."""
+    changes = {"training.batch_size": batch_size}
+    needed = 2 * batch_size * settings["distributed.world_size"] * settings["training.grad_accumulation"]
+    if str(settings["data.source"]).startswith("synthetic") and settings["data.samples"] < needed:
+        changes["data.samples"] = needed
+    return changes
+
+
 def largest(points: Sequence[Point], limit: int) -> int | None:
     return max((point.batch_size for point in points if point.total <= limit), default=None)
 
@@ -119,7 +129,7 @@ def largest(points: Sequence[Point], limit: int) -> int | None:
 def worth_timing(largest_fitting: int) -> Iterator[int]:
     """The largest, and halves of it: the fastest is often among those."""
     batch_size = largest_fitting
-    for _ in range(4):
+    for _ in range(3):
         yield batch_size
         if batch_size == 1:
             return

@@ -12,7 +12,7 @@ from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError
 from gpubench.findings import Finding, Findings
 from gpubench.memory.advice import advise, with_prediction
-from gpubench.memory.batch_sizes import BatchSizes, fit, largest, search
+from gpubench.memory.batch_sizes import BatchSizes, fit, largest, overrides, search
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.lifetimes import classify
 from gpubench.memory.predicting import Target, predicted
@@ -56,7 +56,7 @@ class Forecast:
 
         def total(batch_size: int) -> int:
             self.activity.doing = f"predicting a batch of {batch_size}"
-            return self.with_settings({"training.batch_size": batch_size})._run(BRIEF)[0].most
+            return self.with_batch_size(batch_size)._run(BRIEF)[0].most
 
         points = search(limit, total)
         return BatchSizes(
@@ -67,6 +67,9 @@ class Forecast:
             line=fit(points),
             largest=largest(points, limit),
         )
+
+    def with_batch_size(self, batch_size: int) -> "Forecast":
+        return self.with_settings(overrides(batch_size, flatten(self.settings.model_dump(mode="json"))))
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Forecast":
         return replace(self, settings=apply_overrides(self.settings, dict(changes)))

@@ -1,0 +1,281 @@
+"""`gpubench memory` as a user has it: measured, predicted, from files, the largest batch, and what is refused."""
+
+import json
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cli import complaint
+from running import SMALL, Finished, gpubench, started
+from traces_made import PUBLIC
+
+from gpubench.findings import Findings
+from gpubench.memory.batch_sizes import BatchSizes, fit, largest, search
+from gpubench.memory.footprint import Footprints
+from gpubench.memory.trades import Trade, Trades, weigh
+
+DEEP = '''
+import torch
+from torch import nn
+from torch.nn import functional
+
+def build():
+    """Activations are most of it, and there are blocks to recompute."""
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)))
+    return blocks, make_batch, loss
+
+def make_batch(size):
+    return torch.rand(size, 64)
+
+def loss(module, batch):
+    return functional.mse_loss(module(batch), batch)
+'''
+
+
+def deep(folder: Path, *arguments: str) -> Finished:
+    (folder / "deep.py").write_text(DEEP)
+    return gpubench("memory", "--model", "deep:build", *arguments, results=folder / "results", cwd=folder)
+
+
+def followed(path: Path) -> Footprints:
+    return msgspec.json.decode((path / "memory.json").read_bytes(), type=Footprints)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("measured")
+    return deep(folder, "--device", "cpu", "--batch-size", "512", "-q")
+
+
+def test_what_was_followed_is_in_the_run_directory_and_sums(measured: Finished) -> None:
+    assert not measured.code, measured.stderr
+    (rank,) = followed(measured.run).ranks
+    moments = [(rank.peak.amounts, rank.peak.level), *((one.peak, one.level) for one in rank.phases)]
+    assert all(sum(amounts.values()) == level.total for amounts, level in moments)
+    assert [one.phase for one in rank.phases if one.stage == "steady"] == [
+        "data", "forward", "loss", "backward", "optimizer", "zero_grad",
+    ]  # fmt: skip
+    parameters = rank.phases[-1].end["parameters"]
+    assert parameters == 4 * 4 * (64 * 256 + 256 + 256 * 64 + 64)
+    (metric,) = json.loads((measured.run / "summary.json").read_text())["metrics"]
+    assert (metric["name"], metric["estimate"]) == ("peak_memory_allocated", rank.peak.level.allocated)
+    assert measured.document("run.json")["status"] == "completed"
+    assert (
+        "What fills the memory" in (measured.run / "report.html").read_text()
+        or "activations" in (measured.run / "report.html").read_text()
+    )
+
+
+def test_the_terminal_leads_with_a_sentence_and_ends_with_where_it_all_is(measured: Finished) -> None:
+    lines = [line for line in measured.stdout.splitlines() if line.strip()]
+    assert lines[0].startswith("peak ")
+    assert " activations" in lines[0]
+    assert lines[-1].startswith("completed: ")
+    assert "--model.activation_checkpointing=true" in measured.stdout
+
+
+def test_curves_of_the_peak_are_in_tensorboard(measured: Finished) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folders = [folder for folder in (measured.run / "tensorboard").iterdir() if folder.is_dir()]
+    tags = {tag for folder in folders for tag in EventAccumulator(str(folder)).Reload().Tags()["scalars"]}
+    assert {"memory/peak/allocated", "memory/peak/activations", "memory/steady/forward/peak"} <= tags
+
+
+def test_a_prediction_says_what_a_measurement_finds_and_compare_lays_them_side_by_side(
+    tmp_path: Path, measured: Finished
+) -> None:
+    done = deep(tmp_path, "--device", "cpu", "--batch-size", "512", "--predict", "--check", "--json", "-q")
+    assert not done.code, done.stderr
+    document = json.loads(done.stdout)
+    predicted, again = (run["memory"][0] for run in document["runs"])
+    assert predicted["source"] == "predicted"
+    assert predicted["peak"]["level"] == again["peak"]["level"]
+    assert msgspec.to_builtins(followed(measured.run).ranks[0].peak.level) == again["peak"]["level"]
+    assert document["comparison"]["memory"]["change"] == 0
+
+
+def test_a_gpu_is_predicted_for_without_one_and_advice_says_what_it_would_save(tmp_path: Path) -> None:
+    large = ("--predict", "--device-model", "h200", "--batch-size", "262144", "--data.samples=262144", "-q")
+    done = deep(tmp_path, *large)
+    assert not done.code, done.stderr
+    (rank,) = followed(done.run).ranks
+    assert rank.device == "h200"
+    assert rank.peak.level.requested <= rank.peak.level.allocated <= (rank.peak.level.reserved or 0)
+    assert {"blocks", "segments", "workspaces", "context"} <= {one.name for one in rank.corrections}
+    findings = msgspec.json.decode((done.run / "findings.json").read_bytes(), type=Findings)
+    (saving,) = [one for one in findings.findings if one.fix == {"model.activation_checkpointing": True}]
+    assert saving.expected
+    (tmp_path / "apart").mkdir()
+    brief = ("--memory.steps=2", "--memory.advise=false")
+    plain = deep(tmp_path / "apart", *large, *brief, "--experiment", "plain")
+    fixed = deep(tmp_path / "apart", *large, *brief, "--model.activation_checkpointing=true", "--experiment", "fixed")
+    before, after = (followed(path).ranks[0].most for path in sorted(plain.runs, reverse=True))
+    assert saving.expected.estimate == pytest.approx(1 - after / before, abs=1e-6)
+
+
+def test_fixes_are_run_for_what_they_save_and_cost(tmp_path: Path) -> None:
+    # An odd batch in two bytes leaves checkpointing alone to be tried.
+    done = deep(tmp_path, "--device", "cpu", "--batch-size", "511", "--precision", "bf16", "--verify", "-q")
+    assert not done.code, done.stderr
+    (path,) = (tmp_path / "results" / "memory").iterdir()
+    findings = msgspec.json.decode((path / "findings.json").read_bytes(), type=Findings)
+    (saving,) = [one for one in findings.findings if one.fix == {"model.activation_checkpointing": True}]
+    assert saving.measured
+    assert saving.measured.outcome == "confirmed"
+    assert saving.measured.saving
+    assert saving.expected
+    assert saving.measured.saving.estimate == pytest.approx(saving.expected.estimate, abs=0.01)
+    trades = msgspec.json.decode((path / "trades.json").read_bytes(), type=Trades).trades
+    assert all(trade.peak and trade.throughput for trade in trades)
+    assert any(not trade.fix for trade in trades)
+    assert trades[0].efficient, "nothing takes less"
+    assert "as it was" in done.stdout
+
+
+def test_the_largest_batch_is_predicted_run_and_timed(tmp_path: Path) -> None:
+    done = deep(tmp_path, "--device", "cpu", "--device-memory", "20MiB", "--find-batch-size", "--margin", "5%", "-q")
+    assert not done.code, done.stderr
+    (path,) = (tmp_path / "results" / "memory").iterdir()
+    found = msgspec.json.decode((path / "batch_sizes.json").read_bytes(), type=BatchSizes)
+    assert found.limit == int(20 * 2**20 * 0.95)
+    assert found.largest
+    totals = {point.batch_size: point.total for point in found.points}
+    assert totals[found.largest] <= found.limit
+    assert min(size for size, total in totals.items() if total > found.limit) <= 1.02 * found.largest + 1
+    (ran,) = found.confirmed
+    assert (ran.batch_size, ran.total) == (found.largest, totals[found.largest])
+    assert max(speed.batch_size for speed in found.speeds) == found.largest
+    assert f"is {found.largest}" in done.stdout
+
+
+def test_no_batch_fits_and_it_is_said(tmp_path: Path) -> None:
+    done = deep(tmp_path, "--predict", "--device-memory", "100MiB", "--find-batch-size", "-q")
+    assert not done.code, done.stderr
+    assert "not even a batch of 1 fits" in done.stdout
+
+
+def test_two_ranks_are_each_followed(tmp_path: Path) -> None:
+    done = gpubench("memory", *SMALL, "--device", "cpu", "--world-size", "2", "-q", results=tmp_path)
+    assert not done.code, done.stderr
+    assert [rank.rank for rank in followed(done.run).ranks] == [0, 1]
+    assert (
+        followed(done.run).ranks[0].phases[-1].end["gradients"]
+        == followed(done.run).ranks[0].phases[-1].end["parameters"]
+    )
+
+
+def test_a_model_that_fails_keeps_what_was_followed_until_then(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(DEEP + FAILING)
+    model = ("--model", "failing:build_failing", "--device", "cpu", "-q")
+    done = gpubench("memory", *model, results=tmp_path / "results", cwd=tmp_path)
+    assert done.code == 1
+    assert "as planned" in done.stderr
+    (rank,) = followed(done.run).ranks
+    assert rank.phases[-1].stage == "first", "the second never became whole"
+    assert "it ended in the forward of step 1" in rank.notes
+    assert done.document("run.json")["status"] == "failed"
+
+
+FAILING = """
+calls = []
+
+def failing_loss(module, batch):
+    calls.append(1)
+    if len(calls) > 1:
+        out = module(batch)
+        raise RuntimeError("as planned")
+    return loss(module, batch)
+
+def build_failing():
+    module, make, _ = build()
+    return module, make, failing_loss
+"""
+
+
+def test_an_interrupt_while_fixes_are_run_keeps_the_advice(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(DEEP)
+    arguments = ("memory", "--model", "deep:build", "--device", "cpu", "--batch-size", "512", "--verify")
+    with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as process:
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.glob("results/memory-trials/*/run.json")):
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    (path,) = (tmp_path / "results" / "memory").iterdir()
+    assert json.loads((path / "run.json").read_text())["status"] == "completed"
+    assert "activation_checkpointing" in (path / "findings.json").read_text()
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+def test_a_snapshot_of_any_program_is_read_without_torch(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    page = tmp_path / "page.html"
+    snapshot = str(PUBLIC / "snapshot_magma27_small.pickle")
+    done = command_line("memory", "--snapshot", snapshot, "--html", str(page), "--json")
+    assert not done.code, done.stderr
+    document = json.loads(done.stdout)
+    assert document["memory"]["peak"]["level"]["allocated"] == 13_927_832_064
+    assert "activations" in page.read_text()
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return (print, ("harm",))
+
+
+def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    (tmp_path / "bad.pickle").write_bytes(pickle.dumps({"segments": [Harmful()], "device_traces": []}))
+    done = command_line("memory", "--snapshot", str(tmp_path / "bad.pickle"))
+    assert done.code == 2
+    assert "harm" not in done.stdout
+    complaint(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--snapshot", "none.pickle"), "none.pickle"),
+        (("--trace", "none.json"), "none.json"),
+        (("--snapshot", "a", "--trace", "b"), "one file each"),
+        (("--snapshot", "a", "--batch-size", "3"), "--batch-size is for a run"),
+        (("--html", "x.html"), "--html belongs to a file"),
+        (("--predict", "--device-model", "h20"), "no accelerator is called 'h20'"),
+        (("--predict",), "for which GPU?"),
+        (("--predict", "--device-memory", "80Foo"), "is no size"),
+        (("--predict", "--verify", "--device-model", "h200"), "--verify runs what --predict only predicts"),
+        (("--check",), "--check lays a measurement beside a prediction"),
+        (("--margin", "100%"), "less than 1"),
+        (("--batch-size", "0"), "greater than or equal to 1"),
+        (("--profiling.enabled=true",), "followed, not profiled"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    arguments: tuple[str, ...], said: str, command_line: Callable[..., Finished]
+) -> None:
+    assert said in complaint(command_line("memory", *arguments))[0]
+
+
+@pytest.mark.parametrize(("constant", "per_sample", "limit"), [(419, 331, 97_280), (10**9, 10**6, 10**11), (5, 7, 11)])
+def test_the_search_meets_the_limit_of_a_line(constant: int, per_sample: int, limit: int) -> None:
+    points = search(limit, lambda batch: constant + per_sample * batch)
+    best = max(0, (limit - constant) // per_sample)
+    assert (largest(points, limit) or 0) >= 0.98 * best - 1
+    assert (largest(points, limit) or 0) <= best
+    line = fit(points)
+    assert line.constant == pytest.approx(constant, rel=1e-3)
+    assert line.per_sample == pytest.approx(per_sample)
+    assert len(points) < 12
+
+
+def test_what_is_beaten_in_memory_and_speed_is_not_efficient() -> None:
+    trades = [Trade({}, 100, 10.0), Trade({"a": 1}, 80, 9.0), Trade({"b": 1}, 90, 8.0), Trade({"c": 1}, None, None)]
+    weighed = weigh(trades).trades
+    assert [(trade.peak, trade.efficient) for trade in weighed] == [(80, True), (90, False), (100, True), (None, False)]
