@@ -4,10 +4,11 @@
 
 Every option that is not its own goes to `gpubench memory`, twice, side by side: the measurement needs the GPU, the
 prediction one core. Bars: 2 % on what is allocated at the peak, 5 % on the most that is reserved; the exit code is 1 if
-one is missed, or if phases do not sum. What the device holds beside the allocator is an assumption of the prediction:
-it is told beside what was measured, and has no bar. `--read-back` also reads the allocator's own snapshot of the
-measured run, which is to show the same peak. On a CPU there is nothing to hold a prediction for a GPU to: figures are
-told, and not judged. Both run directories and `memory_check.json` are left in `--results`.
+one is missed, if phases do not sum, or if the two runs turn out to have different settings. What the device holds
+beside the allocator is an assumption of the prediction: it is told beside what was measured, and has no bar.
+`--read-back` also reads the allocator's own snapshot of the measured run, which is to show the same peak. On a CPU
+there is nothing to hold a prediction for a GPU to: figures are told, and not judged. Both run directories and
+`memory_check.json` are left in `--results`.
 """
 
 import argparse
@@ -15,12 +16,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from overhead import reason
 
+from gpubench.dotkeys import flatten
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.runs import CONFIG, MEMORY, TRACES
 
@@ -84,13 +88,33 @@ class Check(msgspec.Struct, frozen=True):
         return self.measured.reserved is not None
 
 
-def check(
-    settings: dict[str, Any], measured: Sequence[Footprint], predicted: Sequence[Footprint], snapshot: int | None
-) -> Check:
-    """Of one rank each."""
-    (real,), (foretold,) = measured, predicted
-    found = Check(settings, real.device, Figures.of(real), Figures.of(foretold), snapshot, [])
-    return msgspec.structs.replace(found, broken=[*_unsummed(real), *_unsummed(foretold), *_missed(found)])
+@dataclass(frozen=True)
+class Followed:
+    """One of the two runs, of one rank."""
+
+    settings: dict[str, Any]
+    """By the names in SETTINGS."""
+    found: Footprint
+
+    @classmethod
+    def read(cls, path: Path) -> "Followed":
+        """From a run directory."""
+        given = flatten(yaml.safe_load((path / CONFIG).read_text()))
+        (found,) = msgspec.json.decode((path / MEMORY).read_bytes(), type=Footprints).ranks
+        return cls({name: given[key] for name, key in SETTINGS.items()}, found)
+
+
+def check(measured: Followed, predicted: Followed, snapshot: int | None = None) -> Check:
+    real, foretold = measured.found, predicted.found
+    made = Check(measured.settings, real.device, Figures.of(real), Figures.of(foretold), snapshot, [])
+    broken = [*_unlike(measured, predicted), *_unsummed(real), *_unsummed(foretold), *_missed(made)]
+    return msgspec.structs.replace(made, broken=broken)
+
+
+def _unlike(measured: Followed, predicted: Followed) -> Iterator[str]:
+    for name, value in measured.settings.items():
+        if value != predicted.settings[name]:
+            yield f"{name}: measured with {value}, predicted with {predicted.settings[name]}"
 
 
 def _unsummed(found: Footprint) -> Iterator[str]:
@@ -163,15 +187,11 @@ def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
     (measured,), (predicted,) = (list(options.results.glob(f"{name}/*/")) for name in (MEASURED, PREDICTED))
     kept = sorted((measured / TRACES).glob("*.snapshot.pickle")) if options.read_back else []
     peaks = [_read_back(path) for path in kept]
-    return check(settings_of(measured), _footprints(measured), _footprints(predicted), max(peaks, default=None))
+    return check(Followed.read(measured), Followed.read(predicted), max(peaks, default=None))
 
 
 def _said(command: Sequence[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
-
-
-def _footprints(path: Path) -> list[Footprint]:
-    return msgspec.json.decode((path / MEMORY).read_bytes(), type=Footprints).ranks
 
 
 def _read_back(path: Path) -> int:
@@ -179,16 +199,6 @@ def _read_back(path: Path) -> int:
     asked = [sys.executable, "-m", "gpubench", "memory", "--json", f"--snapshot={path}"]
     document = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
     return msgspec.convert(document["memory"], Footprint).peak.level.allocated
-
-
-def settings_of(path: Path) -> dict[str, Any]:
-    """Of the run directory `path`, by the names in SETTINGS."""
-    import yaml
-
-    from gpubench.dotkeys import flatten
-
-    given = flatten(yaml.safe_load((path / CONFIG).read_text()))
-    return {name: given[key] for name, key in SETTINGS.items()}
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -5,6 +5,7 @@ choice where torch's dispatcher has the CPU's, for as long as the context lasts:
 for operators that are called from C++ or within autograd.
 """
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
@@ -118,6 +119,8 @@ def _softmax(met: Met, _: Capability) -> Iterator[Kernel]:
 
 
 def _packing(met: Met, _: Capability) -> Iterator[Substitute]:
+    if "transformers" not in sys.modules:  # nor does the model come from there
+        return
     from transformers import masking_utils
 
     plain = masking_utils.find_packed_sequence_indices

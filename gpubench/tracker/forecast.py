@@ -47,7 +47,7 @@ class Forecast:
             return advised
         before, _ = self._run(BRIEF)
         findings = [self._predicted(finding, before) for finding in advised.findings]
-        return msgspec.structs.replace(advised, findings=findings)
+        return msgspec.structs.replace(advised, findings=[finding for finding in findings if finding])
 
     def batch_sizes(self) -> BatchSizes:
         """Which batches fit into the target, its margin left free."""
@@ -86,14 +86,12 @@ class Forecast:
         self.activity.doing = f"predicting without {rule}"
         return whole.peak.level.total - self._run(self.settings.memory.steps, (rule,))[0].peak.level.total
 
-    def _predicted(self, finding: Finding, before: Footprint) -> Finding:
+    def _predicted(self, finding: Finding, before: Footprint) -> Finding | None:
+        """With what its fix saves; None where that is next to nothing."""
         if not finding.fix:
             return finding
         try:
             after, _ = self.with_settings(finding.fix)._run(BRIEF)
         except GpubenchError as error:  # a model without blocks has none to checkpoint
             return msgspec.structs.replace(finding, fix={}, evidence=[*finding.evidence, f"not here: {error.message}"])
-        predicted_finding = with_prediction(finding, before, after)
-        if after.most < before.most * (1 - LEAST):
-            return predicted_finding
-        return msgspec.structs.replace(predicted_finding, fix={}, expected=None)  # it would not mend this
+        return with_prediction(finding, before, after) if after.most < before.most * (1 - LEAST) else None

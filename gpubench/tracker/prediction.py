@@ -89,7 +89,7 @@ def predict(
     """
     settings = _as_predicted(settings, target)
     assert settings.precision
-    tracker = _Tracker(blas_workspace(target.capability) if target.capability else 0)
+    tracker = _Tracker(blas_workspace(target.capability) if target.cuda else 0)
     world_size = settings.distributed.world_size
     ranks = Ranks(0, 0, world_size, world_size)
     try:
@@ -97,12 +97,12 @@ def predict(
             if world_size > 1:
                 stack.enter_context(pretended(world_size))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in OF_FAKES]
-            applied = stack.enter_context(as_cuda(without=left_out, capability=target.capability))
-            stack.enter_context(_unsampled())
             stack.enter_context(tracker)
-            trainer = load(settings, ranks, HOST, activity, tracker, _arithmetic(settings.precision))
-            follow(trainer, _batches(settings, ranks, trainer.workload), tracker, steps)
+            with _unsampled():
+                trainer = load(settings, ranks, HOST, activity, tracker, _arithmetic(settings.precision))
+            left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in OF_FAKES]
+            with as_cuda(without=left_out, capability=target.capability) as applied:
+                follow(trainer, _batches(settings, ranks, trainer.workload), tracker, steps)
             parameters = sum(one.numel() for one in trainer.workload.module.parameters())
             history = tracker.history()
         if world_size > 1 and target.cuda:

@@ -1,0 +1,184 @@
+"""What of memory can only be seen on a GPU: the allocator's own counts, its snapshot, running out, and predictions."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from running import Finished, gpubench
+
+from gpubench.channel import Activity
+from gpubench.configuration import load
+from gpubench.hardware import find_accelerator
+from gpubench.memory.analysis import footprint
+from gpubench.memory.files import of_snapshot
+from gpubench.memory.footprint import Footprint, Footprints
+from gpubench.memory.history import History
+from gpubench.memory_defaults import complete_memory
+from gpubench.ranks import Ranks
+from gpubench.runs import MEMORY, SUMMARY, TRACES
+from gpubench.settings import MemorySettings
+from gpubench.tracker.measurement import measure
+from gpubench.tracker.mode import Tracker
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = torch.device("cuda", 0)
+MIB = 2**20
+SNAPSHOT = "rank0.snapshot.pickle"
+GPT2 = ("--model=gpt2", "--precision=bf16", "--batch-size=8", "--data.sequence_length=256", "--logging.graph=false")
+GPT2_PARAMETERS = 124_439_808
+RESNET = ("--model=resnet18", "--precision=fp32", "--batch-size=64", "--logging.graph=false")
+
+GREEDY = """
+import torch
+from torch import nn
+
+class Greedy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, batch):
+        self.held = [torch.empty(2**28, device=batch.device) for _ in range(10_000)]
+        return self.inner(batch)
+
+def build():
+    return Greedy(), lambda size: torch.ones(size, 16), lambda module, batch: module(batch).sum()
+"""
+
+
+def footprint_of(done: Finished) -> Footprint:
+    (found,) = msgspec.json.decode((done.run / MEMORY).read_bytes(), type=Footprints).ranks
+    return found
+
+
+def followed(results: Path, *options: str) -> Finished:
+    done = gpubench("memory", *options, "-q", results=results)
+    assert done.code == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return followed(tmp_path_factory.mktemp("language"), *GPT2, "--device=cuda")
+
+
+# --- What is measured
+
+
+def test_phases_and_categories_sum_to_what_the_gpu_has_given_out(language: Finished) -> None:
+    found = footprint_of(language)
+    assert {one.phase for one in found.phases if one.stage == "steady"} == {
+        *("data", "forward", "loss", "backward", "optimizer", "zero_grad")
+    }
+    moments = [(one.peak, one.level) for one in found.phases]
+    for amounts, level in (*moments, (found.peak.amounts, found.peak.level)):
+        assert level.reserved is not None
+        assert level.requested <= level.allocated <= level.reserved < level.total
+        assert sum(amounts.values()) == level.total
+        assert min(amounts.values()) > 0
+    assert found.device == torch.cuda.get_device_name(DEVICE)
+    assert found.capacity == torch.cuda.mem_get_info(DEVICE)[1]
+    assert found.most < found.capacity
+
+
+def test_weights_gradients_and_adamws_state_are_the_closed_forms(language: Finished) -> None:
+    found, weights = footprint_of(language), 4 * GPT2_PARAMETERS
+    (end,) = (one.end for one in found.phases if (one.stage, one.phase) == ("steady", "optimizer"))
+    # In blocks of 512 bytes, and AdamW counts its steps in a tensor for each parameter.
+    assert end["parameters"] == pytest.approx(weights, rel=0.001)
+    assert end["gradients"] == pytest.approx(weights, rel=0.001)
+    assert end["optimizer_state"] == pytest.approx(2 * weights, rel=0.001)
+
+
+def test_what_the_device_holds_beside_the_allocator_is_a_context(language: Finished) -> None:
+    assert 50 * MIB < footprint_of(language).peak.amounts["other"] < 4096 * MIB
+
+
+def test_allocated_is_what_torch_counts(tmp_path: Path) -> None:
+    given = {"model": "gpt2-tiny", "device": "cuda", "precision": "fp32"}
+    settings, _ = complete_memory(load(MemorySettings, None, given).settings)
+    tracker = Tracker(DEVICE)
+    measure(settings, Ranks(0, 0, 1, 1), DEVICE, Activity(), tracker, 3)
+    history = tracker.history()
+    found = footprint(history, source="measured", device=None, capacity=None)
+    assert found.peak.level.allocated == max(one.peak_allocated for one in history.readings)
+    assert not found.notes, "the history holds no more than the allocator counted"
+
+
+def test_a_tensor_is_seen_when_it_comes_and_when_it_goes() -> None:
+    torch.cuda.empty_cache()  # a block that was larger would be given out whole
+    before = torch.cuda.memory_allocated(DEVICE)
+    with Tracker(DEVICE) as tracker:
+        tracker.enter("model")
+        kept = torch.empty(10 * MIB, dtype=torch.uint8, device=DEVICE)
+        torch.empty(30 * MIB, dtype=torch.uint8, device=DEVICE)
+        counted = torch.cuda.memory_allocated(DEVICE)
+        tracker.close()
+    assert counted == before + kept.nbytes
+    history: History = tracker.history()
+    assert [one.size for one in history.allocations] == [10 * MIB, 30 * MIB]
+    assert [one.end is None for one in history.allocations] == [True, False]
+    (model,) = (
+        one for one in footprint(history, source="measured", device=None, capacity=None).phases if one.phase == "model"
+    )
+    assert model.level.allocated == counted + 30 * MIB
+
+
+def test_following_does_not_change_what_training_takes(language: Finished, tmp_path: Path) -> None:
+    done = gpubench(
+        *("train-bench", *GPT2, "--device=cuda", "--repeats=1", "--steps=5", "--training.warmup_steps=2", "-q"),
+        results=tmp_path,
+    )
+    assert done.code == 0, done.stderr
+    peaks = {one["name"]: one["estimate"] for one in done.document(SUMMARY)["metrics"]}
+    assert footprint_of(language).peak.level.allocated == pytest.approx(peaks["peak_memory_allocated"], rel=0.01)
+
+
+# --- The allocator's own snapshot
+
+
+def test_the_snapshot_of_a_run_reads_back_to_the_same_peak(language: Finished) -> None:
+    (read,) = of_snapshot(language.run / TRACES / SNAPSHOT)
+    measured = footprint_of(language).peak
+    assert not read.truncated
+    assert read.peak.level.allocated == pytest.approx(measured.level.allocated, rel=0.01)
+    assert read.peak.phase == measured.phase
+
+
+def test_a_run_that_is_out_of_memory_keeps_what_held_it_and_where(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    done = gpubench(
+        *("memory", "--model=greedy:build", "--device=cuda", "--precision=fp32", "--batch-size=4", "-q"),
+        results=tmp_path / "results",
+        cwd=tmp_path,
+    )
+    assert done.code == 1
+    assert "out of memory in forward of step 0" in done.stderr
+    found = footprint_of(done)
+    assert (found.peak.stage, found.peak.phase) == ("first", "forward")
+    assert found.holders[0].operator == "aten::empty"
+    assert found.holders[0].size > found.peak.level.total / 2
+    (read,) = of_snapshot(done.run / TRACES / SNAPSHOT)
+    assert read.peak.level.allocated == pytest.approx(found.peak.level.allocated, rel=0.01)
+
+
+# --- What was predicted
+
+
+@pytest.mark.parametrize("options", [GPT2, RESNET], ids=["gpt2", "resnet18"])
+def test_a_prediction_meets_what_is_measured(options: tuple[str, ...], tmp_path: Path) -> None:
+    known = find_accelerator(torch.cuda.get_device_name(DEVICE))
+    if known is None:
+        pytest.skip("predictions are for GPUs of the hardware table")
+    measured = footprint_of(followed(tmp_path / "measured", *options, "--device=cuda"))
+    predicted = footprint_of(followed(tmp_path / "predicted", *options, "--predict", f"--device-model={known.key}"))
+    assert predicted.peak.phase == measured.peak.phase
+    assert predicted.peak.level.allocated == pytest.approx(measured.peak.level.allocated, rel=0.02)
+    assert predicted.peak.level.reserved == pytest.approx(measured.peak.level.reserved, rel=0.05)
+    assert measured.peak.amounts["parameters"] == predicted.peak.amounts["parameters"]
+    assert measured.peak.amounts["optimizer_state"] == predicted.peak.amounts["optimizer_state"]
