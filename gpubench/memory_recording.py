@@ -63,8 +63,6 @@ class MemoryRecorder(Recorder[MemorySettings]):
         match event:
             case events.Heartbeat(rank=0):
                 self.progress.doing, self.progress.step = event.doing, event.step
-            case events.ModelBuilt(rank=0):
-                self.writer.update(workload={"parameters": event.parameters, "sample_shape": event.sample_shape})
             case events.MemoryFollowed():
                 self._take(event)
             case events.BatchSizesFound():

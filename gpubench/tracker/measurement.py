@@ -35,19 +35,18 @@ class Room:
 
 def measure(
     settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, tracker: Tracker, steps: int
-) -> int:
-    """Trains `steps` steps under `tracker`, which is closed at their end; returns the number of parameters."""
+) -> None:
+    """Trains `steps` steps under `tracker`, which is closed at their end, or where they go wrong."""
     assert settings.precision
     assert settings.training.batch_size
     with trials_unseen() if ranks.world_size > 1 else nullcontext(), tracker:
-        trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))
-        with open_feed(settings, ranks, device, trainer.workload) as feed:
-            try:
+        try:
+            trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))
+            with open_feed(settings, ranks, device, trainer.workload) as feed:
                 follow(trainer, Epochs(feed, settings.training.batch_size), tracker, steps)
-            except BaseException:
-                tracker.close()  # before all that held the memory is taken down
-                raise
-        return sum(parameter.numel() for parameter in trainer.workload.module.parameters())
+        except BaseException:
+            tracker.close()  # before all that held the memory is taken down
+            raise
 
 
 def room(device: torch.device) -> Room | None:

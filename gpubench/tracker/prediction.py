@@ -45,7 +45,6 @@ class Predicted:
     history: History
     applied: Applied
     """Which rules met something to change."""
-    parameters: int
 
 
 class _Tracker(Tracker):
@@ -103,7 +102,6 @@ def predict(
             left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in OF_FAKES]
             with as_cuda(without=left_out, capability=target.capability) as applied:
                 follow(trainer, _batches(settings, ranks, trainer.workload), tracker, steps)
-            parameters = sum(one.numel() for one in trainer.workload.module.parameters())
             history = tracker.history()
         if world_size > 1 and target.cuda:
             history.notes += assumptions(settings.distributed)
@@ -112,7 +110,7 @@ def predict(
             f"the step cannot be predicted: {error.func} reads values, and tensors without memory have none",
             "measure it where there is a GPU, or leave out what reads values (.item(), boolean masks, unique)",
         ) from error
-    return Predicted(history, applied, parameters)
+    return Predicted(history, applied)
 
 
 @contextmanager
