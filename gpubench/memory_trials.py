@@ -22,8 +22,10 @@ from gpubench.settings import TrainSettings
 
 NOTABLE = 0.005
 """Of the peak: what changes less is no effect."""
-MOST_TRIES = 5
-"""Batch sizes that are run to find one that fits, where predictions were too hopeful."""
+MOST_TRIES = 8
+"""Batch sizes that are run, once one fits, to come closer to the largest that does."""
+FINE = 0.05
+"""Of the batch: closer they do not come."""
 TIMED_STEPS = 10
 REPEATS = 3
 ROUGHLY = 2
@@ -90,9 +92,8 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> BatchSi
         return found
     base, flat = _base(run), flatten(run.settings.model_dump(mode="json"))
     confirmed: list[Confirmed] = []
-    good, candidate = 0, found.largest
-    bad = candidate + 1
-    while len(confirmed) < MOST_TRIES and good < candidate < bad:
+    good, bad, candidate = 0, found.largest + 1, found.largest
+    while good < candidate < bad and (not good or len(confirmed) < MOST_TRIES):
         (outcome,) = bench.follow([base.with_overrides(overrides(candidate, flat), "a batch to confirm")])
         _stop_if_interrupted([outcome])
         total = peak_of(outcome)
@@ -100,9 +101,9 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> BatchSi
         reason = outcome.error.message if outcome.error else None if fits else "more than the margin leaves"
         confirmed.append(Confirmed(candidate, total, reason))
         good, bad = (candidate, bad) if fits else (good, candidate)
-        candidate = (good + bad) // 2 if good else max(1, int(candidate * 0.9))
-        if fits and bad - good <= max(1, good // 20):
+        if good and bad - good <= max(1, FINE * good):
             break
+        candidate = (good + bad) // 2
     found = msgspec.structs.replace(found, largest=good or None, confirmed=confirmed)
     if not good:
         return found
@@ -148,10 +149,11 @@ def _completed(base: Configuration[Any], fix: dict[str, Any], bench: Bench) -> C
 
 
 def peak_of(outcome: Outcome | None) -> int | None:
+    """Bytes that the fullest rank's device must have."""
     recorder = outcome.recorder if outcome and not outcome.error else None
     if not isinstance(recorder, MemoryRecorder) or not recorder.footprints:
         return None
-    return max(found.peak.level.total for found in recorder.footprints)
+    return max(found.most for found in recorder.footprints)
 
 
 def _trade(fix: dict[str, Any], followed: Outcome | None, timed: Outcome | None) -> Trade:

@@ -9,10 +9,10 @@ from gpubench import units
 from gpubench.findings import Finding, Findings, Saving, Unanswered
 from gpubench.memory.advice_activations import activations_kept, inputs, micro_batch, wide_activations
 from gpubench.memory.advice_allocator import fragmentation, workspaces
-from gpubench.memory.advice_case import PLACES, Advice, Answers, Case
+from gpubench.memory.advice_case import Advice, Answers, Case
 from gpubench.memory.advice_operators import attention_matrix, large_logits
 from gpubench.memory.advice_state import foreach_temporaries, gradients, optimizer_state, parameters
-from gpubench.memory.footprint import Footprint, Peak
+from gpubench.memory.footprint import Footprint
 
 Rule = Callable[[Case], Answers]
 
@@ -45,7 +45,7 @@ def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Fi
     It is negative where the fix takes more.
     """
     saved = 1 - after.most / before.most if before.most else 0.0
-    sentence = f"predicted with the fix: {_peak(after.peak)}; without: {_peak(before.peak)}"
+    sentence = f"predicted with the fix: {units.size(after.most)}; without: {units.size(before.most)}"
     return msgspec.structs.replace(finding, expected=Saving(saved), evidence=[*finding.evidence, sentence])
 
 
@@ -54,7 +54,3 @@ def _fixed_once(findings: Iterable[Finding]) -> Iterator[Finding]:
     for finding in findings:
         yield msgspec.structs.replace(finding, fix={}) if finding.fix in fixes else finding
         fixes.append(finding.fix)
-
-
-def _peak(peak: Peak) -> str:
-    return f"{units.size(peak.level.total)} {PLACES[peak.phase]}"

@@ -81,7 +81,8 @@ class Correction(Struct, frozen=True):
     name: str
     reason: str
     size: int | None
-    """What it adds to the peak's total, all others in place; None where that was not looked at."""
+    """What it adds at the peak, all others in place: to what is allocated, or to the count that it leads to. None where
+    that was not looked at."""
 
 
 class TimelineMark(Struct, frozen=True):
@@ -121,8 +122,11 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """Bytes that the device must have: what is reserved stays so when the peak is over, and may yet grow."""
-        return max(self.peak.level.total, *(phase.level.total for phase in self.phases))
+        """Bytes that the device must have: what is reserved can still grow when the peak is over."""
+        held = [self.peak.level.total, *(phase.level.total for phase in self.phases)]
+        if self.timeline.reserved:
+            held.append(max(self.timeline.reserved) + self.peak.amounts.get("other", 0))
+        return max(held)
 
 
 class Footprints(Struct, frozen=True):

@@ -8,13 +8,12 @@ from gpubench.memory.footprint import Footprint
 
 
 def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
-    """The peak by each count, the largest of the ranks, by the name of its metric."""
-    levels = [found.peak.level for found in ranks]
-    reserved = [level.reserved for level in levels if level.reserved is not None]
-    found = {"peak_memory_allocated": max(level.allocated for level in levels)}
-    if reserved:
-        found["peak_memory_reserved"] = max(reserved)
-        found["peak_memory_total"] = max(level.total for level in levels)
+    """The most by each count, the largest of the ranks, by the name of its metric."""
+    found = {"peak_memory_allocated": max(rank.peak.level.allocated for rank in ranks)}
+    kept_back = [rank for rank in ranks if rank.peak.level.reserved is not None]
+    if kept_back:
+        found["peak_memory_reserved"] = max(rank.most - rank.peak.amounts.get("other", 0) for rank in kept_back)
+        found["peak_memory_total"] = max(rank.most for rank in kept_back)
     return {name: float(size) for name, size in found.items()}
 
 

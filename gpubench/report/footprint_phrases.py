@@ -45,6 +45,10 @@ class Count:
     what: str
 
 
+LATER = 0.005
+"""Of the peak: what the allocator takes more afterwards is told from there."""
+
+
 def headline(footprint: Footprint) -> str:
     """The peak, when it is reached and what fills it; of a prediction whether it fits."""
     peak = footprint.peak
@@ -52,7 +56,8 @@ def headline(footprint: Footprint) -> str:
     told = " ".join(filter(None, said))
     if parts := _parts(peak):
         told = f"{told}: {parts}"
-    return f"{told}; {fits(footprint)}" if footprint.source == "predicted" and footprint.capacity else told
+    fitting = fits(footprint) if footprint.source == "predicted" and footprint.capacity else ""
+    return "; ".join(filter(None, [told, _later(footprint), fitting]))
 
 
 def fits(footprint: Footprint) -> str:
@@ -61,7 +66,7 @@ def fits(footprint: Footprint) -> str:
     An allocator that reaches the end of the memory gives back what it keeps unused before it gives up, so that only
     what is allocated has to fit beside the context.
     """
-    capacity, total, level = footprint.capacity, most(footprint), footprint.peak.level
+    capacity, total, level = footprint.capacity, footprint.most, footprint.peak.level
     if not capacity:
         return ""
     if total <= capacity:
@@ -70,11 +75,6 @@ def fits(footprint: Footprint) -> str:
     if level.total - unused <= capacity:
         return f"fits in {units.size(capacity)} only if the allocator gives back what it keeps unused"
     return f"does not fit in {units.size(capacity)}: {units.size(total - capacity)} too much"
-
-
-def most(footprint: Footprint) -> int:
-    """The largest total of all: what is reserved can still grow when less is allocated than at the peak."""
-    return max(footprint.peak.level.total, *(phase.level.total for phase in footprint.phases), 0)
 
 
 def about(footprint: Footprint, label: str = "") -> str:
@@ -150,22 +150,22 @@ def share(part: float, whole: float) -> str:
 
 
 def _place(footprint: Footprint) -> str:
-    peak = footprint.peak
-    first = "first " if peak.stage == "first" and _steady(footprint) not in (None, peak.level.total) else ""
-    return PLACES[peak.phase].format(first)
+    return PLACES[footprint.peak.phase].format("first " if _beside(footprint) else "")
 
 
 def _beside(footprint: Footprint) -> str:
     """What a steady step needs, where the first needs more."""
-    steady = _steady(footprint)
-    if footprint.peak.stage != "first" or steady in (None, footprint.peak.level.total):
+    peak = footprint.peak
+    steady = max((one.level.allocated for one in footprint.phases if one.stage == "steady"), default=None)
+    if peak.stage != "first" or steady is None or steady >= peak.level.allocated:
         return ""
-    return f"({units.size(steady or 0)} in a steady step)"
+    return f"({units.size(steady)} allocated in a steady step)"
 
 
-def _steady(footprint: Footprint) -> int | None:
-    """The peak of the steady step, where there is one."""
-    return max((phase.level.total for phase in footprint.phases if phase.stage == "steady"), default=None)
+def _later(footprint: Footprint) -> str:
+    """What the allocator comes to hold, where that is notably more than at the peak."""
+    most = footprint.most
+    return f"{units.size(most)} are held later" if most > footprint.peak.level.total * (1 + LATER) else ""
 
 
 def _parts(peak: Peak) -> str:

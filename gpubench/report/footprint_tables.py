@@ -160,9 +160,15 @@ def _phases(footprint: Footprint, width: int) -> Table:
         table.add_row(Text(footprint_phrases.STAGES[stage], "dim"))
         for phase, (*cells, end) in group:
             style = "bold" if _is_peak(phase, footprint) else ""
-            bars = [bar(phase.peak, footprint_phrases.most(footprint), room)] if room >= SMALLEST_BAR else []
+            bars = [bar(phase.peak, footprint.most, room)] if room >= SMALLEST_BAR else []
             table.add_row(*(Text(cell, style) for cell in cells), *bars, Text(end))
     return table
+
+
+def _in_use(phase: PhaseFootprint) -> int:
+    """When it ends: allocated, where the allocator keeps memory back; what it keeps says nothing of the phase."""
+    spare = 0 if phase.level.reserved is None else sum(phase.end.get(name, 0) for name in ("fragmentation", "other"))
+    return sum(phase.end.values()) - spare
 
 
 def _cells(phase: PhaseFootprint) -> dict[str, str]:
@@ -170,7 +176,7 @@ def _cells(phase: PhaseFootprint) -> dict[str, str]:
         "phase": f" {words(phase.phase)}",
         "allocated": units.size(phase.level.allocated),
         "peak": units.size(phase.level.total),
-        "end": units.size(sum(phase.end.values())),
+        "end": units.size(_in_use(phase)),
     }
 
 

@@ -22,8 +22,8 @@ from gpubench.tracker.prediction import predict
 
 LEAST = 0.005
 """Of the memory: a fix that is predicted to save less is not proposed."""
-BRIEF = 2
-"""Steps where only the peak is asked for: the second finds the optimizer's state in place, as all others do."""
+SETTLED = 3
+"""Steps until the allocator has what it needs: in the second, blocks of the first are still cut up anew."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Forecast:
         advised = advise(found, flatten(self.settings.model_dump(mode="json")))
         if not any(finding.fix for finding in advised.findings):
             return advised
-        before, _ = self._run(BRIEF)
+        predicted_already = found.source == "predicted" and self.settings.memory.steps >= SETTLED
+        before = found if predicted_already else self._run(SETTLED)[0]
         findings = [self._predicted(finding, before) for finding in advised.findings]
         return msgspec.structs.replace(advised, findings=[finding for finding in findings if finding])
 
@@ -56,7 +57,7 @@ class Forecast:
 
         def total(batch_size: int) -> int:
             self.activity.doing = f"predicting a batch of {batch_size}"
-            return self.with_batch_size(batch_size)._run(BRIEF)[0].most
+            return self.with_batch_size(batch_size)._run(SETTLED)[0].most
 
         points = search(limit, total)
         return BatchSizes(
@@ -84,14 +85,15 @@ class Forecast:
 
     def _adds(self, rule: str, whole: Footprint) -> int:
         self.activity.doing = f"predicting without {rule}"
-        return whole.peak.level.total - self._run(self.settings.memory.steps, (rule,))[0].peak.level.total
+        without, _ = self._run(self.settings.memory.steps, (rule,))
+        return whole.peak.level.allocated - without.peak.level.allocated
 
     def _predicted(self, finding: Finding, before: Footprint) -> Finding | None:
         """With what its fix saves; None where that is next to nothing."""
         if not finding.fix:
             return finding
         try:
-            after, _ = self.with_settings(finding.fix)._run(BRIEF)
+            after, _ = self.with_settings(finding.fix)._run(SETTLED)
         except GpubenchError as error:  # a model without blocks has none to checkpoint
             return msgspec.structs.replace(finding, fix={}, evidence=[*finding.evidence, f"not here: {error.message}"])
         return with_prediction(finding, before, after) if after.most < before.most * (1 - LEAST) else None

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gpubench.channel import Activity
 from gpubench.memory.history import Phase
-from gpubench.models import build
+from gpubench.models import Workload, build
 from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
-from gpubench.settings import TrainSettings
+from gpubench.settings import DataSettings, ModelSettings, TrainSettings
 from gpubench.timing import HostClock, StepTimer
 from gpubench.tracker.mode import Tracker
 from gpubench.training import Batches, Trainer, build_trainer
@@ -54,6 +54,7 @@ def load(
     activity: Activity,
     tracker: Tracker,
     arithmetic: Arithmetic,
+    build: Callable[[ModelSettings, DataSettings, int], Workload] = build,
 ) -> Trainer:
     """The model ready to train, under the tracker from its first weight on."""
     activity.doing = "building the model"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Category, History, Mark, Phase, Reading
 from gpubench.tracker.sharding import watching
 
@@ -27,9 +28,9 @@ class Tracker(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device.type
-        self._held: dict[int, tuple[Allocation, weakref.ref[Any]]] = {}
+        self._held: dict[int, tuple[Allocation | None, weakref.ref[Any]]] = {}
         """The last of each storage that lives, by its address as a C++ object; the reference tells when it no longer
-        does. A storage that was resized to nothing has none that is held."""
+        does. A storage that was resized to nothing has none that is held, and one that is disregarded has none."""
         self._allocations: list[Allocation] = []
         self._marks = [Mark(0, "start")]
         self._position = 0
@@ -56,6 +57,12 @@ class Tracker(TorchDispatchMode):
     def note(self, size: int, category: Category, operator: str) -> None:
         """Memory that no tensor shows, taken now and kept."""
         self._begin(size, operator, "").category = category
+
+    def disregard(self, tensor: Tensor) -> None:
+        """Its memory is none of the device's."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._held[key] = None, weakref.ref(storage, lambda gone: self._release(key, gone))
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         """What comes from here on belongs to `phase`; of the step in hand where `step` is None."""
@@ -141,7 +148,8 @@ class Tracker(TorchDispatchMode):
         key = storage._cdata
         known = self._held.get(key)
         if known and known[1]() is storage:
-            return known[0]
+            self._resized(storage)  # an operator may have made it larger in place
+            return self._held[key][0]
         size = storage.nbytes()
         if not size:
             return None
@@ -162,7 +170,8 @@ class Tracker(TorchDispatchMode):
         known = self._held.get(key)
         if known and known[1] is gone and not self._closed:
             del self._held[key]
-            self._end(known[0])
+            if known[0]:
+                self._end(known[0])
 
     def _end(self, allocation: Allocation) -> None:
         if allocation.end is None:
@@ -175,7 +184,7 @@ class Tracker(TorchDispatchMode):
         if self._closed or not known or known[1]() is not storage:
             return
         before, size = known[0], storage.nbytes()
-        if before.end is None and before.size == size:
+        if before is None or (before.end is None and before.size == size):
             return
         self._end(before)
         if size:
@@ -226,5 +235,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         if is_traceable_wrapper_subclass(leaf):
             for name in leaf.__tensor_flatten__()[0]:
                 yield from _tensors(getattr(leaf, name))
+        elif leaf.layout is torch.sparse_coo:
+            yield from (leaf._indices(), leaf._values())
+        elif leaf.layout is not torch.strided or leaf.is_nested:
+            kind = "nested tensors" if leaf.is_nested else f"tensors of layout {leaf.layout}"
+            raise ModelError(f"{kind} cannot be followed: where their memory lies is not told", "use dense tensors")
         else:
             yield leaf

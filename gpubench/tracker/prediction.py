@@ -6,7 +6,7 @@ operators.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpubench.channel import Activity
 from gpubench.configuration import apply_overrides
 from gpubench.data.batches import map_tensors
 from gpubench.errors import ModelError
-from gpubench.memory.history import History
+from gpubench.memory.history import Allocation, History
 from gpubench.memory.predicting import Target
 from gpubench.memory.workspaces import blas_workspace
 from gpubench.models import Workload
@@ -27,6 +27,7 @@ from gpubench.precision import Arithmetic, Autocast, arithmetic
 from gpubench.ranks import Ranks
 from gpubench.settings import Precision, TrainSettings
 from gpubench.tracker.as_cuda import RULES, Applied, as_cuda
+from gpubench.tracker.building import build_without_memory, refuse_unknown
 from gpubench.tracker.loop import follow, load
 from gpubench.tracker.mode import Tracker
 from gpubench.tracker.sharding import assumptions, pretended
@@ -50,9 +51,11 @@ class Predicted:
 class _Tracker(Tracker):
     """Adds what libraries take below the operators that are seen."""
 
-    def __init__(self, workspace: int) -> None:
+    def __init__(self, target: Target) -> None:
         super().__init__(HOST)
-        self._workspace = workspace
+        self._workspace = blas_workspace(target.capability) if target.cuda else 0
+        self._host = (torch.ops.aten.lift_fresh.default,) if target.cuda else ()
+        """Operators by which torch.tensor() makes what stays on the host, such as the step counters of optimizers."""
         self._handles: set[str] = set()
 
     def __torch_dispatch__(
@@ -66,6 +69,11 @@ class _Tracker(Tracker):
                 self._handles.add(thread)
                 self.note(self._workspace, "workspaces", f"aten::{name}")
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _see(self, tensor: Tensor, func: Any) -> Allocation | None:
+        if func in self._host:
+            self.disregard(tensor)
+        return super()._see(tensor, func)
 
 
 class _Scaled(Autocast):
@@ -88,7 +96,7 @@ def predict(
     """
     settings = _as_predicted(settings, target)
     assert settings.precision
-    tracker = _Tracker(blas_workspace(target.capability) if target.cuda else 0)
+    tracker = _Tracker(target)
     world_size = settings.distributed.world_size
     ranks = Ranks(0, 0, world_size, world_size)
     try:
@@ -97,8 +105,9 @@ def predict(
                 stack.enter_context(pretended(world_size))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(tracker)
-            with _unsampled():
-                trainer = load(settings, ranks, HOST, activity, tracker, _arithmetic(settings.precision))
+            numbers = _arithmetic(settings.precision)
+            trainer = load(settings, ranks, HOST, activity, tracker, numbers, build_without_memory)
+            refuse_unknown(trainer.workload.module, target.cuda)
             left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in OF_FAKES]
             with as_cuda(without=left_out, capability=target.capability) as applied:
                 follow(trainer, _batches(settings, ranks, trainer.workload), tracker, steps)
@@ -111,17 +120,6 @@ def predict(
             "measure it where there is a GPU, or leave out what reads values (.item(), boolean masks, unique)",
         ) from error
     return Predicted(history, applied)
-
-
-@contextmanager
-def _unsampled() -> Iterator[None]:
-    """Leaves weights as they are where torch draws until the values please: it does so itself for meta tensors."""
-    drawing = torch.nn.init._no_grad_trunc_normal_
-    torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor
-    try:
-        yield
-    finally:
-        torch.nn.init._no_grad_trunc_normal_ = drawing
 
 
 def _as_predicted(settings: TrainSettings, target: Target) -> TrainSettings:
