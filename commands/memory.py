@@ -11,7 +11,7 @@ import typer
 from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, resolved
-from gpubench.errors import GpubenchError, Interrupted, UsageError
+from gpubench.errors import GpubenchError, UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -128,8 +128,9 @@ def memory(
         results=results,
     )
     overrides = named | parse_unknown_overrides(ctx.args)
+    switches = {"--verify": verify, "--check": check, "--print-config": print_config}
     if snapshot or trace:
-        _of_file(snapshot, trace, overrides, html, json=json)
+        _of_file(snapshot, trace, overrides, [name for name, on in switches.items() if on], html, json=json)
         return
     if html:
         raise UsageError("--html belongs to a file", "a run's own page is report.html in its directory")
@@ -138,19 +139,34 @@ def memory(
     from gpubench.settings import MemorySettings
 
     config = overrides.pop("config", None)
+    _refuse_idle(overrides, verify=verify, check=check)
     if launched_by_torchrun():
         overrides |= options.under_torchrun(overrides, None)
     (run,) = resolved(load(MemorySettings, config, overrides), None, complete_memory)
     if print_config:
         output.write(run.to_yaml(), "gpubench memory --print-config > FILE")
         return
-    predicting = run.settings.memory.predict
-    if verify and predicting:
-        raise UsageError("--verify runs what --predict only predicts", "leave one of them out")
-    if check and not predicting:
-        raise UsageError("--check lays a measurement beside a prediction", "add --predict")
     beside = [_checking(run)] if check else []
     _of_run(run, beside, verify=verify, json=json, quiet=quiet, verbose=verbose)
+
+
+def _refuse_idle(overrides: dict[str, str], *, verify: bool, check: bool) -> None:
+    """Raises UsageError for options that would do nothing."""
+    predicting, finding = "predict" in overrides, "find_batch_size" in overrides
+    for wrong, said, hint in (
+        (verify and predicting, "--verify runs what --predict only predicts", "leave one of them out"),
+        (verify and finding, "--verify is for one batch, and --find-batch-size is for many", "leave one of them out"),
+        (check and not predicting, "--check lays a measurement beside a prediction", "add --predict"),
+        (check and finding, "--check is for one batch; --find-batch-size runs its own", "leave --check out"),
+        (
+            "device_model" in overrides and (not predicting or overrides.get("device") == "cpu"),
+            "--device-model is for predictions of a GPU",
+            "add --predict, and leave --device out",
+        ),
+        ("margin" in overrides and not finding, "--margin is for --find-batch-size", "leave it out"),
+    ):
+        if wrong:
+            raise UsageError(said, hint)
 
 
 def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySettings]":
@@ -163,7 +179,13 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
 
 
 def _of_file(
-    snapshot: Path | None, trace: Path | None, overrides: dict[str, str], html: Path | None, *, json: bool
+    snapshot: Path | None,
+    trace: Path | None,
+    overrides: dict[str, str],
+    switches: list[str],
+    html: Path | None,
+    *,
+    json: bool,
 ) -> None:
     """Raises UsageError for options that only a run can follow."""
     from gpubench.memory.advice import advise
@@ -175,11 +197,11 @@ def _of_file(
         return
     if snapshot and trace:
         raise UsageError("--snapshot and --trace are one file each", "give one of them")
-    given = [f"--{key.replace('_', '-')}" for key in overrides]
+    given = [*(f"--{key.replace('_', '-')}" for key in overrides), *switches]
     if given:
         raise UsageError(f"{given[0]} is for a run, and a file tells of one that is over", "leave it out")
     if html:
-        output.check_file(html, "--html")
+        output.check_file(html, "--html", *filter(None, (snapshot, trace)))
     devices = of_snapshot(snapshot) if snapshot else of_trace_file(trace or Path())
     found = max(devices, key=lambda one: one.peak.level.total)
     findings, label = advise(found, None), (snapshot or trace or Path()).name
@@ -241,12 +263,18 @@ def _try_out(
     bench = memory_trials.Bench(lambda one: completed(one, complete_memory), follow, time)
     try:
         if recorder.batch_sizes:
-            recorder.keep_batch_sizes(memory_trials.confirm(recorder.batch_sizes, run, bench))
+            found, best = memory_trials.confirm(recorder.batch_sizes, run, bench, recorder.keep_batch_sizes)
+            recorder.keep_batch_sizes(found)
+            if best and isinstance(best.recorder, MemoryRecorder):
+                recorder.adopt(best.recorder)
         if verify and recorder.advice:
-            verified = memory_trials.verify(outcome, run, recorder.advice, bench)
-            recorder.advise(verified.findings)
-            recorder.keep_trades(verified.trades)
-    except Interrupted as error:
+
+            def keep(found: memory_trials.Verified) -> None:
+                recorder.advise(found.findings)
+                recorder.keep_trades(found.trades)
+
+            keep(memory_trials.verify(outcome, run, recorder.advice, bench, keep))
+    except GpubenchError as error:
         return error
     finally:
         notebook.write_up(recorder.writer.path)

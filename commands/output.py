@@ -21,8 +21,11 @@ def write(text: str, hint: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more as it exits
 
 
-def check_file(path: Path, option: str) -> None:
-    """Raises UsageError unless a file can be there; before the work, so that none is done in vain."""
+def check_file(path: Path, option: str, *inputs: Path) -> None:
+    """Raises UsageError unless a file can be there, none of `inputs`; before the work, so that none is in vain."""
+    for one in inputs:
+        if path.exists() and one.exists() and path.samefile(one):
+            raise UsageError(f"{option} {path} is what is to be read", "name another file")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a directory", f"name a file in it: {path / 'page.html'}")
     if not path.parent.is_dir():

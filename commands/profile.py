@@ -159,7 +159,7 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     if not traces:
         raise UsageError("--against needs a --trace to set beside", "gpubench profile --trace BEFORE --against AFTER")
     if html:
-        output.check_file(html, "--html")
+        output.check_file(html, "--html", *traces, *against)
     terminal = Terminal(quiet=False, verbosity=0)
     found, before = of_files(traces), None
     if against:

@@ -13,8 +13,12 @@ def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choi
     """Settings without gaps, and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
     if settings.profiling.enabled:
         raise SettingsError("profiling.enabled: memory is followed, not profiled", "use gpubench profile")
-    on_gpu = settings.memory.predict and settings.device is not Device.cpu
-    return _predicted(settings) if on_gpu else complete(settings)
+    memory = settings.memory
+    on_gpu = memory.predict and settings.device is not Device.cpu
+    filled, choices = _predicted(settings) if on_gpu else complete(settings)
+    if memory.find_batch_size and filled.device is Device.cpu and memory.device_memory is None:
+        raise SettingsError("a CPU's memory is everybody's: how much of it may a batch fill?", "--device-memory 4GiB")
+    return filled, choices
 
 
 def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:

@@ -93,6 +93,12 @@ class MemoryRecorder(Recorder[MemorySettings]):
         self.advice = advice
         self.writer.replace(FINDINGS, advice)
 
+    def adopt(self, other: "MemoryRecorder") -> None:
+        """What filled the memory of a run that stands for this one."""
+        self._found |= other._found
+        self.writer.replace(MEMORY, Footprints(self.footprints))
+        self.metrics.summary(self.summary())
+
     def keep_batch_sizes(self, found: BatchSizes) -> None:
         """Keeps what would fit, and in time what did."""
         self.batch_sizes = found

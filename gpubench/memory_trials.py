@@ -1,7 +1,7 @@
 """Runs that hold a memory run to its word: fixes and batch sizes on the device itself, in fresh processes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 from gpubench.benchmark import Outcome
 from gpubench.configuration import Configuration
 from gpubench.dotkeys import flatten
-from gpubench.errors import GpubenchError, Interrupted
+from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, WorkerLost
 from gpubench.findings import Findings, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.logs import MODIFIABLE
@@ -52,10 +52,16 @@ class Verified:
     trades: Trades
 
 
-def verify(followed: Outcome, run: Configuration[Any], findings: Findings, bench: Bench) -> Verified:
+def verify(
+    followed: Outcome,
+    run: Configuration[Any],
+    findings: Findings,
+    bench: Bench,
+    keep: Callable[[Verified], None] = lambda found: None,
+) -> Verified:
     """What each fix saves and costs beside the run that was followed, and all of them together.
 
-    Raises Interrupted where the user has had enough.
+    `keep` is given what is known before anything is timed. Raises Interrupted where the user has had enough.
     """
     base = _base(run)
     fixes = [finding.fix for finding in findings.findings if finding.fix]
@@ -67,46 +73,64 @@ def verify(followed: Outcome, run: Configuration[Any], findings: Findings, bench
     candidates = {number: made for number, fix in enumerate(tried) if (made := _completed(base, fix, bench))}
     outcomes = dict(zip(candidates, bench.follow(list(candidates.values())), strict=True))
     _stop_if_interrupted(outcomes.values())
+    keep(_judged(followed, findings, tried, outcomes, None, {}))
     ran = [number for number, outcome in outcomes.items() if not outcome.error]
     without, *timed = bench.time(
         [timed_of(one, {}, REPEATS) for one in (base, *(candidates[number] for number in ran))]
     )
     _stop_if_interrupted([without, *timed])
-    times = dict(zip(ran, timed, strict=True))
+    return _judged(followed, findings, tried, outcomes, without, dict(zip(ran, timed, strict=True)))
+
+
+def _judged(
+    followed: Outcome,
+    findings: Findings,
+    tried: Sequence[dict[str, Any]],
+    outcomes: Mapping[int, Outcome],
+    without: Outcome | None,
+    times: Mapping[int, Outcome],
+) -> Verified:
+    """`outcomes` and `times` are of the fixes that were tried, by their place; a fix without one could not be run."""
     trades = [_trade({}, followed, without)]
     trades += [_trade(fix, outcomes.get(number), times.get(number)) for number, fix in enumerate(tried)]
-    trials = {
-        number: _trial(followed, outcomes.get(number), without, times.get(number)) for number, _ in enumerate(fixes)
-    }
-    numbers = iter(trials.values())
+    trials = (_trial(followed, outcomes.get(number), without, times.get(number)) for number in range(len(tried)))
     judged = [
-        msgspec.structs.replace(finding, measured=next(numbers)) if finding.fix else finding
+        msgspec.structs.replace(finding, measured=next(trials)) if finding.fix else finding
         for finding in findings.findings
     ]
     return Verified(msgspec.structs.replace(findings, findings=judged), weigh(trades))
 
 
-def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> BatchSizes:
-    """Runs the largest batch that should fit, and smaller ones until one does; then times it, and halves of it."""
+def confirm(
+    found: BatchSizes, run: Configuration[Any], bench: Bench, keep: Callable[[BatchSizes], None] = lambda found: None
+) -> tuple[BatchSizes, Outcome | None]:
+    """Runs the largest batch that should fit, and smaller ones until one does; then times it, and halves of it.
+
+    Returns the run of the largest that fits as well. `keep` is given what is known after each run. Raises Interrupted
+    where the user has had enough, and the error of a run that failed for another reason than its memory.
+    """
     if found.largest is None:
-        return found
+        return found, None
     base, flat = _base(run), flatten(run.settings.model_dump(mode="json"))
-    confirmed: list[Confirmed] = []
+    best: Outcome | None = None
     good, bad, candidate = 0, found.largest + 1, found.largest
-    while good < candidate < bad and (not good or len(confirmed) < MOST_TRIES):
+    while good < candidate < bad and (not good or len(found.confirmed) < MOST_TRIES):
         (outcome,) = bench.follow([base.with_overrides(overrides(candidate, flat), "a batch to confirm")])
         _stop_if_interrupted([outcome])
+        if outcome.error and not isinstance(outcome.error, OutOfMemory | WorkerLost):
+            raise outcome.error
         total = peak_of(outcome)
-        fits = outcome.error is None and total is not None and total <= found.limit
+        fits = total is not None and total <= found.limit
         reason = outcome.error.message if outcome.error else None if fits else "more than the margin leaves"
-        confirmed.append(Confirmed(candidate, total, reason))
-        good, bad = (candidate, bad) if fits else (good, candidate)
+        good, bad, best = (candidate, bad, outcome) if fits else (good, candidate, best)
+        confirmed = [*found.confirmed, Confirmed(candidate, total, reason)]
+        found = msgspec.structs.replace(found, largest=good or None, confirmed=confirmed)
+        keep(found)
         if good and bad - good <= max(1, FINE * good):
             break
         candidate = (good + bad) // 2
-    found = msgspec.structs.replace(found, largest=good or None, confirmed=confirmed)
     if not good:
-        return found
+        return found, None
     sizes = sorted(worth_timing(good))
     outcomes = bench.time([timed_of(base, overrides(size, flat), ROUGHLY) for size in sizes])
     _stop_if_interrupted(outcomes)
@@ -115,7 +139,7 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> BatchSi
         for size, outcome in zip(sizes, outcomes, strict=True)
         if (throughput := outcome.summary.get("throughput"))
     ]
-    return msgspec.structs.replace(found, speeds=speeds)
+    return msgspec.structs.replace(found, speeds=speeds), best
 
 
 def _base(run: Configuration[Any]) -> Configuration[Any]:
@@ -160,10 +184,16 @@ def _trade(fix: dict[str, Any], followed: Outcome | None, timed: Outcome | None)
     throughput = timed.summary.get("throughput") if timed and not timed.error else None
     error = next((one.error for one in (followed, timed) if one and one.error), None)
     reason = error.message if error else None if followed else "these settings do not go together"
-    return Trade(fix, peak_of(followed), throughput.estimate if throughput else None, reason=reason)
+    return Trade(
+        fix,
+        peak_of(followed),
+        throughput.estimate if throughput else None,
+        interval=throughput.interval if throughput else None,
+        reason=reason,
+    )
 
 
-def _trial(before: Outcome, after: Outcome | None, without: Outcome, timed: Outcome | None) -> Trial:
+def _trial(before: Outcome, after: Outcome | None, without: Outcome | None, timed: Outcome | None) -> Trial:
     baseline, run = str(before.recorder.writer.path), str(after.recorder.writer.path) if after else None
     peaks = peak_of(before), peak_of(after)
     if peaks[0] is None or peaks[1] is None:
@@ -174,13 +204,18 @@ def _trial(before: Outcome, after: Outcome | None, without: Outcome, timed: Outc
     return Trial(outcome, Saving(saved), run, baseline, _paid(without, timed))
 
 
-def _paid(without: Outcome, timed: Outcome | None) -> str | None:
-    """What the fix costs in time, in words."""
+def _paid(without: Outcome | None, timed: Outcome | None) -> str | None:
+    """What the fix costs in time, in words; a change within the repeats' own spread is none."""
     before, after = (one.summary.get("throughput") if one else None for one in (without, timed))
     if before is None or after is None:
         return None
-    change = after.estimate / before.estimate - 1
-    return f"throughput {100 * change:+.1f} %"
+    if (
+        before.interval
+        and after.interval
+        and max(before.interval[0], after.interval[0]) <= min(before.interval[1], after.interval[1])
+    ):
+        return "throughput not told apart"
+    return f"throughput {100 * (after.estimate / before.estimate - 1):+.1f} %"
 
 
 def _stop_if_interrupted(outcomes: Any) -> None:

@@ -20,14 +20,14 @@ log = logging.getLogger("gpubench.notebook")
 def write_up(path: Path) -> None:
     """Writes noise.json and report.html into a finished run's directory.
 
-    A run that measured nothing gets neither. What cannot be written is said in the log: the measurements are safe.
+    A run that measured nothing gets neither, one that only looked for batch sizes the page alone. What cannot be written is said in the log: the measurements are safe.
     """
     try:
-        run = open_run(path)
+        run = open_run(path, measured=False)
     except RunDirectoryError:
         return
     try:
-        earlier = list(before(run))
+        earlier = list(before(run)) if run.metrics else []
         alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
         if sum(one.repeats for one in alike.runs) > 1:
             noise.write(null(alike), path)

@@ -95,6 +95,12 @@ def of_snapshot(**changes: Any) -> Footprint:
     return msgspec.structs.replace(made, **changes)
 
 
+def of_phases(known: Footprint, found: list[PhaseFootprint], stage: Stage, name: Phase, **changes: Any) -> Footprint:
+    """The same program with other phases; the peak is in the one of them that is named, and the timeline is theirs."""
+    made = msgspec.structs.replace(known, phases=found, peak=peak_of(found, stage, name), timeline=timeline(found))
+    return msgspec.structs.replace(made, **changes)
+
+
 def findings(**changes: Any) -> Findings:
     found = Findings(
         headline="AdamW's foreach temporaries add 12.7 GiB; fused would not",

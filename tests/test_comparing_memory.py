@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from cli import complaint
-from footprints_made import GIB, MIB, level, of_snapshot, on_cpu, peak_of, phase, predicted
+from footprints_made import GIB, MIB, level, of_phases, of_snapshot, on_cpu, phase, predicted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded_runs import edit, write_run
@@ -68,15 +68,17 @@ def metric(name: str, values: list[float]) -> Metric:
 
 
 def checkpointed(**changes: Any) -> Footprint:
-    """With fewer activations in the forward pass, and some more temporaries in the optimizer step."""
+    """With fewer activations in the passes, and some more temporaries in the optimizer step."""
     made = predicted()
-    forward: Amounts = {**made.phases[2].peak, "activations": 2_000 * MIB}
     step: Amounts = {**made.peak.amounts, "temporaries": made.peak.amounts["temporaries"] + 1_024 * MIB}
     step["gradients"] -= 10_240 * MIB
     found = [*made.phases]
-    found[2] = phase("first", "forward", forward)
-    found[4] = phase("first", "optimizer", step)
-    return msgspec.structs.replace(made, phases=found, peak=peak_of(found, "first", "optimizer"), **changes)
+    for place, one in enumerate(made.phases):
+        if one.phase in ("forward", "backward"):
+            found[place] = phase(one.stage, one.phase, {**one.peak, "activations": 2_000 * MIB})
+        elif one.phase == "optimizer":
+            found[place] = phase(one.stage, one.phase, step)
+    return of_phases(made, found, "first", "optimizer", **changes)
 
 
 def side(*paths: Path) -> Side:
@@ -114,10 +116,13 @@ def test_the_peak_is_told_in_bytes_and_by_what_moved_it_largest_first(tmp_path: 
         ("gradients", -10_240 * MIB), ("temporaries", 1_024 * MIB),
     ]  # fmt: skip
     assert {one.change for one in found.categories[2:]} == {0}
-    assert [(one.stage, one.phase, one.change) for one in found.phases[:2]] == [
-        ("first", "optimizer", -9_216 * MIB), ("first", "forward", -7_000 * MIB),
+    assert [(one.stage, one.phase, one.change) for one in found.phases[:6]] == [
+        ("first", "optimizer", -9_216 * MIB), ("steady", "optimizer", -9_216 * MIB),
+        ("first", "forward", -7_000 * MIB), ("steady", "forward", -7_000 * MIB),
+        ("first", "backward", -5_000 * MIB), ("steady", "backward", -5_000 * MIB),
     ]  # fmt: skip
-    assert found.phases[1].categories[0].category == "activations"
+    assert {one.change for one in found.phases[6:]} == {0}
+    assert found.phases[2].categories[0].category == "activations"
     assert comparing_memory.sentence(found) == "peak 9 GiB lower (-14 %): gradients -10 GiB, temporaries +1 GiB"
 
 
@@ -149,7 +154,7 @@ def test_a_table_adds_up_whatever_is_folded(before: Amounts, after: Amounts) -> 
 
 def holding(amounts: Amounts) -> Footprint:
     found = [phase("steady", "forward", amounts, counted=level(amounts))]
-    return predicted(phases=found, peak=peak_of(found, "steady", "forward"))
+    return of_phases(predicted(), found, "steady", "forward")
 
 
 def test_small_changes_are_told_together(tmp_path: Path) -> None:
@@ -160,8 +165,11 @@ def test_small_changes_are_told_together(tmp_path: Path) -> None:
     assert [row[0] for row in table.rows] == ["gradients", "temporaries", "the rest", "all of it"]
     assert dict(zip(table.columns, table.rows[2], strict=True))["change"] == "+1 MiB"
     phases = comparing_memory.phases(found)
-    assert [row[0] for row in phases.rows] == ["first step, optimizer", "first step, forward"]
-    assert phases.rest == "8 others, changed by less than 0.1 % of the peak each"
+    assert [row[0] for row in phases.rows] == [
+        "first step, optimizer", "steady step, optimizer", "first step, forward", "steady step, forward",
+        "first step, backward", "steady step, backward",
+    ]  # fmt: skip
+    assert phases.rest == "4 others, changed by less than 0.1 % of the peak each"
 
 
 def test_the_peak_of_equal_runs_is_the_same_and_has_no_tables(tmp_path: Path) -> None:
@@ -174,7 +182,7 @@ def test_a_peak_that_moved_to_another_phase_says_so() -> None:
     before = holding({"activations": 4 * GIB})
     amounts: Amounts = {"activations": GIB, "gradients": 4 * GIB}
     found = [phase("first", "backward", amounts)]
-    after = predicted(phases=found, peak=peak_of(found, "first", "backward"))
+    after = of_phases(predicted(), found, "first", "backward")
     assert comparing_memory.sentence(against(Followed("1", before), Followed("2", after))) == (
         "peak 1 GiB higher (+25 %), in the backward pass and no longer in the forward pass: "
         "gradients +4 GiB, activations -3 GiB"

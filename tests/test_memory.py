@@ -226,6 +226,15 @@ def test_a_snapshot_of_any_program_is_read_without_torch(tmp_path: Path, command
     assert "activations" in page.read_text()
 
 
+def test_a_page_does_not_take_the_place_of_what_it_is_of(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"traceEvents": []}')
+    for option in ("--snapshot", "--trace"):
+        done = command_line("memory", option, str(path), "--html", str(path))
+        assert "is what is to be read" in complaint(done)[0]
+    assert path.read_text() == '{"traceEvents": []}'
+
+
 class Harmful:
     def __reduce__(self) -> Any:
         return (print, ("harm",))
@@ -252,7 +261,12 @@ def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Cal
         (("--predict", "--device-memory", "80Foo"), "is no size"),
         (("--predict", "--verify", "--device-model", "h200"), "--verify runs what --predict only predicts"),
         (("--check",), "--check lays a measurement beside a prediction"),
-        (("--margin", "100%"), "less than 1"),
+        (("--margin", "5%"), "--margin is for --find-batch-size"),
+        (("--find-batch-size", "--margin", "100%"), "less than 1"),
+        (("--find-batch-size", "--device", "cpu"), "how much of it may a batch fill?"),
+        (("--find-batch-size", "--verify"), "--find-batch-size is for many"),
+        (("--device-model", "h200"), "--device-model is for predictions"),
+        (("--snapshot", "a", "--verify"), "--verify is for a run"),
         (("--batch-size", "0"), "greater than or equal to 1"),
         (("--profiling.enabled=true",), "followed, not profiled"),
     ],
@@ -261,6 +275,18 @@ def test_what_cannot_be_is_refused_in_a_line(
     arguments: tuple[str, ...], said: str, command_line: Callable[..., Finished]
 ) -> None:
     assert said in complaint(command_line("memory", *arguments))[0]
+
+
+def test_a_curve_that_is_no_line_ends_the_search_as_well() -> None:
+    looks: list[int] = []
+
+    def jump(batch: int) -> int:
+        looks.append(batch)
+        return 100 if batch < 75_094 else 10**12
+
+    assert 75_094 * 0.98 < (largest(search(1000, jump), 1000) or 0) < 75_094
+    assert len(looks) < 30
+    assert search(1000, lambda batch: batch, most=40)[-1].batch_size == 40, "no more data than that"
 
 
 @pytest.mark.parametrize(("constant", "per_sample", "limit"), [(419, 331, 97_280), (10**9, 10**6, 10**11), (5, 7, 11)])

@@ -2,7 +2,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from footprints_made import GIB, MIB, of_snapshot, on_cpu, peak_of, phase, predicted, timeline
+from footprints_made import GIB, MIB, of_phases, of_snapshot, on_cpu, phase, predicted
 from histories_made import adamw, histories, with_readings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,8 +44,8 @@ def at_peak(name: Phase, *holders: Holder, **parts: Any) -> Footprint:
         amounts[one.category] = amounts.get(one.category, 0) + one.size
     amounts["other"] = TOTAL - sum(amounts.values())
     phases = [phase("steady", name, amounts)]
-    usual = {"holders": list(holders), "modules": [], "timeline": timeline(phases)}
-    return predicted(phases=phases, peak=peak_of(phases, "steady", name), **usual | fields)
+    usual = {"holders": list(holders), "modules": []}
+    return of_phases(predicted(), phases, "steady", name, **usual | fields)
 
 
 def held(category: str, size: float, operator: str = "", shape: str = "", count: int = 1, module: str = "") -> Holder:
@@ -345,13 +345,13 @@ def test_memory_that_no_tensor_is_in_may_be_avoided_by_segments_that_grow() -> N
 
 def test_nothing_is_kept_back_where_there_is_no_allocator() -> None:
     phases = [phase("first", "forward", {"fragmentation": MIB}, counted=Level(MIB, MIB, None, MIB))]
-    assert ids(on_cpu(phases=phases, peak=peak_of(phases, "first", "forward"))) == set()
+    assert ids(of_phases(on_cpu(), phases, "first", "forward")) == set()
 
 
 def with_workspaces(size: int, **parts: Any) -> Footprint:
     """With as little beside them that they count."""
     phases = [phase("first", "forward", {"workspaces": size}, counted=Level(size, size, size, size))]
-    return predicted(phases=phases, peak=peak_of(phases, "first", "forward"), holders=[], modules=[], **parts)
+    return of_phases(predicted(**parts), phases, "first", "forward", holders=[], modules=[])
 
 
 @pytest.mark.parametrize(
@@ -461,24 +461,38 @@ def test_every_fix_is_one_that_the_settings_take() -> None:
         assert any(flat[key] != value for key, value in fix.items())
 
 
-def test_a_prediction_gives_the_saving_and_both_peaks() -> None:
-    before, after = at_peak("backward", activations=40), at_peak("optimizer", optimizer_state=30)
-    less = msgspec.structs.replace(after.peak, level=Level(0, 0, 0, TOTAL // 4))
+def needing(total: int, later: int = 0) -> Footprint:
+    """Of `total` bytes in its optimizer step, and so much more that its allocator takes when that is over."""
+    phases = [phase("steady", "optimizer", {"parameters": total})]
+    made = of_phases(predicted(), phases, "steady", "optimizer")
+    assert made.timeline.reserved is not None
+    grown = [*made.timeline.reserved[:-1], total + later]
+    return msgspec.structs.replace(made, timeline=msgspec.structs.replace(made.timeline, reserved=grown))
+
+
+def test_a_prediction_gives_the_saving_and_what_both_need() -> None:
+    before = at_peak("backward", activations=40)
     finding = found(before, "activations-kept", settings())
-    told = with_prediction(finding, before, msgspec.structs.replace(after, peak=less))
+    told = with_prediction(finding, before, needing(TOTAL // 4))
     assert told.expected == Saving(0.75)
-    assert told.evidence == [
-        *finding.evidence,
-        "predicted with the fix: 25 GiB in the optimizer step; without: 100 GiB in the backward pass",
-    ]
+    assert told.evidence == [*finding.evidence, "predicted with the fix: 25 GiB; without: 100 GiB"]
     assert told.fix == finding.fix
 
 
 def test_a_fix_that_raises_the_peak_has_a_negative_saving() -> None:
-    before, after = at_peak("backward", activations=40), at_peak("backward", activations=40)
-    more = msgspec.structs.replace(after.peak, level=Level(0, 0, 0, TOTAL * 5 // 4))
-    told = with_prediction(found(before, "micro-batch"), before, msgspec.structs.replace(after, peak=more))
+    before = at_peak("backward", activations=40)
+    told = with_prediction(found(before, "micro-batch"), before, needing(TOTAL * 5 // 4))
     assert told.expected == Saving(-0.25)
+
+
+def test_a_fix_saves_only_what_is_not_taken_when_the_peak_is_over() -> None:
+    before = at_peak("backward", activations=40)
+    finding = found(before, "micro-batch")
+    told = with_prediction(finding, before, needing(TOTAL // 4, later=TOTAL // 4))
+    assert told.expected == Saving(0.5)
+    assert told.evidence[-1] == "predicted with the fix: 50 GiB; without: 100 GiB"
+    nothing = with_prediction(finding, before, needing(TOTAL // 4, later=TOTAL * 3 // 4))
+    assert nothing.expected == Saving(0.0)
 
 
 def test_training_with_many_activations_peaks_in_the_passes_and_a_large_model_in_the_optimizer() -> None:

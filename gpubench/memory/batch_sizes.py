@@ -1,5 +1,6 @@
 """The largest batch that fits: a line through a few predictions, then predictions around where it meets the limit."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,11 +63,11 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
     speeds: list[Speed] = []
 
 
-def search(limit: int, total: Callable[[int], int]) -> list[Point]:
+def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Point]:
     """The points that were looked at, in order of batch size, among them the largest that fits and a larger one.
 
     `total` predicts the bytes at the peak. It should grow with the batch; where an allocator's segments make it fall
-    here and there, the largest that was seen to fit counts.
+    here and there, the largest that was seen to fit counts. No batch beyond `most` is looked at.
     """
     seen: dict[int, int] = {}
 
@@ -75,29 +76,30 @@ def search(limit: int, total: Callable[[int], int]) -> list[Point]:
             seen[batch_size] = total(batch_size)
         return seen[batch_size] <= limit
 
-    for batch_size in FIRST:
-        look(batch_size)
-    low = max((one for one in FIRST if look(one)), default=0)
-    high = min((one for one in FIRST if not look(one)), default=None)
-    while high is None or high - low > max(1, FINE * low):
-        if low >= MOST or high == FIRST[0]:
-            break
-        guess = _meeting(limit, _points(seen), low, high)
-        if look(guess):
-            low = guess
+    first = [one for one in FIRST if one <= most]
+    low = max((one for one in first if look(one)), default=0)
+    high = min((one for one in first if not look(one)), default=None)
+    while high != 1 and (low < most if high is None else high - low > max(1, FINE * low)):
+        # By turns where the line meets the limit and half-way, so that a curve that is none ends soon as well.
+        guess = _meeting(limit, _points(seen)) if len(seen) % 2 else _between(low, high or most + 1)
+        batch_size = min(max(guess, low + 1), (high or most + 1) - 1)
+        if look(batch_size):
+            low = batch_size
         else:
-            high = guess
+            high = batch_size
     return _points(seen)
 
 
-def _meeting(limit: int, points: Sequence[Point], low: int, high: int | None) -> int:
-    """Where the line meets the limit, kept strictly between what is known to fit and what is known not to."""
-    line = fit(points[-3:])
-    guess = round((limit - line.constant) / line.per_sample) if line.per_sample > 0 else MOST
-    if high is None:
-        return min(MOST, max(low + 1, guess))
-    near = max(1, int(FINE * low))  # a step aside of a point that is known, so that both sides close in
-    return min(max(guess, low + near), high - near) if high - low > 2 * near else (low + high) // 2
+def _meeting(limit: int, points: Sequence[Point]) -> int:
+    """Where the line through the points about the limit meets it."""
+    near = sorted(points, key=lambda point: abs(point.total - limit))[:3]
+    line = fit(near) if len(near) > 1 else None
+    return round((limit - line.constant) / line.per_sample) if line and line.per_sample > 0 else MOST
+
+
+def _between(low: int, high: int) -> int:
+    """Half-way by ratio, where the two are far apart."""
+    return round(math.sqrt(max(low, 1) * high)) if high > 2 * low else (low + high) // 2
 
 
 def _points(seen: dict[int, int]) -> list[Point]:
@@ -105,7 +107,9 @@ def _points(seen: dict[int, int]) -> list[Point]:
 
 
 def fit(points: Sequence[Point]) -> Line:
-    """The least-squares line through two points or more."""
+    """The least-squares line; through one point, from the origin."""
+    if len(points) == 1:
+        return Line(0.0, float(points[0].total) / points[0].batch_size, 0.0)
     x = np.array([point.batch_size for point in points], float)
     y = np.array([point.total for point in points], float)
     per_sample, constant = np.polyfit(x, y, 1)

@@ -16,8 +16,10 @@ class Trade(Struct, frozen=True):
     """Bytes of the fullest device at its peak; None where it failed."""
     throughput: float | None
     """Samples/s of all ranks; None where it failed, or was not timed."""
+    interval: tuple[float, float] | None = None
+    """95 %, of the throughput over its repeats."""
     efficient: bool = False
-    """No other takes less memory and is as fast, or is faster with as little."""
+    """No other is known to take no more memory and be faster, or to be as fast with less."""
     reason: str | None = None
     """Why it failed."""
 
@@ -42,9 +44,13 @@ def weigh(trades: Sequence[Trade]) -> Trades:
 
 
 def _beats(one: Trade, other: Trade) -> bool:
+    """Whether `one` takes no more memory and is surely no slower, and is better in one of them."""
     assert one.peak is not None
-    assert one.throughput is not None
     assert other.peak is not None
-    assert other.throughput is not None
-    no_worse = one.peak <= other.peak and one.throughput >= other.throughput
-    return no_worse and (one.peak < other.peak or one.throughput > other.throughput)
+    low, high = _bounds(one)[0], _bounds(other)[1]
+    return one.peak <= other.peak and low >= high and (one.peak < other.peak or low > high)
+
+
+def _bounds(trade: Trade) -> tuple[float, float]:
+    assert trade.throughput is not None
+    return trade.interval or (trade.throughput, trade.throughput)

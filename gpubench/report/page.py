@@ -22,6 +22,7 @@ from gpubench.report import (
     profile_phrases,
     recorded,
     rows,
+    trying_page,
     wording,
 )
 from gpubench.report.ceilings import ceilings
@@ -67,6 +68,8 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
         pipeline=_pipeline(run.pipeline, run) if run.pipeline else None,
         profile=_profile(run),
         footprint=_footprint(run),
+        batch_sizes=trying_page.batch_sizes(run.batch_sizes) if run.batch_sizes else None,
+        trades=trying_page.trades(run.trades) if run.trades else None,
         leads=run.record is not None and run.record.command == "profile",
         telemetry=hardware.whole_run(run, recorded.GPU) or hardware.whole_run(run, recorded.CPU),
         peaks=hardware.peaks([side], [_estimates([run])]),

@@ -1,12 +1,14 @@
 """What was tried beside a memory run: batch sizes, and settings that trade memory against speed."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from gpubench import units
-from gpubench.memory.batch_sizes import BatchSizes
+from gpubench.memory.batch_sizes import MOST, BatchSizes
 from gpubench.memory.trades import Trade, Trades
-from gpubench.report.finding_phrases import options
 from gpubench.report.sheets import Sheet, sheet
+
+EXACT = 1e-5
 
 
 def batch_sizes_sentence(found: BatchSizes) -> str:
@@ -16,8 +18,11 @@ def batch_sizes_sentence(found: BatchSizes) -> str:
         least = units.size(found.points[0].total) if found.points else "more"
         return f"not even a batch of 1 fits into {room}: it takes {least}"
     said = f"the largest batch that fits into {room} is {found.largest}"
+    if found.largest == max(point.batch_size for point in found.points) < MOST:
+        said += ", as many as the data holds"
     if not found.speeds:
-        return said + ": predicted, not run"
+        ran = any(one.batch_size == found.largest for one in found.confirmed)
+        return said + (": run, not timed" if ran else ": predicted, not run")
     fastest = max(found.speeds, key=lambda speed: speed.throughput)
     rate = units.rate(fastest.throughput, "samples/s")
     same = "also the fastest" if fastest.batch_size == found.largest else f"the fastest is {fastest.batch_size}"
@@ -26,10 +31,8 @@ def batch_sizes_sentence(found: BatchSizes) -> str:
 
 def line_sentence(found: BatchSizes) -> str:
     line = found.line
-    return (
-        f"peak = {units.size(max(line.constant, 0.0))} + {units.size(line.per_sample)} a sample, "
-        f"within {units.percent(line.error)}"
-    )
+    said = f"peak = {units.size(max(line.constant, 0.0))} + {units.size(max(line.per_sample, 0.0))} a sample"
+    return f"{said}, within {units.percent(line.error)}" if line.error > EXACT else f"{said}, exactly"
 
 
 def batch_sizes(found: BatchSizes) -> Sheet:
@@ -72,15 +75,20 @@ def trades(found: Trades) -> Sheet:
 
 
 def _trade(trade: Trade, base: Trade | None) -> dict[str, str]:
-    kind = "nothing else is smaller and as fast" if trade.efficient else trade.reason or ""
+    kind = "nothing is known to beat it" if trade.efficient else trade.reason or ""
     return {
-        "option": options(trade.fix) or "as it was",
+        "option": _settings(trade.fix),
         "peak": units.size(trade.peak) if trade.peak is not None else "",
         "throughput": units.rate(trade.throughput, "samples/s") if trade.throughput is not None else "",
         "less memory": _change(trade.peak, base.peak if base else None),
         "speed": _change(trade.throughput, base.throughput if base else None),
         "kind": kind,
     }
+
+
+def _settings(fix: dict[str, Any]) -> str:
+    """Without the names of their sections, to fit beside figures."""
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in fix.items()).lower() or "as it was"
 
 
 def _change(now: float | None, before: float | None) -> str:

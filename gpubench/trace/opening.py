@@ -14,7 +14,7 @@ HOW = "record one with torch.profiler and export_chrome_trace, or gpubench profi
 
 _GZIP = b"\x1f"  # enough: no text begins so
 _FOREIGN = {
-    b"\x80": ("a pickle, not a trace", "a memory snapshot opens at https://pytorch.org/memory_viz"),
+    b"\x80": ("a pickle, not a trace", "a snapshot of CUDA memory goes to gpubench memory --snapshot"),
     b"PK\x03\x04": ("a zip archive, not a trace", "unpack it first"),
     b"PK\x05\x06": ("a zip archive, and empty", HOW),
     b"BZh": ("compressed by bzip2, which is not supported", "unpack it first"),

@@ -12,13 +12,13 @@ from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError
 from gpubench.findings import Finding, Findings
 from gpubench.memory.advice import advise, with_prediction
-from gpubench.memory.batch_sizes import BatchSizes, fit, largest, overrides, search
+from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.lifetimes import classify
 from gpubench.memory.predicting import Target, predicted
 from gpubench.settings import MemorySettings
 from gpubench.tracker.as_cuda import RULES
-from gpubench.tracker.prediction import predict
+from gpubench.tracker.prediction import predict, samples
 
 LEAST = 0.005
 """Of the memory: a fix that is predicted to save less is not proposed."""
@@ -59,7 +59,7 @@ class Forecast:
             self.activity.doing = f"predicting a batch of {batch_size}"
             return self.with_batch_size(batch_size)._run(SETTLED)[0].most
 
-        points = search(limit, total)
+        points = search(limit, total, samples(self.settings) or MOST)
         return BatchSizes(
             capacity=self.target.capacity,
             margin=memory.margin,

@@ -115,11 +115,35 @@ def predict(
         if world_size > 1 and target.cuda:
             history.notes += assumptions(settings.distributed)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ModelError(
-            f"the step cannot be predicted: {error.func} reads values, and tensors without memory have none",
-            "measure it where there is a GPU, or leave out what reads values (.item(), boolean masks, unique)",
-        ) from error
+        raise _unpredictable(str(error.func)) from error
+    except RuntimeError as error:
+        if ".numpy() is not supported" not in str(error):
+            raise
+        raise _unpredictable(".numpy()") from error
     return Predicted(history, applied)
+
+
+def _unpredictable(reading: str) -> ModelError:
+    return ModelError(
+        f"the step cannot be predicted: {reading} reads values, and tensors without memory have none",
+        "measure it where there is a GPU, or leave out what reads values (.item(), .numpy(), boolean masks, unique)",
+    )
+
+
+def samples(settings: TrainSettings) -> int | None:
+    """How many of the data there are for each rank; None where they are made up, or nobody knows."""
+    if settings.data.source.startswith("synthetic"):
+        return None
+    one = _one_sample(settings)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        workload = build_without_memory(settings.model, settings.data, settings.seed)
+    world_size = settings.distributed.world_size
+    with open_feed(one, Ranks(0, 0, world_size, world_size), HOST, workload) as feed:
+        return feed.batches_per_epoch
+
+
+def _one_sample(settings: TrainSettings) -> TrainSettings:
+    return apply_overrides(settings, {"training.batch_size": 1, "data.workers": 0, "data.pin_memory": False})
 
 
 def _as_predicted(settings: TrainSettings, target: Target) -> TrainSettings:
@@ -142,7 +166,7 @@ def _batches(settings: TrainSettings, ranks: Ranks, workload: Workload) -> Any:
     if workload.make_batch is not None and settings.data.source == "synthetic-host":
         make_batch, size = workload.make_batch, settings.training.batch_size
         return Copied(lambda: make_batch(size))
-    one = apply_overrides(settings, {"training.batch_size": 1, "data.workers": 0, "data.pin_memory": False})
+    one = _one_sample(settings)
     with _disable_current_modes(), open_feed(one, ranks, HOST, workload) as feed:
         sample = next(feed.epoch(0))
     return Copied(lambda: map_tensors(lambda tensor: _grown(tensor, settings.training.batch_size or 1), sample))

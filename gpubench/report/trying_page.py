@@ -1,0 +1,256 @@
+"""What was tried beside a memory run, on its page: batch sizes, and settings that trade memory against speed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from gpubench import units
+from gpubench.memory.batch_sizes import BatchSizes, Line
+from gpubench.memory.trades import Trade, Trades
+from gpubench.report import svg, trying_tables, wording
+from gpubench.report.figures import Figure
+from gpubench.report.finding_phrases import options
+from gpubench.report.plain import clean, shorten
+from gpubench.report.plots import FOOT, HEAD
+from gpubench.report.scales import Scale, measure, ticks, widen
+
+HEIGHT = 220.0
+NEAR = 1.5  # times the limit: a point beyond it would only press the plot flat, and so would a limit beyond the points
+DIAMOND = "M-6 0L0-6L6 0L0 6Z"
+LABEL = 24  # characters of a label, of which a phone shows half a drawing's width
+APART = 15.0  # pixels between two labels on the same side
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A run of a trade that was both followed and timed."""
+
+    peak: int
+    throughput: float
+    trade: Trade
+
+    @property
+    def is_base(self) -> bool:
+        return not self.trade.fix
+
+
+def batch_sizes(found: BatchSizes) -> dict[str, Any]:
+    """What templates/trying.html shows of the batches that were looked at."""
+    x = Scale(0, 1.06 * max(_shown(found), default=1), 0, 100)
+    peaks, speeds = peak_by_batch(found, x), throughput_by_batch(found, x)
+    return {
+        "sentence": wording.opening(trying_tables.batch_sizes_sentence(found)),
+        "line": wording.opening(trying_tables.line_sentence(found)) if found.points else "",
+        "figures": [
+            *([Figure("Peak by batch size", peaks, " ".join(_beneath(found)))] if peaks else []),
+            *([Figure("Throughput by batch size", speeds)] if speeds else []),
+        ],
+        "sheet": replace(trying_tables.batch_sizes(found), title="Every batch that was looked at"),
+    }
+
+
+def trades(found: Trades) -> dict[str, Any]:
+    """What templates/trying.html shows of the settings that were run."""
+    drawing, missing = scatter(found), len(found.trades) - len(_spots(found))
+    note = "Left is less memory, up is faster. Filled: nothing else is smaller and as fast."
+    if missing:
+        note += f" Not drawn: {units.counted(missing, 'run')} that failed or {_was(missing)} not timed."
+    return {
+        "figure": Figure("Throughput against peak", drawing, note) if drawing else None,
+        "sheet": replace(trying_tables.trades(found), title="Every setting that was run"),
+    }
+
+
+def peak_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
+    """Bytes at the peak as predicted and as measured, the line through the predictions, and the limit.
+
+    None where there is no peak to draw.
+    """
+    predicted, measured = _predicted(found), _measured(found)
+    most = max([*predicted.values(), *measured.values()], default=0)
+    if most <= 0:
+        return None
+    limit = found.limit if 0 < found.limit <= NEAR * most else None
+    y = Scale(0, 1.08 * max(most, limit or 0), HEIGHT, 0)
+    spots = [
+        svg.dot(x(size), HEAD + y(total), 4, "mean a", f"{size}: {units.size(total)} predicted")
+        for size, total in predicted.items()
+    ]
+    spots += [
+        svg.symbol(x(size), HEAD + y(total), DIAMOND, "mean b", f"{size}: {units.size(total)} measured")
+        for size, total in measured.items()
+    ]
+    if limit:
+        height = HEAD + y(limit)
+        spots.append(svg.line(0, height, 100, height, "median error"))
+        spots.append(svg.text(0, height - 7, f"limit {units.size(limit)}", "label after"))
+    told = [f"{size} {units.size(total)} predicted" for size, total in predicted.items()]
+    told += [f"{size} {units.size(total)} measured" for size, total in measured.items()]
+    return _drawing("peak by batch size", "; ".join(told), ("batch size", x), ("B", y), [_through(found.line, x, y)], spots)
+
+
+def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
+    """Samples/s of the batches that were timed; None where none was."""
+    speeds = sorted(found.speeds, key=lambda speed: speed.batch_size)
+    fastest = max(speeds, key=lambda speed: speed.throughput, default=None)
+    if fastest is None or fastest.throughput <= 0:
+        return None
+    y = Scale(0, 1.18 * fastest.throughput, HEIGHT, 0)
+    told = [f"{one.batch_size} {units.rate(one.throughput, 'samples/s')}" for one in speeds]
+    spots = [
+        svg.symbol(x(one.batch_size), HEAD + y(one.throughput), DIAMOND, "mean b", said)
+        for one, said in zip(speeds, told, strict=True)
+    ]
+    place = x(fastest.batch_size)
+    said = f"fastest: {fastest.batch_size}"
+    spots.append(svg.text(place, HEAD + y(fastest.throughput) - 9, said, f"label {_side(place)}"))
+    line = svg.path(
+        _along(x, [one.batch_size for one in speeds]), _along(y, [one.throughput for one in speeds]), "line b"
+    )
+    return _drawing(
+        "throughput by batch size", "; ".join(told), ("batch size", x), ("samples/s", y), [line], spots
+    )
+
+
+def scatter(found: Trades) -> Markup | None:
+    """A mark for each run by its peak and its throughput, the efficient ones filled; None where none has both."""
+    spots = _spots(found)
+    if not spots:
+        return None
+    x = _around([spot.peak for spot in spots], 0, 100)
+    y = _around([spot.throughput for spot in spots], HEIGHT, 0)
+    best = sorted({(spot.peak, spot.throughput) for spot in spots if spot.trade.efficient})
+    stairs = [corner for one, after in zip(best, best[1:], strict=False) for corner in (one, (after[0], one[1]))]
+    outline = [*stairs, *best[-1:]]
+    inner = [svg.path(_along(x, [a for a, _ in outline]), _along(y, [b for _, b in outline]), "line a")] if best else []
+    told = [_told(spot) for spot in spots]
+    marks = [
+        svg.symbol(x(spot.peak), HEAD + y(spot.throughput), DIAMOND, "mean a", said)
+        if spot.trade.efficient
+        else svg.dot(x(spot.peak), HEAD + y(spot.throughput), 4, "mark inconclusive", said)
+        for spot, said in zip(spots, told, strict=True)
+    ]
+    return _drawing(
+        "throughput against peak",
+        "; ".join(told),
+        ("peak", x),
+        ("samples/s", y),
+        inner,
+        [*marks, *_labels(spots, x, y)],
+        "B",
+    )
+
+
+def _drawing(
+    title: str,
+    description: str,
+    across: tuple[str, Scale],
+    up: tuple[str, Scale],
+    inner: Sequence[Markup],
+    spots: Sequence[Markup],
+    x_unit: str = "",
+) -> Markup:
+    """Two axes with curves in the inner drawing and marks above them. across: its name and scale; up: unit and scale."""
+    (x_name, x), (y_unit, y) = across, up
+    x_measure, y_measure = measure(x_unit, x.high), measure(y_unit, y.high)
+    count = min(4, max(1, int(x.high))) if not x_unit else 4  # there is no half a sample
+    name = f"{x_name}, {x_measure.name}" if x_measure.name else x_name
+    parts = [
+        svg.left_axis(((HEAD + y(tick.value), tick) for tick in ticks(y.low, y.high, 5, y_measure)), y_measure.name),
+        svg.bottom_axis(
+            ((x(tick.value), tick) for tick in ticks(x.low, x.high, count, x_measure)), HEAD + HEIGHT, HEAD, name
+        ),
+        Markup('<g transform="translate(0 {})">{}</g>').format(f"{HEAD:g}", svg.curves(HEIGHT, inner)),
+        *spots,
+    ]
+    return svg.drawing(title, description, HEAD + HEIGHT + FOOT, parts)
+
+
+def _through(line: Line, x: Scale, y: Scale) -> Markup:
+    """The line, as far as it lies within the plot."""
+    sizes = np.linspace(x.low, x.high, 201)
+    totals = line.constant + line.per_sample * sizes
+    within = (totals >= y.low) & (totals <= y.high)
+    if not within.any():
+        return Markup("")
+    return svg.path(10 * x.places(sizes[within]), y.places(totals[within]), "line a")
+
+
+def _labels(spots: Sequence[Spot], x: Scale, y: Scale) -> Iterator[Markup]:
+    """Names of the efficient ones and of the run as it was, on the side that has room, pushed apart."""
+    lowest = {"before": -np.inf, "after": -np.inf}
+    for spot in sorted(spots, key=lambda spot: -spot.throughput):
+        if not (spot.trade.efficient or spot.is_base):
+            continue
+        place = x(spot.peak)
+        side = _side(place)
+        lowest[side] = max(HEAD + y(spot.throughput) - 9, lowest[side] + APART)
+        yield svg.text(place, lowest[side], _short(spot.trade.fix), f"label {side}")
+
+
+def _short(fix: Mapping[str, Any]) -> str:
+    """Settings by the last part of their names: a label has no room for more."""
+    known = [f"{key.rpartition('.')[2]}={value}" for key, value in fix.items()]
+    return shorten(clean(", ".join(known)), LABEL) or "as it was"
+
+
+def _told(spot: Spot) -> str:
+    name = options(spot.trade.fix) or "as it was"
+    return f"{name}: {units.size(spot.peak)}, {units.rate(spot.throughput, 'samples/s')}"
+
+
+def _side(place: float) -> str:
+    """Of a mark so many percent from the left, the side on which its label has more room."""
+    return "after" if place < 50 else "before"
+
+
+def _along(scale: Scale, values: Sequence[float]) -> Any:
+    """Places in the inner drawing, which is ten times as wide as percent are."""
+    places = scale.places(np.asarray(values, dtype=np.float64))
+    return 10 * places if scale.end == 100 else places
+
+
+def _around(values: Sequence[float], start: float, end: float) -> Scale:
+    low, high = widen(float(min(values)), float(max(values)), 0.14)
+    return Scale(max(0.0, low), high, start, end)
+
+
+def _spots(found: Trades) -> list[Spot]:
+    return [
+        Spot(trade.peak, trade.throughput, trade)
+        for trade in found.trades
+        if trade.peak is not None and trade.throughput is not None
+    ]
+
+
+def _predicted(found: BatchSizes) -> dict[int, int]:
+    """Total by batch size, as far as is drawn: all near the limit or under it, and the smallest in any case."""
+    known = {point.batch_size: point.total for point in found.points}
+    near = {size: total for size, total in known.items() if total <= NEAR * found.limit}
+    return near or dict(sorted(known.items())[:1])
+
+
+def _measured(found: BatchSizes) -> dict[int, int]:
+    return {one.batch_size: one.total for one in found.confirmed if one.total is not None}
+
+
+def _shown(found: BatchSizes) -> set[int]:
+    """The batch sizes that are drawn in any of the plots."""
+    return {*_predicted(found), *_measured(found), *(speed.batch_size for speed in found.speeds)}
+
+
+def _beneath(found: BatchSizes) -> Iterator[str]:
+    yield "Dots and the line through them: predicted."
+    if _measured(found):
+        yield "Diamonds: measured."
+    if beyond := [str(point.batch_size) for point in found.points if point.batch_size not in _predicted(found)]:
+        yield f"Predicted far beyond the limit and not drawn: {', '.join(beyond)}."
+    if failed := [str(one.batch_size) for one in found.confirmed if one.total is None]:
+        yield f"Failed when run: {', '.join(failed)}."
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
