@@ -61,6 +61,7 @@ class Figures(msgspec.Struct, frozen=True):
     def of(cls, found: Footprint) -> "Figures":
         levels = [found.peak.level, *(phase.level for phase in found.phases)]
         reserved = [level.reserved for level in levels if level.reserved is not None]
+        reserved += found.timeline.reserved or []
         return cls(
             f"{found.peak.stage} {found.peak.phase}",
             found.peak.level.allocated,

@@ -11,12 +11,13 @@ import typer
 from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, resolved
-from gpubench.errors import GpubenchError, UsageError
+from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.benchmark import Outcome
     from gpubench.configuration import Configuration
+    from gpubench.memory_trials import Bench
     from gpubench.settings import MemorySettings
     from gpubench.terminal import Terminal
 
@@ -163,6 +164,16 @@ def _refuse_idle(overrides: dict[str, str], *, verify: bool, check: bool) -> Non
             "--device-model is for predictions of a GPU",
             "add --predict, and leave --device out",
         ),
+        (
+            launched_by_torchrun() and not predicting and (verify or finding),
+            "--verify and --find-batch-size start fresh processes, which torchrun does not",
+            "run it without torchrun, with --world-size",
+        ),
+        (
+            launched_by_torchrun() and check,
+            "--check starts fresh processes, which torchrun does not",
+            "use --world-size",
+        ),
         ("margin" in overrides and not finding, "--margin is for --find-batch-size", "leave it out"),
     ):
         if wrong:
@@ -243,39 +254,51 @@ def _try_out(
     run: "Configuration[MemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
 ) -> "GpubenchError | None":
     """Holds what was found to the device itself; returns what ended that, if it did not come to its end."""
-    from gpubench import live, live_memory, memory_trials, notebook
-    from gpubench.defaults import completed
-    from gpubench.memory_defaults import complete_memory
+    from gpubench import memory_trials, notebook
     from gpubench.memory_recording import MemoryRecorder
-    from gpubench.train_recording import TrainRecorder
 
     recorder = outcome.recorder
     assert isinstance(recorder, MemoryRecorder)
-    if outcome.error or run.settings.memory.predict:
+    if outcome.error or run.settings.memory.predict or not (verify or recorder.batch_sizes):
         return None
 
-    def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
-        return measured(runs, MemoryRecorder, live_memory, terminal, independent=True)
+    def keep(found: memory_trials.Verified) -> None:
+        recorder.advise(found.findings)
+        recorder.keep_trades(found.trades)
 
-    def time(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
-        return measured(runs, TrainRecorder, live, terminal, independent=True)
-
-    bench = memory_trials.Bench(lambda one: completed(one, complete_memory), follow, time)
+    bench = _bench(terminal)
     try:
         if recorder.batch_sizes:
             found, best = memory_trials.confirm(recorder.batch_sizes, run, bench, recorder.keep_batch_sizes)
             recorder.keep_batch_sizes(found)
             if best and isinstance(best.recorder, MemoryRecorder):
                 recorder.adopt(best.recorder)
-        if verify and recorder.advice:
-
-            def keep(found: memory_trials.Verified) -> None:
-                recorder.advise(found.findings)
-                recorder.keep_trades(found.trades)
-
+        elif recorder.advice:
             keep(memory_trials.verify(outcome, run, recorder.advice, bench, keep))
     except GpubenchError as error:
         return error
     finally:
         notebook.write_up(recorder.writer.path)
     return None
+
+
+def _bench(terminal: "Terminal") -> "Bench":
+    from gpubench import live, live_memory, memory_trials
+    from gpubench.defaults import completed
+    from gpubench.memory_defaults import complete_memory
+    from gpubench.memory_recording import MemoryRecorder
+    from gpubench.train_recording import TrainRecorder
+
+    def followed(run: "Configuration[Any]") -> "Outcome":
+        (one,) = measured([run], MemoryRecorder, live_memory, terminal)
+        if isinstance(one.error, Interrupted):
+            raise one.error
+        return one
+
+    def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
+        return [followed(run) for run in runs]  # one after the other: each stands for itself
+
+    def time(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
+        return measured(runs, TrainRecorder, live, terminal, independent=True)
+
+    return memory_trials.Bench(lambda one: completed(one, complete_memory), follow, time)

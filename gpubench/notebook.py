@@ -20,7 +20,8 @@ log = logging.getLogger("gpubench.notebook")
 def write_up(path: Path) -> None:
     """Writes noise.json and report.html into a finished run's directory.
 
-    A run that measured nothing gets neither, one that only looked for batch sizes the page alone. What cannot be written is said in the log: the measurements are safe.
+    A run that measured nothing gets neither, one that only looked for batch sizes the page alone. What cannot be
+    written is said in the log: the measurements are safe.
     """
     try:
         run = open_run(path, measured=False)

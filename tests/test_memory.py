@@ -114,7 +114,7 @@ def test_a_gpu_is_predicted_for_without_one_and_advice_says_what_it_would_save(t
     (tmp_path / "apart").mkdir()
     brief = ("--memory.steps=2", "--memory.advise=false")
     plain = deep(tmp_path / "apart", *large, *brief, "--experiment", "plain")
-    fixed = deep(tmp_path / "apart", *large, *brief, "--model.activation_checkpointing=true", "--experiment", "fixed")
+    deep(tmp_path / "apart", *large, *brief, "--model.activation_checkpointing=true", "--experiment", "fixed")
     before, after = (followed(path).ranks[0].most for path in sorted(plain.runs, reverse=True))
     assert saving.expected.estimate == pytest.approx(1 - after / before, abs=1e-6)
 

@@ -14,22 +14,24 @@ from gpubench.channel import Activity
 from gpubench.configuration import load
 from gpubench.defaults import complete
 from gpubench.errors import ModelError
+from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint, PhaseFootprint
 from gpubench.memory.history import History
 from gpubench.memory.lifetimes import classify
-from gpubench.memory.predicting import Target
+from gpubench.memory.predicting import Target, target_of
 from gpubench.memory_defaults import complete_memory
 from gpubench.models import Workload, build
 from gpubench.ranks import Ranks
 from gpubench.settings import DataSettings, MemorySettings, ModelSettings
-from gpubench.tracker import measurement
+from gpubench.tracker import forecast, measurement
 from gpubench.tracker.mode import Tracker
 from gpubench.tracker.prediction import predict
 
 CPU = torch.device("cpu")
 HOST = Target("cpu", 2**40, None, cuda=False)
 H200 = Target("h200", 141 * 2**30, (9, 0))
+MI300X = target_of(MemorySettings().memory.model_copy(update={"device_model": "mi300x"}), None)
 
 
 def settings(model: str, **changes: Any) -> MemorySettings:
@@ -174,6 +176,26 @@ def test_a_workspace_is_added_for_each_thread_that_multiplies() -> None:
     assert [(one.size, one.phase, one.step) for one in spaces] == [(2**25, "forward", 0), (2**25, "backward", 0)]
 
 
+def test_an_amd_gpu_has_workspaces_of_its_own_size() -> None:
+    found = predicted(on_gpu("gpt2-tiny", device_model="mi300x"), MI300X)
+    spaces = [one for one in found.allocations if one.category == "workspaces"]
+    assert [(one.size, one.phase, one.step) for one in spaces] == [
+        (76 * 2**20, "forward", 0),
+        (76 * 2**20, "backward", 0),
+    ]
+
+
+@pytest.mark.parametrize("target", [H200, MI300X])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_on_a_gpu_the_step_counters_of_a_loop_stay_on_the_host(target: Target, optimizer: str) -> None:
+    changes = {"training.optimizer": optimizer, "training.optimizer_impl": "loop", "device_model": target.name}
+    asked = on_gpu("gpt2-tiny", **changes)
+    count = sum(one.numel() for one in build(asked.model, asked.data, 0).module.parameters())
+    end = row(table(predicted(asked, target)), "steady", "zero_grad").end
+    assert end["parameters"] == 4 * count
+    assert end["optimizer_state"] == 8 * count
+
+
 def test_a_step_that_reads_values_is_refused_with_the_operators_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -196,6 +218,25 @@ def build():
 """
 
 
+def test_a_fix_that_is_predicted_to_save_next_to_nothing_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixes: list[dict[str, Any]] = [
+        {"training.optimizer_impl": "fused"}, {}, {"model.activation_checkpointing": True},
+        {"training.batch_size": 512},
+    ]  # fmt: skip
+    given = [
+        Finding(id=str(place), title="", severity="high", evidence=[], cause="", advice="", fix=fix, threshold="")
+        for place, fix in enumerate(fixes)
+    ]
+    monkeypatch.setattr(forecast, "advise", lambda *_: Findings(headline="", findings=given, unanswered=[]))
+    found = forecast.Forecast(on_gpu("gpt2-tiny", training__batch_size=256), H200, Activity())
+    before, after = found.footprint(), found.with_settings(fixes[2]).footprint()
+    kept = found.advice(before).findings
+    assert [one.id for one in kept] == ["1", "2"], "fused it is already, and twice the batch takes more"
+    assert kept[0] == given[1], "words need no prediction"
+    assert kept[1].expected == Saving(1 - after.most / before.most)
+    assert after.most < before.most * (1 - forecast.LEAST)
+
+
 class Twice(nn.Module):
     """Its storage is shared, resized and given back in odd ways."""
 
@@ -216,6 +257,76 @@ def test_views_share_their_storage_and_what_is_freed_is_free() -> None:
     sizes = Counter(one.size for one in tracker.history().allocations)
     assert sizes == {1024: 3}, "x, what cat made, and its clone"
     assert [one.end is None for one in tracker.history().allocations] == [False, False, True]
+
+
+def sizes(tracker: Tracker) -> list[int]:
+    """Of what is held now, the oldest first."""
+    return [one.size for one in tracker._allocations if one.end is None]
+
+
+def test_memory_that_an_operator_makes_larger_in_place_counts_at_its_new_size() -> None:
+    tracker = Tracker(CPU)
+    with tracker:
+        x = torch.empty(10)
+        x.resize_(100)
+        assert sizes(tracker) == [400]
+        x.resize_(5)
+        assert sizes(tracker) == [400], "torch keeps what it has"
+        out = torch.empty(0)
+        torch.cat([torch.zeros(150), torch.zeros(50)], out=out)
+        assert sizes(tracker) == [400, 800]
+        out.resize_(0)
+        torch.cat([torch.zeros(200), torch.zeros(100)], out=out)
+        assert sizes(tracker) == [400, 1200]
+        assert (x.numel(), out.numel()) == (5, 300)
+    assert held(tracker.history()).max() == 400 + 1200 + 800 + 400
+
+
+def test_sparse_gradients_are_followed_with_their_indices() -> None:
+    asked = settings(
+        f"{__name__}:sparse", training__optimizer="sgd", training__momentum=0.0, training__batch_size=8,
+        training__optimizer_impl="loop",
+    )  # fmt: skip
+    history = followed(asked)
+    found = table(history)
+    for stage in ("first", "steady"):
+        end = row(found, stage, "backward").end
+        assert end["parameters"] == 4 * ROWS * WIDTH
+        assert end["gradients"] == 8 * TOKENS * (8 + 4 * WIDTH), "8 bytes an index, not a row for each of the table"
+        assert "gradients" not in row(found, stage, "zero_grad").end
+    made = [one for one in history.allocations if one.category == "gradients"]
+    assert {one.module for one in made} == {"0"}
+    assert {one.shape for one in made} == {f"int64[1, {8 * TOKENS}]", f"float32[{8 * TOKENS}, {WIDTH}]"}
+
+
+ROWS, WIDTH, TOKENS = 1000, 16, 3
+
+
+def sparse() -> Any:
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        out: Tensor = module(batch).sum()
+        return out
+
+    module = nn.Sequential(nn.Embedding(ROWS, WIDTH, sparse=True))
+    return module, lambda size: torch.randint(0, ROWS, (size, TOKENS)), loss
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
+def test_tensors_that_do_not_tell_where_their_memory_is_are_refused_by_name() -> None:
+    with Tracker(CPU), pytest.raises(ModelError, match=r"^nested tensors cannot be followed"):
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    with Tracker(CPU), pytest.raises(ModelError, match=r"^tensors of layout torch.sparse_csr cannot be followed"):
+        torch.eye(3).to_sparse_csr()
+
+
+def test_nested_tensors_that_wrap_a_dense_one_are_followed() -> None:
+    tracker = Tracker(CPU)
+    with tracker:
+        parts = [torch.zeros(2, 4), torch.zeros(3, 4)]
+        before = torch.nested.nested_tensor(parts, layout=torch.jagged)
+        after = before * 2
+        assert [one.size for one in tracker._allocations if one.operator == "aten::mul"] == [4 * 5 * 4]
+        assert after.numel() == 20
 
 
 def test_what_follows_the_end_is_no_part_of_the_history() -> None:

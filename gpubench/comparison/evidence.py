@@ -17,9 +17,12 @@ from gpubench.errors import RunDirectoryError
 from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.findings import Findings
 from gpubench.hardware import Peak
+from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprints
+from gpubench.memory.trades import Trades
 from gpubench.metrics import Metric
 from gpubench.runs import (
+    BATCH_SIZES,
     COMPLETED,
     CONFIG,
     ENVIRONMENT,
@@ -33,6 +36,7 @@ from gpubench.runs import (
     SUMMARY,
     TELEMETRY,
     TIMELINE,
+    TRADES,
     Run,
     RunRecord,
 )
@@ -51,6 +55,7 @@ UNTIMED = "memory"  # the command that counts and times nothing
 RUNS_READ = 3  # of a group whose losses are read
 MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
 MOST_BYTES = 2**63
+MOST_RATE = 1e18  # samples/s
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"
 DAMAGED = "restore it from a copy, or measure again"
@@ -138,14 +143,27 @@ class RunEvidence:
     @cached_property
     def footprints(self) -> Footprints | None:
         """What filled its memory; None where that was not followed."""
-        path, found = self.path / MEMORY, self._optional(MEMORY, Footprints)
-        if found is None:
-            if self.untimed and not path.is_file():
-                self.problems.append(f"{path} is missing")
-            return None
-        problem = next(_impossible(found), None)
+        path = self.path / MEMORY
+        if self.untimed and self.metrics and not path.is_file():
+            self.problems.append(f"{path} is missing")
+        return self._possible(MEMORY, Footprints, _impossible)
+
+    @cached_property
+    def batch_sizes(self) -> BatchSizes | None:
+        """Which batches would fit; None where that was not asked."""
+        return self._possible(BATCH_SIZES, BatchSizes, _impossible_batches)
+
+    @cached_property
+    def trades(self) -> Trades | None:
+        """What its fixes cost and save; None where none was tried."""
+        return self._possible(TRADES, Trades, _impossible_trades)
+
+    def _possible(self, name: str, type_: type[T], impossible: Callable[[T], Iterator[str]]) -> T | None:
+        """An optional document; one that says what cannot be is a problem too."""
+        found = self._optional(name, type_)
+        problem = next(impossible(found), None) if found is not None else None
         if problem:
-            self.problems.append(f"{path} is damaged: {problem}")
+            self.problems.append(f"{self.path / name} is damaged: {problem}")
         return None if problem else found
 
     def _optional(self, name: str, type_: type[T]) -> T | None:
@@ -211,8 +229,10 @@ def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
     return result
 
 
-def open_run(path: Path) -> RunEvidence:
+def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
     """The evidence in a run directory, whatever became of the run, as long as it measured something.
+
+    Without `measured` also of one that looked for batch sizes and has no metric to be compared by.
 
     Raises RunDirectoryError if `path` is no run directory or one from a newer gpubench, if the run still runs, and if
     its summary is missing, damaged, empty or at odds with itself. Settings and environment that cannot be read are
@@ -224,7 +244,7 @@ def open_run(path: Path) -> RunEvidence:
         raise RunDirectoryError(
             f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
         )
-    summary = _summary(run)
+    summary = _summary(run, measured)
     problems: list[str] = []
     return RunEvidence(
         label=path.resolve().name,
@@ -247,7 +267,7 @@ def open_run(path: Path) -> RunEvidence:
     )
 
 
-def _summary(run: Run) -> Summary:
+def _summary(run: Run, measured: bool) -> Summary:
     """Raises RunDirectoryError unless there is something to compare."""
     path = run.path / SUMMARY
     error = (run.record.error or {}).get("message")
@@ -260,7 +280,8 @@ def _summary(run: Run) -> Summary:
         raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
     except (ValueError, RecursionError) as problem:
         raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
-    if not summary.metrics or not (summary.steady or run.record.command == UNTIMED):
+    only_looked = not measured and not summary.metrics and (run.path / BATCH_SIZES).is_file()
+    if not only_looked and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
         raise RunDirectoryError(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
     for contradiction in _contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
@@ -272,9 +293,9 @@ def _contradictions(summary: Summary) -> Iterator[str]:
     for window in summary.steady:
         if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
             yield f"repeat {window.repeat} has {window.steps} steady steps from step {window.first}"
-    first = summary.metrics[0]
     repeats, whose = len(summary.steady), f"there are {len(summary.steady)} steady windows"
-    if not summary.steady:
+    if summary.metrics and not summary.steady:
+        first = summary.metrics[0]
         repeats, whose = len(first.repeats), f"{first.name} has {len(first.repeats)}"
     for metric in summary.metrics:
         if not metric.repeats or len(metric.repeats) != repeats:
@@ -291,6 +312,32 @@ def _impossible(found: Footprints) -> Iterator[str]:
         moments = [(rank.peak.level, rank.peak.amounts), *((one.level, one.peak) for one in rank.phases)]
         if max(abs(size) for level, amounts in moments for size in (level.total, *amounts.values())) > MOST_BYTES:
             yield f"rank {rank.rank} has more bytes than there can be"
+
+
+def _impossible_batches(found: BatchSizes) -> Iterator[str]:
+    """What no search for batch sizes says."""
+    totals = [*(one.total for one in found.points), *(one.total for one in found.confirmed if one.total is not None)]
+    if any(not 0 <= size <= MOST_BYTES for size in (found.capacity, found.limit, *totals)):
+        yield "it has more bytes than there can be, or fewer than none"
+    sizes = [*(one.batch_size for one in found.points), *(one.batch_size for one in found.confirmed)]
+    if any(not 1 <= size <= MOST for size in (*sizes, *(one.batch_size for one in found.speeds))):
+        yield "it has a batch size that cannot be"
+    if any(not 0 <= one.throughput <= MOST_RATE for one in found.speeds):
+        yield "it has a throughput that cannot be"
+    if found.largest is not None and not found.points:
+        yield "it has a largest batch, and none that was looked at"
+    if max(abs(found.line.constant), abs(found.line.per_sample)) > MOST_BYTES:
+        yield "its line has more bytes than there can be"
+
+
+def _impossible_trades(found: Trades) -> Iterator[str]:
+    """What no run of a fix says."""
+    if any(trade.peak is not None and not 0 <= trade.peak <= MOST_BYTES for trade in found.trades):
+        yield "it has more bytes than there can be, or fewer than none"
+    rates = [trade.throughput for trade in found.trades if trade.throughput is not None]
+    ends = [end for trade in found.trades for end in trade.interval or ()]
+    if any(not 0 <= rate <= MOST_RATE for rate in rates) or any(abs(end) > MOST_RATE for end in ends):
+        yield "it has a throughput that cannot be"
 
 
 def _document(path: Path, parse: Callable[[str], dict[str, Any]], problems: list[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What was tried beside a memory run, on its page: batch sizes, and settings that trade memory against speed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,28 +13,26 @@ from gpubench.memory.trades import Trade, Trades
 from gpubench.report import svg, trying_tables, wording
 from gpubench.report.figures import Figure
 from gpubench.report.finding_phrases import options
-from gpubench.report.plain import clean, shorten
 from gpubench.report.plots import FOOT, HEAD
 from gpubench.report.scales import Scale, measure, ticks, widen
 
 HEIGHT = 220.0
 NEAR = 1.5  # times the limit: a point beyond it would only press the plot flat, and so would a limit beyond the points
 DIAMOND = "M-6 0L0-6L6 0L0 6Z"
-LABEL = 24  # characters of a label, of which a phone shows half a drawing's width
-APART = 15.0  # pixels between two labels on the same side
+AS_IT_WAS = "as it was"
+CLOSE = 8.0  # percent: labels of marks that are so close would lie on each other
+APART = 15.0  # pixels between two such labels
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A run of a trade that was both followed and timed."""
+    """A trade that was both followed and timed."""
 
+    number: int
+    """Its row in the table."""
     peak: int
     throughput: float
     trade: Trade
-
-    @property
-    def is_base(self) -> bool:
-        return not self.trade.fix
 
 
 def batch_sizes(found: BatchSizes) -> dict[str, Any]:
@@ -55,12 +53,19 @@ def batch_sizes(found: BatchSizes) -> dict[str, Any]:
 def trades(found: Trades) -> dict[str, Any]:
     """What templates/trying.html shows of the settings that were run."""
     drawing, missing = scatter(found), len(found.trades) - len(_spots(found))
-    note = "Left is less memory, up is faster. Filled: nothing else is smaller and as fast."
+    shown = trying_tables.trades(found)
+    said = ["Left is less memory, up is faster. Diamonds: nothing is known to beat them. Numbers: rows of the table."]
+    if any(trade.interval for trade in found.trades):
+        said.append("Whiskers: 95 % intervals.")
     if missing:
-        note += f" Not drawn: {units.counted(missing, 'run')} that failed or {_was(missing)} not timed."
+        said.append(f"Not drawn: {units.counted(missing, 'run')} that failed or {_was(missing)} not timed.")
     return {
-        "figure": Figure("Throughput against peak", drawing, note) if drawing else None,
-        "sheet": replace(trying_tables.trades(found), title="Every setting that was run"),
+        "figure": Figure("Throughput against peak", drawing, " ".join(said)) if drawing else None,
+        "sheet": replace(
+            shown,
+            title="Every setting that was run",
+            rows=[(f"{number}. {first}", *rest) for number, (first, *rest) in enumerate(shown.rows, 1)],
+        ),
     }
 
 
@@ -89,7 +94,9 @@ def peak_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
         spots.append(svg.text(0, height - 7, f"limit {units.size(limit)}", "label after"))
     told = [f"{size} {units.size(total)} predicted" for size, total in predicted.items()]
     told += [f"{size} {units.size(total)} measured" for size, total in measured.items()]
-    return _drawing("peak by batch size", "; ".join(told), ("batch size", x), ("B", y), [_through(found.line, x, y)], spots)
+    return _drawing(
+        "peak by batch size", "; ".join(told), ("batch size", x), ("B", y), [_through(found.line, x, y)], spots
+    )
 
 
 def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
@@ -110,9 +117,7 @@ def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
     line = svg.path(
         _along(x, [one.batch_size for one in speeds]), _along(y, [one.throughput for one in speeds]), "line b"
     )
-    return _drawing(
-        "throughput by batch size", "; ".join(told), ("batch size", x), ("samples/s", y), [line], spots
-    )
+    return _drawing("throughput by batch size", "; ".join(told), ("batch size", x), ("samples/s", y), [line], spots)
 
 
 def scatter(found: Trades) -> Markup | None:
@@ -121,11 +126,13 @@ def scatter(found: Trades) -> Markup | None:
     if not spots:
         return None
     x = _around([spot.peak for spot in spots], 0, 100)
-    y = _around([spot.throughput for spot in spots], HEIGHT, 0)
-    best = sorted({(spot.peak, spot.throughput) for spot in spots if spot.trade.efficient})
-    stairs = [corner for one, after in zip(best, best[1:], strict=False) for corner in (one, (after[0], one[1]))]
-    outline = [*stairs, *best[-1:]]
-    inner = [svg.path(_along(x, [a for a, _ in outline]), _along(y, [b for _, b in outline]), "line a")] if best else []
+    y = _around([end for spot in spots for end in _interval(spot, spots)], HEIGHT, 0)
+    whiskers = [
+        svg.line(x(spot.peak), HEAD + y(low), x(spot.peak), HEAD + y(high), "error")
+        for spot in spots
+        if spot.trade.interval
+        for low, high in [_interval(spot, spots)]
+    ]
     told = [_told(spot) for spot in spots]
     marks = [
         svg.symbol(x(spot.peak), HEAD + y(spot.throughput), DIAMOND, "mean a", said)
@@ -138,8 +145,8 @@ def scatter(found: Trades) -> Markup | None:
         "; ".join(told),
         ("peak", x),
         ("samples/s", y),
-        inner,
-        [*marks, *_labels(spots, x, y)],
+        [],
+        [*whiskers, *marks, *_labels(spots, x, y)],
         "B",
     )
 
@@ -153,7 +160,7 @@ def _drawing(
     spots: Sequence[Markup],
     x_unit: str = "",
 ) -> Markup:
-    """Two axes with curves in the inner drawing and marks above them. across: its name and scale; up: unit and scale."""
+    """Two axes, curves in the inner drawing, and marks above them. across: name and scale; up: unit and scale."""
     (x_name, x), (y_unit, y) = across, up
     x_measure, y_measure = measure(x_unit, x.high), measure(y_unit, y.high)
     count = min(4, max(1, int(x.high))) if not x_unit else 4  # there is no half a sample
@@ -180,26 +187,28 @@ def _through(line: Line, x: Scale, y: Scale) -> Markup:
 
 
 def _labels(spots: Sequence[Spot], x: Scale, y: Scale) -> Iterator[Markup]:
-    """Names of the efficient ones and of the run as it was, on the side that has room, pushed apart."""
-    lowest = {"before": -np.inf, "after": -np.inf}
+    """The number of each run in the table, on the side that has room, pushed apart; in bold that of efficient ones."""
+    placed: list[tuple[str, float, float]] = []
     for spot in sorted(spots, key=lambda spot: -spot.throughput):
-        if not (spot.trade.efficient or spot.is_base):
-            continue
         place = x(spot.peak)
         side = _side(place)
-        lowest[side] = max(HEAD + y(spot.throughput) - 9, lowest[side] + APART)
-        yield svg.text(place, lowest[side], _short(spot.trade.fix), f"label {side}")
+        near = [height for other, at, height in placed if other == side and abs(at - place) < CLOSE]
+        height = max([HEAD + y(spot.throughput) - 7, *(other + APART for other in near)])
+        placed.append((side, place, height))
+        said = str(spot.number) if spot.trade.fix else f"{spot.number} {AS_IT_WAS}"
+        yield svg.text(place, height, said, f"{'label ' if spot.trade.efficient else ''}{side}")
 
 
-def _short(fix: Mapping[str, Any]) -> str:
-    """Settings by the last part of their names: a label has no room for more."""
-    known = [f"{key.rpartition('.')[2]}={value}" for key, value in fix.items()]
-    return shorten(clean(", ".join(known)), LABEL) or "as it was"
+def _interval(spot: Spot, spots: Sequence[Spot]) -> tuple[float, float]:
+    """Of the throughput, cut off where it would press the plot flat: an interval of few repeats can be very wide."""
+    low, high = spot.trade.interval or (spot.throughput, spot.throughput)
+    slowest, fastest = min(one.throughput for one in spots), max(one.throughput for one in spots)
+    return max(low, slowest / NEAR), min(high, fastest * NEAR)
 
 
 def _told(spot: Spot) -> str:
-    name = options(spot.trade.fix) or "as it was"
-    return f"{name}: {units.size(spot.peak)}, {units.rate(spot.throughput, 'samples/s')}"
+    name = options(spot.trade.fix) or AS_IT_WAS
+    return f"{spot.number}. {name}: {units.size(spot.peak)}, {units.rate(spot.throughput, 'samples/s')}"
 
 
 def _side(place: float) -> str:
@@ -220,8 +229,8 @@ def _around(values: Sequence[float], start: float, end: float) -> Scale:
 
 def _spots(found: Trades) -> list[Spot]:
     return [
-        Spot(trade.peak, trade.throughput, trade)
-        for trade in found.trades
+        Spot(number, trade.peak, trade.throughput, trade)
+        for number, trade in enumerate(found.trades, 1)
         if trade.peak is not None and trade.throughput is not None
     ]
 

@@ -1,5 +1,6 @@
 """Models built on tensors without memory: what their constructors do there that needs values, or swaps tensors."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,9 @@ def _buildable() -> Iterator[None]:
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor
     nn.Module._apply = _applied  # type: ignore[method-assign]
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by copy.deepcopy
+            yield
     finally:
         torch.nn.init._no_grad_trunc_normal_, nn.Module._apply = drawing, apply  # type: ignore[method-assign]
 

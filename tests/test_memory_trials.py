@@ -1,0 +1,383 @@
+"""Batches and fixes that are tried on the device: what is made of the runs. The runs are made up here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from footprints_made import MIB, of_phases, phase, predicted
+from hypothesis import given
+from hypothesis import settings as limited
+from hypothesis import strategies as st
+
+from gpubench.benchmark import Outcome
+from gpubench.configuration import Configuration, load
+from gpubench.defaults import complete, completed
+from gpubench.dotkeys import flatten
+from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
+from gpubench.findings import Finding, Findings
+from gpubench.memory.batch_sizes import BatchSizes, Line
+from gpubench.memory.footprint import Footprint
+from gpubench.memory_recording import MemoryRecorder
+from gpubench.memory_trials import FINE, MOST_TRIES, NOTABLE, Bench, Verified, confirm, peak_of, verify
+from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.settings import MemorySettings, TrainSettings
+from gpubench.summary import Summary
+
+PEAK = 1000 * MIB
+"""Of the run as it was."""
+FUSED, WORKERS, CHECKPOINTED = (
+    {"training.optimizer_impl": "fused"},
+    {"data.workers": 2},
+    {"model.activation_checkpointing": True},
+)
+
+
+class Made(MemoryRecorder):
+    """Of a run that came to these footprints."""
+
+    def __init__(self, name: str, *ranks: Footprint) -> None:
+        self._found = {(0, rank): found for rank, found in enumerate(ranks)}
+        self.writer = cast("Any", SimpleNamespace(path=Path(name)))
+
+
+def holding(size: int, later: int = 0) -> Footprint:
+    """Of `size` bytes at its peak, and so many more that its allocator takes when that is over."""
+    found = of_phases(predicted(), [phase("steady", "backward", {"activations": size})], "steady", "backward")
+    assert found.timeline.reserved is not None
+    reserved = [*found.timeline.reserved[:-1], size + later]
+    return msgspec.structs.replace(found, timeline=msgspec.structs.replace(found.timeline, reserved=reserved))
+
+
+def ended(name: str, *ranks: Footprint, error: GpubenchError | None = None) -> Outcome:
+    return Outcome(Made(name, *ranks), "failed" if error else "completed", summary([]), error)
+
+
+def summary(metrics: list[Metric]) -> Summary:
+    return Summary(metrics, [], [], None, None, None, {}, [])
+
+
+def timed(throughput: float | None, interval: tuple[float, float] | None = None) -> Outcome:
+    known = DEFINITIONS["throughput"]
+    values = [] if throughput is None else [throughput]
+    found = [Metric("throughput", known.unit, known.better, one, interval, 2, None, [one, one], None) for one in values]
+    error = None if values else OutOfMemory("out of memory in forward")
+    return Outcome(cast("Any", None), "completed", summary(found), error)
+
+
+@dataclass
+class Machine:
+    """Runs nothing: a batch takes 1 MiB a sample, and what goes beyond `memory` is out of memory."""
+
+    memory: int = 1 << 40
+    factors: dict[str, float] = field(default_factory=dict)
+    """What a run with a setting takes, as a multiple of PEAK."""
+    speeds: dict[str, float] = field(default_factory=dict)
+    """The same of its speed."""
+    failing: dict[str, GpubenchError] = field(default_factory=dict)
+    """Errors of runs with a setting; SettingsError as it is checked."""
+    later: int = 0
+    followed: list[Configuration[Any]] = field(default_factory=list)
+    timed: list[Configuration[Any]] = field(default_factory=list)
+
+    @property
+    def bench(self) -> Bench:
+        return Bench(self.complete, self.follow, self.time)
+
+    @property
+    def batches(self) -> list[int]:
+        return [one.settings.training.batch_size for one in self.followed]
+
+    def complete(self, configuration: Configuration[Any]) -> Configuration[Any]:
+        for error in self._errors(configuration, "the fix of a finding"):
+            if isinstance(error, SettingsError):
+                raise error
+        return completed(configuration, complete)
+
+    def follow(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+        self.followed += runs
+        return [self._outcome(run) for run in runs]
+
+    def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+        self.timed += runs
+        return [timed(float(run.settings.training.batch_size) * self._product(run, self.speeds)) for run in runs]
+
+    def _errors(self, run: Configuration[Any], origin: str) -> list[GpubenchError]:
+        return [error for key, error in self.failing.items() if run.origins.get(key) == origin]
+
+    def _outcome(self, run: Configuration[Any]) -> Outcome:
+        batch_size = run.settings.training.batch_size
+        if run.origins["training.batch_size"] != "a batch to confirm":
+            (error, *_) = [*self._errors(run, "the fix of a finding"), None]
+            return ended("fix", holding(round(PEAK * self._product(run, self.factors))), error=error)
+        (error, *_) = [*self._errors(run, "a batch to confirm"), None]
+        if batch_size * MIB > self.memory:
+            error = error or OutOfMemory("out of memory in backward")
+        return ended(str(batch_size), *([] if error else [holding(batch_size * MIB, self.later)]), error=error)
+
+    def _product(self, run: Configuration[Any], factors: dict[str, float]) -> float:
+        product = 1.0
+        for key, factor in factors.items():
+            product *= factor if run.origins.get(key) == "the fix of a finding" else 1.0
+        return product
+
+
+@pytest.fixture(scope="module")
+def run() -> Configuration[Any]:
+    given = {"model": "gpt2-tiny", "device": "cpu", "find_batch_size": True}
+    return completed(load(MemorySettings, None, given), complete)
+
+
+def foretold(largest: int | None, limit: int) -> BatchSizes:
+    """`limit` in samples."""
+    return BatchSizes(
+        capacity=2 * limit * MIB, margin=0.5, limit=limit * MIB, points=[], line=Line(0.0, 0.0, 0.0), largest=largest
+    )  # fmt: skip
+
+
+def finding(name: str, fix: dict[str, Any]) -> Finding:
+    return Finding(
+        id=name, title=name, severity="high", evidence=[], cause="", advice="", fix=fix, threshold="none"
+    )  # fmt: skip
+
+
+def findings(*fixes: dict[str, Any]) -> Findings:
+    return Findings(headline="", findings=[finding(f"f{place}", fix) for place, fix in enumerate(fixes)], unanswered=[])
+
+
+# Batch sizes
+
+
+def test_a_prediction_that_holds_is_run_once_and_timed_with_its_halves(run: Configuration[Any]) -> None:
+    machine = Machine()
+    found, best = confirm(foretold(100, limit=100), run, machine.bench)
+    assert (found.largest, machine.batches) == (100, [100])
+    assert [(one.batch_size, one.total, one.reason) for one in found.confirmed] == [(100, 100 * MIB, None)]
+    assert [(one.batch_size, one.throughput) for one in found.speeds] == [(25, 25.0), (50, 50.0), (100, 100.0)]
+    assert best is not None
+    assert peak_of(best) == 100 * MIB
+
+
+def test_a_prediction_that_was_too_hopeful_is_halved_until_one_fits_and_then_closed_in_on(
+    run: Configuration[Any],
+) -> None:
+    machine = Machine()
+    found, best = confirm(foretold(100, limit=60), run, machine.bench)
+    assert machine.batches == [100, 50, 75, 62, 56, 59, 60]
+    assert found.largest == 60
+    assert [one.total for one in found.confirmed] == [size * MIB for size in machine.batches]
+    assert [one.reason for one in found.confirmed if one.batch_size <= 60] == [None] * 4
+    assert {one.reason for one in found.confirmed if one.batch_size > 60} == {"more than the margin leaves"}
+    assert best is not None
+    assert peak_of(best) == 60 * MIB
+
+
+def test_of_predictions_of_8_where_1_fits_1_is_found(run: Configuration[Any]) -> None:
+    machine = Machine(memory=MIB)
+    found, best = confirm(foretold(8, limit=1), run, machine.bench)
+    assert machine.batches == [8, 4, 2, 1]
+    assert found.largest == 1
+    assert [one.total for one in found.confirmed] == [None, None, None, MIB]
+    assert [one.reason for one in found.confirmed] == ["out of memory in backward"] * 3 + [None]
+    assert [one.batch_size for one in found.speeds] == [1]
+    assert best is not None
+
+
+def test_that_none_fits_is_said_only_when_1_was_tried(run: Configuration[Any]) -> None:
+    machine = Machine(memory=0)
+    found, best = confirm(foretold(1000, limit=0), run, machine.bench)
+    assert machine.batches == [1000, 500, 250, 125, 62, 31, 15, 7, 3, 1], "however many it takes"
+    assert (found.largest, best, found.speeds, machine.timed) == (None, None, [], [])
+
+
+def test_where_none_is_predicted_to_fit_none_is_run(run: Configuration[Any]) -> None:
+    machine = Machine()
+    found = foretold(None, limit=10)
+    assert confirm(found, run, machine.bench) == (found, None)
+    assert machine.followed == []
+
+
+@limited(max_examples=60, deadline=None)
+@given(largest=st.integers(1, 3000), limit=st.integers(0, 3000), memory=st.integers(0, 3000))
+def test_the_largest_that_is_found_fits_and_is_near_the_largest_that_does(
+    run: Configuration[Any], largest: int, limit: int, memory: int
+) -> None:
+    machine = Machine(memory=memory * MIB)
+    found, _ = confirm(foretold(largest, limit), run, machine.bench)
+    true = min(largest, limit, memory)
+    assert len(set(machine.batches)) == len(machine.batches), "none is run twice"
+    if not true:
+        assert (found.largest, machine.batches[-1]) == (None, 1)
+        return
+    assert found.largest is not None
+    assert found.largest <= true <= 2 * found.largest
+    assert found.largest in machine.batches
+    if len(machine.batches) < MOST_TRIES:
+        assert true - found.largest < max(1, FINE * found.largest)
+
+
+def test_what_the_allocator_holds_after_the_peak_has_to_fit_as_well(run: Configuration[Any]) -> None:
+    machine = Machine(later=40 * MIB)
+    found, _ = confirm(foretold(100, limit=100), run, machine.bench)
+    assert machine.batches[0] == 100
+    assert found.confirmed[0].total == 140 * MIB
+    assert found.largest is not None
+    assert 57 <= found.largest <= 60
+
+
+def test_of_several_ranks_the_fullest_has_to_fit() -> None:
+    assert peak_of(ended("run", holding(7 * MIB), holding(5 * MIB, later=4 * MIB), holding(8 * MIB))) == 9 * MIB
+    assert peak_of(ended("run", holding(7 * MIB), error=OutOfMemory("out of memory"))) is None
+    assert peak_of(ended("run")) is None
+    assert peak_of(None) is None
+
+
+@pytest.mark.parametrize("error", [Interrupted("interrupted"), SettingsError("that cannot be")])
+def test_what_is_not_for_want_of_memory_ends_the_search(run: Configuration[Any], error: GpubenchError) -> None:
+    machine = Machine(failing={"training.batch_size": error})
+    with pytest.raises(type(error), match=error.message):
+        confirm(foretold(100, limit=60), run, machine.bench)
+    assert machine.batches == [100]
+    assert machine.timed == []
+
+
+def test_a_process_that_was_killed_had_too_little_memory(run: Configuration[Any]) -> None:
+    machine = Machine(failing={"training.batch_size": WorkerLost("the worker was killed by SIGKILL")})
+    found, best = confirm(foretold(4, limit=4), run, machine.bench)
+    assert machine.batches == [4, 2, 1]
+    assert (found.largest, best) == (None, None)
+    assert {one.reason for one in found.confirmed} == {"the worker was killed by SIGKILL"}
+
+
+def test_each_run_is_kept_as_it_ends(run: Configuration[Any]) -> None:
+    kept: list[BatchSizes] = []
+    found, _ = confirm(foretold(8, limit=2), run, Machine().bench, kept.append)
+    assert [one.largest for one in kept] == [None, None, 2, 2]
+    assert [len(one.confirmed) for one in kept] == [1, 2, 3, 4]
+    assert kept[-1].confirmed == found.confirmed
+    assert kept[-1].speeds == []
+
+
+def test_an_interrupt_while_batches_are_timed_is_the_users(run: Configuration[Any]) -> None:
+    class Impatient(Machine):
+        def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+            return [Outcome(cast("Any", None), "interrupted", summary([]), Interrupted("interrupted")) for _ in runs]
+
+    kept: list[BatchSizes] = []
+    with pytest.raises(Interrupted):
+        confirm(foretold(8, limit=8), run, Impatient().bench, kept.append)
+    assert kept[-1].largest == 8, "what was found stays"
+
+
+def test_a_batch_is_confirmed_in_a_run_like_the_one_asked_for(run: Configuration[Any]) -> None:
+    machine = Machine()
+    confirm(foretold(64, limit=64), run, machine.bench)
+    (tried,) = machine.followed
+    before, after = (flatten(one.settings.model_dump(mode="json")) for one in (run, tried))
+    assert {key: value for key, value in after.items() if value != before[key]} == {
+        "experiment": f"{run.settings.experiment}-trials",
+        "memory.find_batch_size": False,
+        **({"memory.advise": False} if before["memory.advise"] else {}),
+        "training.batch_size": 64,
+        **({"data.samples": 128} if before["data.samples"] < 128 else {}),
+    }
+    assert {type(one.settings) for one in machine.timed} == {TrainSettings}
+    assert [one.settings.training.batch_size for one in machine.timed] == [16, 32, 64]
+    assert {one.settings.measurement.repeats for one in machine.timed} == {2}
+
+
+# Fixes
+
+
+def test_a_fix_is_confirmed_by_what_it_saves_with_what_it_costs(run: Configuration[Any]) -> None:
+    machine = Machine(
+        factors={"model.activation_checkpointing": 0.75}, speeds={"model.activation_checkpointing": 0.8}
+    )  # fmt: skip
+    found = verify(ended("base", holding(PEAK)), run, findings(CHECKPOINTED), machine.bench)
+    (trial,) = [one.measured for one in found.findings.findings]
+    assert trial is not None
+    assert trial.saving is not None
+    assert (trial.outcome, trial.saving.estimate, trial.reason) == ("confirmed", 0.25, "throughput -20.0 %")
+    assert (trial.run, trial.baseline) == ("fix", "base")
+    assert [(one.fix, one.peak, one.efficient) for one in found.trades.trades] == [
+        (CHECKPOINTED, PEAK * 3 // 4, True), ({}, PEAK, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"),
+    [(1.0, "no effect"), (1 - 0.8 * NOTABLE, "no effect"), (1 - 1.2 * NOTABLE, "confirmed"), (1.1, "worse")],
+)
+def test_a_fix_that_saves_next_to_nothing_has_no_effect(run: Configuration[Any], factor: float, outcome: str) -> None:
+    machine = Machine(factors={"data.workers": factor})
+    found = verify(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench)
+    (trial,) = [one.measured for one in found.findings.findings]
+    assert trial is not None
+    assert trial.outcome == outcome
+
+
+def test_several_fixes_are_tried_alone_and_together(run: Configuration[Any]) -> None:
+    machine = Machine(factors={"training.optimizer_impl": 0.5, "model.activation_checkpointing": 0.6})
+    found = verify(ended("base", holding(PEAK)), run, findings(FUSED, {}, CHECKPOINTED), machine.bench)
+    first, without, last = (one.measured for one in found.findings.findings)
+    assert without is None
+    assert [one and one.saving and one.saving.estimate for one in (first, last)] == pytest.approx([0.5, 0.4])
+    together = found.trades.trades[0]
+    assert (together.fix, together.peak) == (FUSED | CHECKPOINTED, round(PEAK * 0.3))
+    assert len(machine.followed) == 3
+    assert len(machine.timed) == 4
+
+
+def test_the_first_of_several_fixes_of_one_setting_is_the_one_that_is_combined(run: Configuration[Any]) -> None:
+    machine = Machine()
+    found = verify(
+        ended("base", holding(PEAK)), run, findings(WORKERS, {"data.workers": 4}, FUSED), machine.bench
+    )  # fmt: skip
+    assert [one.fix for one in found.trades.trades if len(one.fix) > 1] == [WORKERS | FUSED]
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("out of memory in forward"), SettingsError("that cannot be")])
+def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
+    run: Configuration[Any], error: GpubenchError
+) -> None:
+    machine = Machine(factors={"training.optimizer_impl": 0.5}, failing={"data.workers": error})
+    found = verify(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench)
+    first, second = (one.measured for one in found.findings.findings)
+    assert first is not None
+    assert second is not None
+    assert (first.outcome, first.saving, second.outcome) == ("failed", None, "confirmed")
+    assert first.reason == (error.message if isinstance(error, OutOfMemory) else "these settings do not go together")
+    assert [one.fix for one in found.trades.trades if one.peak is None] == [WORKERS, FUSED | WORKERS]
+    assert len(machine.timed) == 2, "what failed is not timed"
+
+
+def test_an_interrupt_while_fixes_are_tried_is_the_users(run: Configuration[Any]) -> None:
+    machine = Machine(failing={"data.workers": Interrupted("interrupted")})
+    with pytest.raises(Interrupted):
+        verify(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench)
+    assert machine.timed == []
+
+
+def test_what_fixes_save_is_kept_before_anything_is_timed(run: Configuration[Any]) -> None:
+    kept: list[Verified] = []
+    machine = Machine(factors={"data.workers": 0.5})
+    found = verify(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench, kept.append)
+    (early,) = kept
+    before, after = (known.findings.findings[0].measured for known in (early, found))
+    assert before is not None
+    assert after is not None
+    assert (before.saving, before.reason) == (after.saving, None)
+    assert after.reason == "throughput +0.0 %"
+    assert [one.throughput for one in early.trades.trades] == [None, None]
+
+
+def test_without_a_fix_nothing_is_run(run: Configuration[Any]) -> None:
+    machine = Machine()
+    given = findings({})
+    found = verify(ended("base", holding(PEAK)), run, given, machine.bench)
+    assert found.findings == given
+    assert [(one.fix, one.peak) for one in found.trades.trades] == [({}, PEAK)]
+    assert (machine.followed, machine.timed) == ([], [])

@@ -1,0 +1,405 @@
+"""What a run's page shows of the batch sizes and the trades that were tried beside it."""
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import footprints_made as made
+import msgspec
+import pytest
+from footprints_made import MIB
+from hypothesis import given
+from hypothesis import strategies as st
+from test_comparing_memory import run as followed
+from test_page import BROWSER, HOSTILE, QUIET, Page, run_of
+from test_plots import parsed, texts
+
+from gpubench import notebook
+from gpubench.comparison.evidence import RunEvidence, open_run
+from gpubench.errors import RunDirectoryError
+from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed
+from gpubench.memory.trades import Trade, Trades, weigh
+from gpubench.report import trying_page
+from gpubench.report.page import run_page
+from gpubench.report.plots import HEAD
+from gpubench.report.scales import Scale
+from gpubench.report.templating import environment
+from gpubench.report.trying_page import HEIGHT, batch_sizes, scatter, trades
+from gpubench.runs import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
+
+REPLACE = msgspec.structs.replace
+LINE = Line(MIB, MIB, 0.0)
+
+
+def looked(**changes: Any) -> BatchSizes:
+    """One MiB, and one more for each sample: 9 fit into 10 MiB."""
+    found = BatchSizes(
+        capacity=20 * MIB,
+        margin=0.5,
+        limit=10 * MIB,
+        points=[Point(size, (size + 1) * MIB) for size in (1, 2, 4, 9, 10, 400)],
+        line=LINE,
+        largest=9,
+        confirmed=[Confirmed(9, 10 * MIB)],
+        speeds=[Speed(9, 900.0), Speed(4, 1000.0), Speed(2, 500.0)],
+    )
+    return REPLACE(found, **changes)
+
+
+def tried() -> Trades:
+    """The first and the last are efficient, the one between takes more memory and is slower than the first."""
+    return weigh(
+        [
+            Trade({}, 30 * MIB, 100.0),
+            Trade({"model.activation_checkpointing": True}, 10 * MIB, 50.0),
+            Trade({"training.batch_size": 4}, 20 * MIB, 40.0),
+            Trade({"model.name": HOSTILE}, None, None, reason=HOSTILE),
+        ]
+    )
+
+
+def shown(sizes: BatchSizes | None = None, weighed: Trades | None = None) -> str:
+    template = environment().from_string(
+        '{% import "trying.html" as trying %}'
+        "{% if sizes %}{{ trying.batch_sizes(sizes) }}{% endif %}"
+        "{% if weighed %}{{ trying.trades(weighed) }}{% endif %}"
+    )
+    return template.render(sizes=batch_sizes(sizes) if sizes else None, weighed=trades(weighed) if weighed else None)
+
+
+def drawn(found: BatchSizes, number: int = 0) -> ElementTree.Element:
+    return parsed(batch_sizes(found)["figures"][number].drawing)
+
+
+def places(root: ElementTree.Element, tag: str = "circle") -> list[tuple[float, float]]:
+    """Percent from the left and pixels from the top of dots, or of symbols."""
+    if tag == "circle":
+        return [(percent(one.get("cx")), float(one.get("cy") or 0)) for one in root.iter("circle")]
+    found = (one for one in root.iter("svg") if one.get("class") == "symbol")
+    return [(percent(one.get("x")), float(one.get("y") or 0)) for one in found]
+
+
+def percent(text: str | None) -> float:
+    return float((text or "").removesuffix("%"))
+
+
+def near(found: list[tuple[float, float]]) -> Any:
+    return [pytest.approx(one, abs=0.02) for one in found]
+
+
+def test_a_peak_stands_above_its_batch_as_high_as_it_is() -> None:
+    x, y = Scale(0, 1.06 * 10, 0, 100), Scale(0, 1.08 * 11 * MIB, HEIGHT, 0)
+    root = drawn(looked())
+    assert places(root) == near([(x(size), HEAD + y((size + 1) * MIB)) for size in (1, 2, 4, 9, 10)])
+    assert places(root, "symbol") == near([(x(9), HEAD + y(10 * MIB))])
+    (limit,) = [line for line in root.iter("line") if line.get("class") == "median error"]
+    assert float(limit.get("y1") or 0) == pytest.approx(HEAD + y(10 * MIB), abs=0.01)
+    assert "limit 10 MiB" in texts(root)
+
+
+def test_the_line_runs_through_the_predictions_from_what_no_sample_adds() -> None:
+    root = drawn(looked())
+    (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
+    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", path.get("d") or "")]
+    x, y = Scale(0, 10.6, 0, 1000), Scale(0, 1.08 * 11 * MIB, HEIGHT, 0)
+    assert points[0] == pytest.approx((0, y(MIB)), abs=0.1)
+    assert points[-1] == pytest.approx((x(10.6), y(11.6 * MIB)), abs=0.1)
+
+
+def test_a_line_that_begins_below_nothing_is_drawn_from_nothing_on() -> None:
+    root = drawn(looked(line=Line(-2.0 * MIB, MIB, 0.5)))
+    (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
+    x, y = re.findall(r"M([\d.]+),([\d.]+)", path.get("d") or "")[0]
+    assert float(x) == pytest.approx(1000 * 2 / 10.6, abs=5)
+    assert float(y) == pytest.approx(HEIGHT, abs=2)
+
+
+def test_what_is_far_beyond_the_limit_is_told_and_not_drawn() -> None:
+    note = batch_sizes(looked())["figures"][0].note
+    assert note == (
+        "Dots and the line through them: predicted. Diamonds: measured. "
+        "Predicted far beyond the limit and not drawn: 400."
+    )
+    assert "400" in {row[0] for row in batch_sizes(looked())["sheet"].rows}
+
+
+def test_a_batch_that_failed_when_it_was_run_is_told_beneath() -> None:
+    found = looked(confirmed=[Confirmed(9, None, "out of memory"), Confirmed(4, 5 * MIB)], largest=4)
+    note = batch_sizes(found)["figures"][0].note
+    assert note.endswith("Failed when run: 9.")
+    assert len(places(drawn(found), "symbol")) == 1
+
+
+def test_where_not_even_one_sample_fits_its_peak_is_drawn_above_the_limit() -> None:
+    found = looked(points=[Point(1, 100 * MIB)], line=Line(0, 100 * MIB, 0), largest=None, confirmed=[], speeds=[])
+    root = drawn(found)
+    assert places(root) == near([(100 / 1.06, HEAD + HEIGHT - HEIGHT / 1.08)])
+    assert "limit 10 MiB" in texts(root)
+    assert "Not even a batch of 1 fits into 10 MiB" in shown(found)
+
+
+@pytest.mark.parametrize(("limit", "is_drawn"), [(16.4, True), (17, False)])
+def test_a_limit_is_drawn_only_where_it_is_near(limit: float, is_drawn: bool) -> None:
+    found = looked(limit=int(limit * MIB), points=looked().points[:5])
+    assert any(said.startswith("limit") for said in texts(drawn(found))) == is_drawn
+
+
+def test_throughput_is_drawn_over_the_same_batches_and_the_fastest_is_named() -> None:
+    root = drawn(looked(), 1)
+    x, y = Scale(0, 10.6, 0, 100), Scale(0, 1180, HEIGHT, 0)
+    expected = [(x(size), HEAD + y(rate)) for size, rate in ((2, 500), (4, 1000), (9, 900))]
+    assert places(root, "symbol") == near(expected)
+    assert "fastest: 4" in texts(root)
+
+
+def test_batches_have_whole_numbers_on_their_axis() -> None:
+    for most in (1, 2, 3, 4, 5, 7, 1 << 20):
+        found = looked(points=[Point(most, MIB)], confirmed=[], speeds=[], largest=most)
+        labels = [one.text or "" for one in drawn(found).iter("text") if one.get("class") == "tick middle"]
+        assert len(labels) > 1
+        assert all(label.replace(",", "").isdigit() for label in labels)
+
+
+def test_nothing_timed_leaves_one_plot() -> None:
+    assert len(batch_sizes(looked(speeds=[]))["figures"]) == 1
+
+
+def test_nothing_looked_at_is_said() -> None:
+    found = looked(points=[], line=Line(0, 0, 0), largest=None, confirmed=[], speeds=[])
+    assert batch_sizes(found)["figures"] == []
+    assert "No batch size was looked at" in shown(found)
+
+
+def test_a_run_stands_right_of_those_that_take_less_and_above_the_slower() -> None:
+    root = parsed(scatter(tried()))
+    x, y = Scale(10 - 2.8, 30 + 2.8, 0, 100), Scale(40 - 8.4, 100 + 8.4, HEIGHT, 0)
+    assert places(root, "symbol") == near([(x(10), HEAD + y(50)), (x(30), HEAD + y(100))])
+    assert places(root) == near([(x(20), HEAD + y(40))])
+
+
+def test_every_mark_has_the_number_of_its_row_and_the_efficient_ones_in_bold() -> None:
+    root = parsed(scatter(tried()))
+    said = {one.text: one.get("class") for one in root.iter("text") if "tick" not in (one.get("class") or "")}
+    assert said["1"] == "label after"
+    assert said["2"] == "before"
+    assert said["3 as it was"] == "label before"
+    firsts = [row[0] for row in trades(tried())["sheet"].rows]
+    assert [first.split()[0] for first in firsts] == ["1.", "2.", "3.", "4."]
+    assert firsts[2] == "3. as it was"
+
+
+def test_labels_of_marks_that_lie_together_do_not_lie_on_each_other() -> None:
+    alike = [Trade({"training.batch_size": size}, 10 * MIB + size, 50.0 + 1e-3 * size) for size in range(5)]
+    root = parsed(scatter(weigh([*alike, Trade({}, 30 * MIB, 100.0)])))
+    heights = sorted(float(one.get("y") or 0) for one in root.iter("text") if one.get("class", "").endswith("after"))
+    assert len(heights) == 5
+    assert all(b - a >= trying_page.APART - 0.02 for a, b in pairwise(heights))
+
+
+def test_an_interval_is_a_whisker_and_cut_off_where_it_would_press_the_plot_flat() -> None:
+    weighed = Trades([Trade({}, 10 * MIB, 100.0, (90.0, 110.0)), Trade({"a": 1}, 20 * MIB, 90.0, (-900.0, 1e6))])
+    root = parsed(scatter(weighed))
+    y = Scale(60 - 0.14 * 90, 150 + 0.14 * 90, HEIGHT, 0)
+    ends = [
+        (float(one.get("y1") or 0), float(one.get("y2") or 0))
+        for one in root.iter("line")
+        if one.get("class") == "error"
+    ]
+    assert ends == near([(HEAD + y(90), HEAD + y(110)), (HEAD + y(60), HEAD + y(150))])
+    assert "Whiskers: 95 % intervals." in trades(weighed)["figure"].note
+
+
+def test_trades_that_failed_are_in_the_table_alone() -> None:
+    found = trades(tried())
+    assert found["figure"].note.endswith("Not drawn: 1 run that failed or was not timed.")
+    assert len(found["sheet"].rows) == 4
+    followed_only = Trades([Trade({}, MIB, None), Trade({"a": 1}, None, None, reason="no")])
+    assert trades(followed_only)["figure"] is None
+    assert "Every setting that was run" in shown(weighed=followed_only)
+
+
+def test_no_trades_are_said() -> None:
+    assert "No settings were run" in shown(weighed=Trades([]))
+
+
+def test_a_single_trade_has_its_plot() -> None:
+    ((left, top),) = places(parsed(scatter(weigh([Trade({}, MIB, 10.0)]))), "symbol")
+    assert (left, top) == pytest.approx((50, HEAD + HEIGHT / 2), abs=0.01)
+
+
+def test_hostile_settings_are_shown_and_not_obeyed() -> None:
+    bold = f"{HOSTILE}\x1b[2J\n"
+    weighed = weigh([Trade({bold: HOSTILE}, MIB, 1.0), Trade({"model.name": "<script>"}, None, None, reason=bold)])
+    sizes = looked(confirmed=[Confirmed(9, 10 * MIB, bold)])
+    source = shown(sizes, weighed)
+    page = Page(source)
+    assert {"script", "img", "iframe"}.isdisjoint(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "\x1b" not in source
+    assert "name=<script>" in page.words
+    assert HOSTILE in page.words
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2**20), st.integers(0, 2**50)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(1, 2**20), st.none() | st.integers(0, 2**50)), max_size=4),
+    st.lists(st.tuples(st.integers(1, 2**20), st.floats(0, 1e12)), max_size=4),
+    st.integers(0, 2**50),
+    st.tuples(st.floats(-(2**60), 2**60), st.floats(-(2**60), 2**60)),
+)
+def test_any_search_is_drawn_within_reason(
+    points: list[tuple[int, int]],
+    confirmed: list[tuple[int, int | None]],
+    speeds: list[tuple[int, float]],
+    limit: int,
+    line: tuple[float, float],
+) -> None:
+    found = BatchSizes(
+        capacity=limit, margin=0.0, limit=limit, points=[Point(*one) for one in points], line=Line(*line, 0.1),
+        largest=None, confirmed=[Confirmed(*one) for one in confirmed], speeds=[Speed(*one) for one in speeds],
+    )  # fmt: skip
+    for figure in batch_sizes(found)["figures"]:
+        parsed(figure.drawing)
+    shown(found)
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.integers(0, 2**50), st.none() | st.floats(0, 1e12), st.booleans()), max_size=8)
+)
+def test_any_trades_are_drawn_within_reason(found: list[tuple[int | None, float | None, bool]]) -> None:
+    weighed = Trades([Trade({"a": 1}, peak, speed, None, efficient) for peak, speed, efficient in found])
+    drawing = scatter(weighed)
+    assert (drawing is None) == all(peak is None or speed is None for peak, speed, _ in found)
+    if drawing is not None:
+        parsed(drawing)
+    shown(weighed=weighed)
+
+
+def searched(results: Path, found: Any) -> Path:
+    """The directory of a run that looked for batch sizes and followed nothing."""
+    writer = RunWriter(results, "memory", "{}", command="memory", argv=[], world_size=1, git=None)
+    writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": []})
+    writer.replace(BATCH_SIZES, found)
+    nothing = dict.fromkeys(("flops", "peak", "measured_peak", "pipeline"))
+    empty: dict[str, Any] = {"metrics": [], "steady": [], "ranks": [], "throttled": {}, "warnings": []}
+    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION} | empty | nothing)
+    writer.finish("completed")
+    return writer.path
+
+
+def test_a_run_that_only_looked_for_batch_sizes_has_its_page(tmp_path: Path) -> None:
+    followed(tmp_path, made.predicted())
+    path = searched(tmp_path, looked())
+    notebook.write_up(path)
+    words = Page((path / REPORT).read_text(encoding="utf-8")).words
+    assert words.count("The largest batch that fits into 10 MiB (20 MiB less 50.0 %) is 9") == 1
+    assert "Every batch that was looked at" in words
+    assert "first run of the experiment" not in words
+    assert f"{MEMORY} is missing" not in words
+    assert "Nothing was measured" in words
+
+
+def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
+    path = searched(tmp_path, looked())
+    with pytest.raises(RunDirectoryError, match="holds no metrics, nothing was measured"):
+        open_run(path)
+    later = followed(tmp_path, made.predicted())
+    notebook.write_up(later)
+    assert "first run of the experiment" in (later / REPORT).read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_run_shows_what_was_tried_after_its_footprint(tmp_path: Path) -> None:
+    path = followed(tmp_path, made.predicted())
+    (path / BATCH_SIZES).write_bytes(msgspec.json.encode(looked()))
+    (path / TRADES).write_bytes(msgspec.json.encode(tried()))
+    notebook.write_up(path)
+    words = Page((path / REPORT).read_text(encoding="utf-8")).words
+    order = ["Over the history", "Batch sizes", "The largest batch that fits", "Peak = 1 MiB + 1 MiB a sample",
+             "Memory against speed", "first run of the experiment", "Metrics"]  # fmt: skip
+    found = [words.find(part) for part in order]
+    assert -1 not in found
+    assert found == sorted(found)
+
+
+def test_a_run_that_tried_nothing_has_neither_section(tmp_path: Path) -> None:
+    run = open_run(followed(tmp_path, made.predicted()))
+    assert (run.batch_sizes, run.trades, run.problems) == (None, None, [])
+    assert "Memory against speed" not in run_page(run, None, None)
+    assert "Batch sizes" not in run_page(run_of(), None, None)
+
+
+def evidence(path: Path, name: str, content: bytes) -> RunEvidence:
+    (path / name).write_bytes(content)
+    return open_run(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"limit": -1}, "is damaged: it has more bytes than there can be, or fewer than none"),
+        ({"points": [{"batch_size": 1, "total": 2**63 + 1}]}, "is damaged: it has more bytes than there can be"),
+        ({"points": [{"batch_size": 0, "total": 1}]}, "is damaged: it has a batch size that cannot be"),
+        ({"confirmed": [{"batch_size": 2**40, "total": 1}]}, "is damaged: it has a batch size that cannot be"),
+        ({"speeds": [{"batch_size": 1, "throughput": 1e300}]}, "is damaged: it has a throughput that cannot be"),
+        ({"line": {"constant": 1e300, "per_sample": 0, "error": 0}}, "is damaged: its line has more bytes"),
+        ({"points": []}, "is damaged: it has a largest batch, and none that was looked at"),
+        ({"points": None}, "cannot be read: "),
+    ],
+)
+def test_batch_sizes_that_cannot_be_are_a_problem(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = followed(tmp_path, made.predicted())
+    run = evidence(path, BATCH_SIZES, json.dumps(msgspec.to_builtins(looked()) | changes).encode())
+    assert run.batch_sizes is None
+    assert [problem.startswith(f"{path / BATCH_SIZES} {said}") for problem in run.problems] == [True]
+    assert said.split(":")[0] in Page(run_page(run, None, None)).words
+
+
+@pytest.mark.parametrize(
+    ("trade", "said"),
+    [
+        ({"peak": -1, "throughput": 1}, "is damaged: it has more bytes than there can be, or fewer than none"),
+        ({"peak": 1, "throughput": -1}, "is damaged: it has a throughput that cannot be"),
+        ({"peak": 1, "throughput": 1, "interval": [0, 1e300]}, "is damaged: it has a throughput that cannot be"),
+        ({"peak": 1}, "cannot be read: Object missing required field `throughput`"),
+    ],
+)
+def test_trades_that_cannot_be_are_a_problem(tmp_path: Path, trade: dict[str, Any], said: str) -> None:
+    path = followed(tmp_path, made.predicted())
+    run = evidence(path, TRADES, json.dumps({"trades": [{"fix": {}} | trade]}).encode())
+    assert run.trades is None
+    assert [problem.startswith(f"{path / TRADES} {said}") for problem in run.problems] == [True]
+
+
+@pytest.mark.parametrize("name", [BATCH_SIZES, TRADES])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"trades": 1, "points": 1}'])
+def test_damage_never_costs_the_page(tmp_path: Path, name: str, content: bytes) -> None:
+    path = followed(tmp_path, made.predicted())
+    run = evidence(path, name, content)
+    assert f"{path / name} cannot be read" in Page(run_page(run, None, None)).words
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+def test_a_phone_shows_what_was_tried_without_scrolling_sideways(tmp_path: Path) -> None:
+    path = followed(tmp_path, made.predicted())
+    long = Trade({f"training.a_setting_with_a_long_name_{number}": HOSTILE for number in range(3)}, 12 * MIB, 60.0)
+    (path / BATCH_SIZES).write_bytes(msgspec.json.encode(looked()))
+    (path / TRADES).write_bytes(msgspec.json.encode(weigh([*tried().trades, long])))
+    run = replace(open_run(path), label="run")
+    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
+    probe = "<script>parent.document.body.dataset.wide = document.documentElement.scrollWidth</script>"
+    source = run_page(run, None, None)
+    inner.write_text(source.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe)
+    outer.write_text(f'<body><iframe src="{inner.as_uri()}" style="width:380px;height:900px;border:0"></iframe>')
+    command = [
+        str(BROWSER), *QUIET, "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=3000", "--dump-dom", outer.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    wide = re.search(r'data-wide="(\d+)"', done.stdout)
+    assert wide
+    assert int(wide[1]) <= 380
