@@ -1,5 +1,6 @@
 """What a worker of `gpubench memory` does: follows a few training steps, on its device or on tensors without memory."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,8 @@ from gpubench.tracker.forecast import Forecast
 from gpubench.tracker.mode import Tracker
 from gpubench.train_worker import set_up
 from gpubench.training import Event
+
+log = logging.getLogger("gpubench.memory")
 
 
 def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
@@ -80,9 +83,14 @@ def _measure(
         activity.doing = "handing over what was followed"
         found = _found(settings, ranks, device, tracker)
         assert found is not None
-        advice = forecast.advice(found) if ranks.is_rank_zero and settings.memory.advise else None
-        yield _followed(ranks.rank, repeat, found, advice)
+        yield _followed(ranks.rank, repeat, found)
         yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+    if ranks.is_rank_zero and settings.memory.advise:
+        activity.doing = "predicting what fixes save"
+        try:
+            yield _followed(ranks.rank, repeat, found, forecast.advice(found))
+        except Exception as error:  # whatever a model does without memory: what was measured stands
+            log.warning("no advice: %s", error)
 
 
 def _here(settings: MemorySettings, device: torch.device) -> Target:

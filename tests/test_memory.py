@@ -198,6 +198,19 @@ def build_failing():
 """
 
 
+def test_what_was_measured_stands_though_nothing_can_be_predicted(tmp_path: Path) -> None:
+    reading = "def reading_loss(module, batch):\n    found = loss(module, batch)\n    found.item()\n    return found\n"
+    built = "def build_reading():\n    module, make, _ = build()\n    return module, make, reading_loss\n"
+    (tmp_path / "reading.py").write_text(DEEP + reading + built)
+    run = ("memory", "--model", "reading:build_reading", "--device", "cpu", "--batch-size", "512", "-q")
+    done = gpubench(*run, results=tmp_path / "measured", cwd=tmp_path)
+    assert not done.code, done.stderr
+    assert followed(done.run).ranks[0].phases[-1].stage == "steady"
+    assert "no advice: the step cannot be predicted" in (done.run / "run.log").read_text()
+    refused = gpubench(*run, "--predict", results=tmp_path / "predicted", cwd=tmp_path)
+    assert "_local_scalar_dense" in complaint(refused)[0]
+
+
 def test_an_interrupt_while_fixes_are_run_keeps_the_advice(tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text(DEEP)
     arguments = ("memory", "--model", "deep:build", "--device", "cpu", "--batch-size", "512", "--verify")
