@@ -32,6 +32,9 @@ class Made:
     def writer(self) -> "Made":
         return self
 
+    def documents(self) -> dict[str, Any]:
+        return {}
+
 
 @dataclass
 class Ended:

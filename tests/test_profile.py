@@ -59,10 +59,10 @@ def small():
     return Scaled(1, 1)
 
 def many_parameters():
-    return Scaled(1, 16_000_000)
+    return Scaled(1, 4_000_000)
 
 def much_to_send():
-    return Scaled(24, 1_000)
+    return Scaled(16, 1_000)
 '''
 SHORT = ("--training.warmup_steps=5", "--logging.graph=false", "--measurement.count_flops=false", "-q")
 
@@ -136,7 +136,7 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(sl
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
-        "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "40", "--repeats", "1", "--verify",
+        "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "60", "--repeats", "1", "--verify",
     )  # fmt: skip
     trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
