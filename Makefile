@@ -13,7 +13,7 @@ bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/ready-for-development
 	$(BIN)/ruff check .
