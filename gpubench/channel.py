@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 import msgspec
@@ -138,10 +139,13 @@ class Channel:
         self._listener.join(LAST_WORD_SECONDS)
 
     def close(self) -> None:
-        """Says that all went well, and hangs up."""
-        self.send(events.Done(rank=self.rank))
+        """Says that all went well, and hangs up. From here on the host may go: it can before the word is out of this
+        thread's hands, when the last of the other ranks has spoken."""
+        self.flush()
         self._closing.set()
-        self._connection.shutdown(socket.SHUT_WR)
+        self.send(events.Done(rank=self.rank))
+        with suppress(OSError):  # the host was quicker
+            self._connection.shutdown(socket.SHUT_WR)
 
     def _write(self, data: bytes) -> None:
         with self._sending:

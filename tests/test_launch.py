@@ -5,12 +5,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
 from gpubench import events, launch, peers
+from gpubench.channel import Activity, Channel
 from gpubench.errors import NonFiniteLoss, WorkerLost
 from gpubench.launch import Workers
 
@@ -112,6 +114,26 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_a_host_that_goes_at_the_last_word_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr("gpubench.channel.os._exit", exits.append)
+    host, worker = socket.socketpair()
+
+    class Impatient(socket.socket):
+        def sendall(self, data: Any, flags: int = 0) -> None:
+            super().sendall(data, flags)
+            host.close()
+            ending.join(5)
+
+    with Impatient(fileno=worker.detach()) as connection:
+        rank = Channel(connection, 1, Activity())
+        ending = rank._listener
+        ending.start()
+        rank.close()
+    assert not ending.is_alive()
+    assert exits == []
 
 
 def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, worker: Callable[..., None]) -> None:

@@ -84,6 +84,19 @@ def found(done: Finished) -> dict[str, Any]:
     return findings
 
 
+def mended(folder: Path, name: str, *arguments: str) -> tuple[Finished, dict[str, Any]]:
+    """A run of the planted trouble with its finding. Where other work on the machine leaves what the fix is worth
+    undecided, it is measured once more, as its user would: every other verdict stands."""
+    for attempt in range(3):
+        again = folder / str(attempt)
+        again.mkdir()
+        done = profiled(again, *arguments, "--repeats", "1", "--verify")
+        trouble = finding(done, name)
+        if trouble["measured"]["outcome"] != "inconclusive":
+            break
+    return done, trouble
+
+
 def finding(done: Finished, name: str) -> dict[str, Any]:
     """The one with this id."""
     by_id: dict[str, dict[str, Any]] = {one["id"]: one for one in found(done)["findings"]}
@@ -93,10 +106,11 @@ def finding(done: Finished, name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def slow_loader(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return profiled(
-        tmp_path_factory.mktemp("loader"), "--model", "planted:small", "--data", "planted:slow", "--data.workers=0",
-        "--batch-size", "8", "--steps", "16", "--repeats", "1", "--profiling.with_stack=true", "--verify",
+    done, _ = mended(
+        tmp_path_factory.mktemp("loader"), "too-few-workers", "--model", "planted:small", "--data", "planted:slow",
+        "--data.workers=0", "--batch-size", "8", "--steps", "16", "--profiling.with_stack=true",
     )  # fmt: skip
+    return done
 
 
 def test_a_slow_loader_is_found_and_workers_confirmed(slow_loader: Finished) -> None:
@@ -134,33 +148,30 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(sl
 
 
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
-    done = profiled(
-        tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
-        "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "60", "--repeats", "1", "--verify",
+    done, trouble = mended(
+        tmp_path, "unfused-optimizer", "--model", "planted:many_parameters", "--data", "planted:plain",
+        "--data.workers=0", "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "60",
     )  # fmt: skip
-    trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
     assert found(done)["keep"] == trouble["fix"]
 
 
 def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path) -> None:
-    done = profiled(
-        tmp_path, "--model", "planted:small", "--data", "planted:many_channels", "--data.workers=0",
-        "--performance.channels_last=true", "--batch-size", "1", "--steps", "16", "--repeats", "1", "--verify",
+    _, trouble = mended(
+        tmp_path, "layout-of-batches", "--model", "planted:small", "--data", "planted:many_channels",
+        "--data.workers=0", "--performance.channels_last=true", "--batch-size", "1", "--steps", "16",
     )  # fmt: skip
-    trouble = finding(done, "layout-of-batches")
     assert trouble["fix"] == {"performance.channels_last": False}
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
 
 
 def test_an_unneeded_synchronisation_is_found_and_mended(tmp_path: Path) -> None:
-    done = profiled(
-        tmp_path, "--model", "planted:much_to_send", "--data", "planted:plain", "--world-size", "2",
-        "--training.optimizer=sgd", "--training.grad_accumulation=12", "--distributed.sync_gradients=each",
-        "--distributed.bucket_mb=0.003", "--batch-size", "1", "--steps", "8", "--repeats", "1", "--verify",
+    _, trouble = mended(
+        tmp_path, "repeated-reduction", "--model", "planted:much_to_send", "--data", "planted:plain",
+        "--world-size", "2", "--training.optimizer=sgd", "--training.grad_accumulation=12",
+        "--distributed.sync_gradients=each", "--distributed.bucket_mb=0.003", "--batch-size", "1", "--steps", "8",
     )  # fmt: skip
-    trouble = finding(done, "repeated-reduction")
     assert trouble["fix"] == {"distributed.sync_gradients": "last"}
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
 

@@ -406,4 +406,4 @@ def test_real_traces_are_read_whole(name: str, events: int, host: int, device: i
 def test_a_memory_snapshot_is_not_taken_for_a_trace() -> None:
     with pytest.raises(DataError, match="pickle") as refused:
         read(PUBLIC / "snapshot_magma27_small.pickle")
-    assert "memory_viz" in str(refused.value.hint)
+    assert "gpubench memory --snapshot" in str(refused.value.hint)
