@@ -199,7 +199,7 @@ def _read_back(path: Path) -> int:
     """What the allocator's own record has as allocated at the peak."""
     asked = [sys.executable, "-m", "gpubench", "memory", "--json", f"--snapshot={path}"]
     document = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
-    return msgspec.convert(document["memory"], Footprint).peak.level.allocated
+    return msgspec.convert(document["memory"], Footprints).ranks[0].peak.level.allocated
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output
-from gpubench.commands.memory_trying import try_out
+from gpubench.commands import options, output, trying
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, resolved
 from gpubench.errors import UsageError
@@ -108,40 +106,22 @@ def memory(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Show what fills the memory at each phase, and what would fit."""
-    from gpubench.configuration import load, parse_unknown_overrides
+    from gpubench.settings import MemorySettings
 
-    named = options.given(
-        config=config,
-        model=model,
-        data=data,
-        precision=precision,
-        batch_size=batch_size,
-        world_size=world_size,
-        device=device,
-        predict="true" if predict else None,
-        device_model=device_model,
-        device_memory=device_memory,
-        find_batch_size="true" if find_batch_size else None,
-        margin=margin,
-        experiment=experiment,
-        results=results,
-    )
-    overrides = named | parse_unknown_overrides(ctx.args)
-    switches = {"--verify": verify, "--check": check, "--print-config": print_config}
     if snapshot or trace:
-        _of_file(snapshot, trace, overrides, [name for name, on in switches.items() if on], html, json=json)
+        file = "--snapshot" if snapshot else "--trace"
+        options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
+        _of_file(snapshot, trace, html, json=json)
         return
     if html:
         raise UsageError("--html belongs to a file", "a run's own page is report.html in its directory")
 
+    from gpubench.configuration import load
     from gpubench.memory_defaults import complete_memory
-    from gpubench.settings import MemorySettings
 
-    config = overrides.pop("config", None)
-    _refuse_idle(overrides, verify=verify, check=check)
-    if launched_by_torchrun():
-        overrides |= options.under_torchrun(overrides, None)
-    (run,) = resolved(load(MemorySettings, config, overrides), None, complete_memory)
+    base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
+    _refuse_idle(base, verify=verify, check=check)
+    (run,) = resolved(base, None, complete_memory)
     if print_config:
         output.write(run.to_yaml(), "gpubench memory --print-config > FILE")
         return
@@ -149,16 +129,16 @@ def memory(
     _of_run(run, beside, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 
-def _refuse_idle(overrides: dict[str, str], *, verify: bool, check: bool) -> None:
+def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:
     """Raises UsageError for options that would do nothing."""
-    predicting, finding = "predict" in overrides, "find_batch_size" in overrides
+    predicting, finding = base.settings.memory.predict, base.settings.memory.find_batch_size
     for wrong, said, hint in (
         (verify and predicting, "--verify runs what --predict only predicts", "leave one of them out"),
         (verify and finding, "--verify is for one batch, and --find-batch-size is for many", "leave one of them out"),
         (check and not predicting, "--check lays a measurement beside a prediction", "add --predict"),
         (check and finding, "--check is for one batch; --find-batch-size runs its own", "leave --check out"),
         (
-            "device_model" in overrides and (not predicting or overrides.get("device") == "cpu"),
+            bool(base.settings.memory.device_model) and (not predicting or base.settings.device == "cpu"),
             "--device-model is for predictions of a GPU",
             "add --predict, and leave --device out",
         ),
@@ -172,7 +152,11 @@ def _refuse_idle(overrides: dict[str, str], *, verify: bool, check: bool) -> Non
             "--check starts fresh processes, which torchrun does not",
             "use --world-size",
         ),
-        ("margin" in overrides and not finding, "--margin is for --find-batch-size", "leave it out"),
+        (
+            base.origins.get("memory.margin") == "command line" and not finding,
+            "--margin is for --find-batch-size",
+            "leave it out",
+        ),
     ):
         if wrong:
             raise UsageError(said, hint)
@@ -187,28 +171,17 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
     return completed(run.with_overrides(changes, "--check"), complete_memory)
 
 
-def _of_file(
-    snapshot: Path | None,
-    trace: Path | None,
-    overrides: dict[str, str],
-    switches: list[str],
-    html: Path | None,
-    *,
-    json: bool,
-) -> None:
-    """Raises UsageError for options that only a run can follow."""
+def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
     from gpubench.memory.advice import advise
     from gpubench.memory.files import of_snapshot, of_trace_file
     from gpubench.report import footprint_page, footprint_tables
+    from gpubench.runs import to_json
     from gpubench.terminal import Terminal
 
     if launched_by_torchrun() and not is_rank_zero():
         return
     if snapshot and trace:
         raise UsageError("--snapshot and --trace are one file each", "give one of them")
-    given = [*(f"--{key.replace('_', '-')}" for key in overrides), *switches]
-    if given:
-        raise UsageError(f"{given[0]} is for a run, and a file tells of one that is over", "leave it out")
     if html:
         output.check_file(html, "--html", *filter(None, (snapshot, trace)))
     devices = of_snapshot(snapshot) if snapshot else of_trace_file(trace or Path())
@@ -217,7 +190,7 @@ def _of_file(
     if html:
         output.write_file(html, footprint_page.page(found, findings, label))
     if json:
-        text = dumps(footprint_tables.to_document(found, findings), indent=2, ensure_ascii=False) + "\n"
+        text = to_json(footprint_tables.to_document(found, findings))
     else:
         show = partial(footprint_tables.show, label=label)
         text = Terminal(quiet=False, verbosity=0).render(show, found, findings)
@@ -240,7 +213,7 @@ def _of_run(
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured([run, *beside], MemoryRecorder, live_memory, terminal)
-    stopped = try_out(run, outcomes[0], terminal, verify=verify)
+    stopped = trying.memory(run, outcomes[0], terminal, verify=verify)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     pair = notebook.judge_pair(paths, ("predicted", "measured")) if beside else None
     finish(frame.to_json(outcomes, pair) if json else terminal.render(footprints.show, outcomes, pair), outcomes)

@@ -3,12 +3,15 @@
 Values stay text here: the settings say what is valid, so that one place answers a wrong one.
 """
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpubench.errors import UsageError
-from gpubench.ranks import Ranks
+from gpubench.errors import SettingsError, UsageError
+from gpubench.ranks import Ranks, launched_by_torchrun
+
+if TYPE_CHECKING:
+    from gpubench.settings import RunSettings
 
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
@@ -63,7 +66,46 @@ PrintConfig = Annotated[
 ]
 
 
-def under_torchrun(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, Any]:
+def overrides(ctx: typer.Context, cls: "type[RunSettings]", vs: list[str] | None = None) -> dict[str, Any]:
+    """What the command line sets of `cls`: by its named options, and by any other as `--section.key=value`.
+
+    Raises UsageError where that is no option, or goes against the torchrun that this is under.
+    """
+    from gpubench.configuration import canonical, fields, parse_unknown_overrides
+
+    known = fields(cls)
+    named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
+    found = named | parse_unknown_overrides(ctx.args)
+    return found | _torchrun_s(found, vs) if launched_by_torchrun() else found
+
+
+def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
+    """Raises UsageError for options that only a run can follow where `file` is read, the option that names it, and
+    SettingsError for those that nobody knows."""
+    from gpubench.configuration import canonical, fields, nearest, parse_unknown_overrides
+
+    settings = parse_unknown_overrides(ctx.args)
+    for key in settings:
+        if canonical(cls, key) not in fields(cls):
+            raise SettingsError(f"unknown setting {key!r}", nearest(cls, key))
+    for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
+        option = f"--{key.replace('_', '-')}"
+        raise UsageError(
+            f"{option} is for a run, and {file} reads of one that is over", f"leave it out, or leave {file} out"
+        )
+
+
+def _given(ctx: typer.Context) -> dict[str, Any]:
+    """The named options that the user gave, in the settings' own terms; every other is left to what lies below."""
+    given = {
+        name: value
+        for name, value in ctx.params.items()
+        if (source := ctx.get_parameter_source(name)) and source.name != "DEFAULT"
+    }
+    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+
+
+def _torchrun_s(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, Any]:
     """The world size that torchrun decided on. Raises UsageError where the command line contradicts it."""
     decided = str(Ranks.from_environment().world_size)
     asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
@@ -74,8 +116,3 @@ def under_torchrun(overrides: dict[str, Any], vs: list[str] | None) -> dict[str,
     if vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     return {"world_size": decided}
-
-
-def given(**options: str | None) -> dict[str, str]:
-    """The options that were used, by setting key or alias."""
-    return {key: value for key, value in options.items() if value is not None}

@@ -104,35 +104,11 @@ def pipe_infer(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: how fast, how idle, and is every sample the same?"""
-    from gpubench.configuration import load, parse_unknown_overrides
+    from gpubench.configuration import load
     from gpubench.pipe_defaults import complete
     from gpubench.pipe_settings import PipeSettings
 
-    named = options.given(
-        model=model,
-        unet=unet,
-        step_ms=step_ms,
-        prompts=prompts,
-        precision=precision,
-        scheduler=scheduler,
-        steps=steps,
-        guidance_scale=guidance_scale,
-        samples=samples,
-        micro_batch=micro_batch,
-        world_size=world_size,
-        split=split,
-        in_flight=in_flight,
-        verify=None if verify is None else str(verify).lower(),
-        baseline=baseline,
-        repeats=repeats,
-        device=device,
-        inject=inject,
-        experiment=experiment,
-        results=results,
-    )
-    overrides = named | parse_unknown_overrides(ctx.args)
-    if launched_by_torchrun():
-        overrides |= options.under_torchrun(overrides, vs)
+    overrides = options.overrides(ctx, PipeSettings, vs)
     done = None
     if resume is not None:
         done, base = resumed(Path(resume), config, overrides, vs)

@@ -1,24 +1,19 @@
 """gpubench profile"""
 
-from collections.abc import Sequence
-from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output
+from gpubench.commands import options, output, trying
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, resolved
-from gpubench.errors import GpubenchError, SettingsError, UsageError
+from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
-    from gpubench.benchmark import Outcome
-    from gpubench.comparison.result import Comparisons
     from gpubench.configuration import Configuration
     from gpubench.settings import ProfileSettings
-    from gpubench.terminal import Terminal
 
 EPILOG = """Examples:
 
@@ -91,24 +86,10 @@ def profile(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Name the bottleneck, from phase down to operation, and what mending it saves."""
-    from gpubench.configuration import load, parse_unknown_overrides
+    from gpubench.settings import ProfileSettings
 
-    named = options.given(
-        config=config,
-        model=model,
-        data=data,
-        precision=precision,
-        batch_size=batch_size,
-        steps=steps,
-        world_size=world_size,
-        repeats=repeats,
-        device=device,
-        experiment=experiment,
-        results=results,
-    )
-    overrides = named | parse_unknown_overrides(ctx.args)
     if trace or against:
-        _refuse_with_trace(overrides, verify=verify, print_config=print_config)
+        options.refuse_beside(ctx, ProfileSettings, "--trace", "trace", "against", "html", "json", "quiet", "verbose")
         if launched_by_torchrun() and not is_rank_zero():
             return
         _of_files(trace or [], against or [], html, json=json)
@@ -116,15 +97,13 @@ def profile(
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
 
+    from gpubench.configuration import load
     from gpubench.defaults import complete
-    from gpubench.settings import ProfileSettings
 
-    config = overrides.pop("config", None)
-    if launched_by_torchrun():
-        if verify:
-            raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
-        overrides |= options.under_torchrun(overrides, None)
-    (run,) = resolved(load(ProfileSettings, config, overrides), None, complete)
+    if launched_by_torchrun() and verify:
+        raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
+    base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
+    (run,) = resolved(base, None, complete)
     if not run.settings.profiling.enabled:
         raise UsageError("profiling.enabled=false leaves nothing to diagnose", "use gpubench train-bench")
     if print_config:
@@ -133,26 +112,11 @@ def profile(
     _of_run(run, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 
-def _refuse_with_trace(overrides: dict[str, str], *, verify: bool, print_config: bool) -> None:
-    """Raises UsageError for options that only a run can follow, and SettingsError for those that nobody knows."""
-    from gpubench.configuration import canonical, fields, nearest
-    from gpubench.settings import ProfileSettings
-
-    for key in overrides:
-        if key != "config" and canonical(ProfileSettings, key) not in fields(ProfileSettings):
-            raise SettingsError(f"unknown setting {key!r}", nearest(ProfileSettings, key))
-    given = [f"--{key.replace('_', '-')}" for key in overrides]
-    given += ["--verify"] * verify + ["--print-config"] * print_config
-    if given:
-        raise UsageError(
-            f"{given[0]} is for a run, and --trace reads one that is over", "leave it out, or leave --trace out"
-        )
-
-
 def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool) -> None:
     from gpubench.diagnosis.traces import of_files
     from gpubench.report import profile_page, profiling
     from gpubench.report.profile_against import Against
+    from gpubench.runs import to_json
     from gpubench.terminal import Terminal
     from gpubench.trace.difference import kernel_changes
 
@@ -170,7 +134,7 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     if html:
         output.write_file(html, profile_page.trace_page(profile, findings, before))
     if json:
-        text = dumps(profiling.to_document(profile, findings, before), indent=2, ensure_ascii=False) + "\n"
+        text = to_json(profiling.to_document(profile, findings, before))
     elif before:
         text = terminal.render(
             profiling.show_against, before.profile, profile, before.changes, before.findings, findings
@@ -188,32 +152,7 @@ def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, 
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured([run], ProfileRecorder, live, terminal)
-    stopped = _try_fixes(run, outcomes[0], terminal) if verify else None
+    stopped = trying.fixes(run, outcomes[0], terminal) if verify else None
     finish(frame.to_json(outcomes, None) if json else terminal.render(profiled.show, outcomes), outcomes)
     if stopped:
         raise stopped
-
-
-def _try_fixes(
-    run: "Configuration[ProfileSettings]", outcome: "Outcome", terminal: "Terminal"
-) -> "GpubenchError | None":
-    """Writes down what each fix saves; returns what ended it, if it did not come to its end."""
-    from gpubench import live, notebook, verifying
-    from gpubench.defaults import complete, completed
-    from gpubench.report import frame
-    from gpubench.train_recording import TrainRecorder
-
-    def measure(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
-        return measured(runs, TrainRecorder, live, terminal, independent=True)
-
-    def judge(*outcomes: "Outcome") -> "Comparisons | None":
-        return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
-
-    diagnosis = outcome.recorder.diagnosis
-    if diagnosis is None or outcome.error:
-        return None
-    bench = verifying.Bench(lambda one: completed(one, complete), measure, judge)
-    tried = verifying.verify(run, diagnosis.findings, bench)
-    outcome.recorder.conclude(tried.findings)
-    notebook.write_up(outcome.recorder.writer.path)
-    return tried.stopped

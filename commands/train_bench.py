@@ -5,7 +5,6 @@ import typer
 from gpubench.commands import options, output
 from gpubench.commands.running import carry_out, resolved
 from gpubench.configs import presets
-from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
 
 EPILOG = f"""Examples:
@@ -51,28 +50,11 @@ def train_bench(
 ) -> None:
     """Measure how fast a model trains here, and where each step's time goes."""
     # Settings are imported here, and what measures and draws only when they are known to be right: help needs neither.
-    from gpubench.configuration import load, parse_unknown_overrides
+    from gpubench.configuration import load
     from gpubench.defaults import complete
     from gpubench.settings import TrainSettings
 
-    named = options.given(
-        model=model,
-        data=data,
-        precision=precision,
-        batch_size=batch_size,
-        steps=steps,
-        world_size=world_size,
-        repeats=repeats,
-        target_precision=target_precision,
-        measure_peak="true" if measure_peak else None,
-        device=device,
-        experiment=experiment,
-        results=results,
-    )
-    overrides = named | parse_unknown_overrides(ctx.args)
-    if launched_by_torchrun():
-        overrides |= options.under_torchrun(overrides, vs)
-    base = load(TrainSettings, config, overrides)
+    base = load(TrainSettings, config, options.overrides(ctx, TrainSettings, vs))
     runs = resolved(base, vs, complete)
     if print_config:
         output.write("---\n".join(run.to_yaml() for run in runs), "gpubench train-bench --print-config > FILE")

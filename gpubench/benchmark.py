@@ -155,7 +155,8 @@ def measure(
         recorder.begin_recorded()
     recorder.listen_to_log(True)
     job = Job(
-        command=recorder.command,
+        worker=recorder.worker,
+        lighter=recorder.lighter,
         settings=settings.model_dump(mode="json"),
         repeats=repeats if profiled is None else [*repeats, profiled],
         profiled=profiled,

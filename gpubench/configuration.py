@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError
 from gpubench.pipe_settings import PipeSettings
-from gpubench.settings import RunSettings, Section, TrainSettings
+from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
 SHOWN_BY = "--print-config shows every setting"
@@ -232,7 +232,7 @@ def environment(cls: type[RunSettings]) -> dict[str, Any]:
     from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
     from pydantic_settings import SettingsError as SourceError
 
-    known = {key for command in (TrainSettings, PipeSettings) for key in fields(command)}
+    known = {key for command in (ProfileSettings, MemorySettings, PipeSettings) for key in fields(command)}
     for name in os.environ:
         if name.startswith(ENVIRONMENT_PREFIX):
             key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")

@@ -343,7 +343,10 @@ Message = (
 class Job(msgspec.Struct, frozen=True):
     """The host's answer to `Hello`: everything a worker needs to know."""
 
-    command: str
+    worker: str
+    """The module whose `work` does it."""
+    lighter: str
+    """What takes less memory, for a worker that has not enough."""
     settings: dict[str, Any]
     repeats: list[int]
     """The repeats this process runs: one for a fresh process, all of them under torchrun."""

@@ -19,6 +19,7 @@ from gpubench.recording import Progress, Recorder
 from gpubench.runs import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.settings import MemorySettings
 from gpubench.summary import Summary
+from gpubench.train_recording import LIGHTER
 
 
 @dataclass
@@ -31,6 +32,8 @@ class MemoryRecorder(Recorder[MemorySettings]):
     """One run of `gpubench memory`."""
 
     command = "memory"
+    worker = "gpubench.memory_worker"
+    lighter = LIGHTER
     progress: MemoryProgress
 
     def __init__(self, configuration: Configuration[MemorySettings], argv: Sequence[str]) -> None:
@@ -73,7 +76,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
 
     def documents(self) -> dict[str, Any]:
         found = {"findings": self.advice, "batch_sizes": self.batch_sizes, "trades": self.trades}
-        return {"memory": self.footprints} | {name: value for name, value in found.items() if value}
+        return {"memory": Footprints(self.footprints)} | {name: value for name, value in found.items() if value}
 
     def completed(self) -> int:
         return len({repeat for repeat, _ in self._found})

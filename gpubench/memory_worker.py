@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 import psutil
 import torch
-from torch._C._distributed_c10d import Store
 
 from gpubench import distributed, events
+from gpubench.assignment import Assignment
 from gpubench.channel import Activity
 from gpubench.environment import capture_env_metadata
 from gpubench.findings import Findings
@@ -30,8 +30,9 @@ from gpubench.training import Event
 log = logging.getLogger("gpubench.memory")
 
 
-def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
+def work(given: Assignment) -> Iterator[Event]:
     """Every repeat of the job, as events."""
+    job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
     settings = MemorySettings.model_validate(job.settings)
     predicting = settings.memory.predict
     device = torch.device("cpu") if predicting else set_up(settings, ranks, store)

@@ -26,6 +26,8 @@ class PipeRecorder(Recorder[PipeSettings]):
     """One run of `gpubench pipe-infer`."""
 
     command = "pipe-infer"
+    worker = "gpubench.pipeline.worker"
+    lighter = "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width"
     progress: PipeProgress
 
     def __init__(

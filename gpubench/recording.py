@@ -55,6 +55,10 @@ class Recorder(ABC, Generic[S]):
     """One run of any command: its directory, its metrics, and what is known of it so far."""
 
     command: ClassVar[str]
+    worker: ClassVar[str]
+    """The module whose `work` does what the command is about, in a process with torch."""
+    lighter: ClassVar[str]
+    """What takes less memory, where there is not enough."""
     progress: Progress
     samples: list[int] | None = None
     """What is still to be made, of a command that makes samples one by one; None for all."""

@@ -241,7 +241,9 @@ def timestamp() -> str:
 
 
 def to_json(document: Any) -> str:
-    return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """As every document of ours is written, to a file or to stdout. Raises ValueError for NaN, which JSON lacks."""
+    builtins = msgspec.to_builtins(document, str_keys=True)
+    return json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 class _Versioned(msgspec.Struct):

@@ -351,6 +351,7 @@ class MemorySettings(TrainSettings):
     """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are followed."""
 
     aliases: ClassVar[dict[str, str]] = TrainSettings.aliases | {
+        "steps": "memory.steps",
         "predict": "memory.predict",
         "device_model": "memory.device_model",
         "device_memory": "memory.device_memory",

@@ -11,6 +11,11 @@ from gpubench.settings import TrainSettings
 from gpubench.steady import Repeat
 from gpubench.summary import Summary, summarise
 
+LIGHTER = (
+    "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
+    "--model.activation_checkpointing=true"
+)
+
 
 @dataclass
 class TrainProgress(Progress):
@@ -25,6 +30,8 @@ class TrainRecorder(Recorder[TrainSettings]):
     """One run of `gpubench train-bench`."""
 
     command = "train-bench"
+    worker = "gpubench.train_worker"
+    lighter = LIGHTER
     progress: TrainProgress
 
     def __init__(self, configuration: Configuration[TrainSettings], argv: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from gpubench import distributed, events
+from gpubench.assignment import Assignment
 from gpubench.calendar import calendar
 from gpubench.channel import Activity
 from gpubench.configuration import apply_overrides
@@ -28,8 +29,9 @@ from gpubench.training import Event, Trainer, build_trainer, plan, train
 from gpubench.yardstick import time_yardstick
 
 
-def work(job: events.Job, ranks: Ranks, store: Store | None, activity: Activity) -> Iterator[Event]:
+def work(given: Assignment) -> Iterator[Event]:
     """Every repeat of the job, as events."""
+    job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
     settings = TrainSettings.model_validate(job.settings)
     device = set_up(settings, ranks, store)
     if ranks.is_rank_zero:

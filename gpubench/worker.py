@@ -6,13 +6,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from typing import NoReturn
 
 import torch
-from torch._C._distributed_c10d import Store
 
 from gpubench import distributed, events
+from gpubench.assignment import Assignment
 from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
 from gpubench.distributed import HOST_ADDRESS
 from gpubench.errors import GpubenchError, OutOfMemory
@@ -21,17 +20,6 @@ from gpubench.ranks import Ranks
 
 FLUSH_SECONDS = 0.2
 MEET_SECONDS = 120.0
-LIGHTER_TRAINING = (
-    "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
-    "--model.activation_checkpointing=true"
-)
-LIGHTER = {
-    "train-bench": LIGHTER_TRAINING,
-    "profile": LIGHTER_TRAINING,
-    "memory": LIGHTER_TRAINING,
-    "pipe-infer": "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width",
-}
-"""What takes less memory, by command."""
 
 log = logging.getLogger("gpubench.worker")
 
@@ -56,33 +44,16 @@ def main() -> int:
         channel, job = Channel.connect(store.get(HOST_ADDRESS).decode(), ranks.rank, ranks.world_size, activity)
     _log_through(channel)
     try:
-        for event in _work(job, ranks, store, activity, channel):
+        for event in Assignment(job, ranks, store, activity, channel.send).carry_out():
             channel.put(event)
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured | events.SpansMeasured) else 0.0)
         channel.close()
     except (Exception, SystemExit) as error:  # a model of the user's own may call sys.exit
-        channel.fail(explain(error, ranks, activity, LIGHTER[job.command]))
+        channel.fail(explain(error, ranks, activity, job.lighter))
         return 1
     finally:
         sys.stdout.flush()
     return 0
-
-
-def _work(
-    job: events.Job, ranks: Ranks, store: Store | None, activity: Activity, channel: Channel
-) -> Iterator[events.Message]:
-    """What the command asks for, loaded only now: training needs no diffusers."""
-    if job.command == "pipe-infer":
-        from gpubench.pipeline.worker import work as pipe_infer
-
-        return pipe_infer(job, ranks, store, activity, channel.send)
-    if job.command == "memory":
-        from gpubench.memory_worker import work as memory
-
-        return memory(job, ranks, store, activity)
-    from gpubench.train_worker import work as train_bench
-
-    return train_bench(job, ranks, store, activity)
 
 
 def explain(error: BaseException, ranks: Ranks, activity: Activity, lighter: str) -> events.Failed:

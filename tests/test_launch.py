@@ -16,7 +16,7 @@ from gpubench.channel import Activity, Channel
 from gpubench.errors import NonFiniteLoss, WorkerLost
 from gpubench.launch import Workers
 
-JOB = events.Job(command="train-bench", settings={}, repeats=[0], clock=(0.0, 0.0), host=socket.gethostname())
+JOB = events.Job(worker="", lighter="", settings={}, repeats=[0], clock=(0.0, 0.0), host=socket.gethostname())
 
 PYTHON = sys.executable
 

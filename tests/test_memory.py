@@ -93,11 +93,11 @@ def test_a_prediction_says_what_a_measurement_finds_and_compare_lays_them_side_b
     done = deep(tmp_path, "--device", "cpu", "--batch-size", "512", "--predict", "--check", "--json", "-q")
     assert not done.code, done.stderr
     document = json.loads(done.stdout)
-    predicted, again = (run["memory"][0] for run in document["runs"])
+    predicted, again = (run["memory"]["ranks"][0] for run in document["runs"])
     assert predicted["source"] == "predicted"
     assert predicted["peak"]["level"] == again["peak"]["level"]
     assert msgspec.to_builtins(followed(measured.run).ranks[0].peak.level) == again["peak"]["level"]
-    assert document["comparison"]["memory"]["change"] == 0
+    assert document["comparisons"][0]["memory"]["change"] == 0
 
 
 def test_a_gpu_is_predicted_for_without_one_and_advice_says_what_it_would_save(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_snapshot_of_any_program_is_read_without_torch(tmp_path: Path, command
     done = command_line("memory", "--snapshot", snapshot, "--html", str(page), "--json")
     assert not done.code, done.stderr
     document = json.loads(done.stdout)
-    assert document["memory"]["peak"]["level"]["allocated"] == 13_927_832_064
+    assert document["memory"]["ranks"][0]["peak"]["level"]["allocated"] == 13_927_832_064
     assert "activations" in page.read_text()
 
 

@@ -172,7 +172,7 @@ def test_two_splits_are_run_side_by_side_and_compared_in_one_document(tmp_path: 
     assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
     assert [run["status"] for run in document["runs"]] == ["completed", "completed"]
-    assert (document["comparison"]["baseline"]["label"], document["comparison"]["candidate"]["label"]) == (
+    assert (document["comparisons"][0]["baseline"]["label"], document["comparisons"][0]["candidate"]["label"]) == (
         "pipeline.split=even",
         "pipeline.split=balanced",
     )

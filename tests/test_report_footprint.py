@@ -18,12 +18,23 @@ from test_page import BROWSER, HOSTILE, QUIET, Page
 from test_plots import parsed, texts
 
 from gpubench.findings import Findings
-from gpubench.memory.footprint import CATEGORIES, Amounts, Correction, Footprint, Holder, Level, Timeline, TimelineMark
+from gpubench.memory.footprint import (
+    CATEGORIES,
+    Amounts,
+    Correction,
+    Footprint,
+    Footprints,
+    Holder,
+    Level,
+    Timeline,
+    TimelineMark,
+)
 from gpubench.memory.scalars import peaks, scalars
 from gpubench.report import footprint_page, footprint_phrases, footprint_tables, lanes
 from gpubench.report.footprint_page import over_time, page, section
 from gpubench.report.footprint_tables import holders, modules, phases, show, to_document
 from gpubench.report.templating import environment
+from gpubench.runs import to_json
 
 ATTACK = f"{HOSTILE}[bold]\x1b[2J\nline[/bold]"
 REPLACE = msgspec.structs.replace
@@ -405,10 +416,10 @@ def test_hostile_names_are_shown_in_the_terminal_and_not_obeyed() -> None:
 
 def test_a_document_holds_the_footprint_as_it_is() -> None:
     footprint, findings = made.predicted(), made.findings()
-    document = json.loads(json.dumps(to_document(footprint, findings), allow_nan=False))
-    assert msgspec.convert(document["memory"], Footprint) == footprint
+    document = json.loads(to_json(to_document(footprint, findings)))
+    assert msgspec.convert(document["memory"], Footprints) == Footprints([footprint])
     assert msgspec.convert(document["findings"], Findings) == findings
-    assert set(to_document(footprint, None)) == {"memory"}
+    assert set(to_document(footprint, None)) == {"schema_version", "memory"}
 
 
 def test_scalars_are_bytes_by_count_by_category_and_by_phase() -> None:

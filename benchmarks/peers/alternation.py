@@ -120,7 +120,8 @@ def read(listener: socket.socket, settings: TrainSettings) -> None:
     """The host: answers the worker's hello, and reads all that follows."""
     connection, _ = listener.accept()
     job = events.Job(
-        command="train-bench",
+        worker="",
+        lighter="",
         settings=settings.model_dump(mode="json"),
         repeats=[0],
         clock=(time.time(), time.monotonic()),

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 import gpubench
 from gpubench import distributed, events, faults
+from gpubench.assignment import Assignment
 from gpubench.calendar import calendar
 from gpubench.channel import EVERYONE, Activity
 from gpubench.environment import capture_env_metadata
@@ -27,9 +27,10 @@ from gpubench.pipeline.session import Passage, Session
 from gpubench.pipeline.spans import SpanTimer
 from gpubench.pipeline.stage import Stage
 from gpubench.pipeline.verification import verify
+from gpubench.precision import set_float32_matmul
 from gpubench.prompts import read_prompts
 from gpubench.ranks import Ranks
-from gpubench.settings import Device
+from gpubench.settings import Device, Precision
 from gpubench.split import assign
 from gpubench.timing import clock_of
 from gpubench.yardstick import time_yardstick
@@ -37,16 +38,14 @@ from gpubench.yardstick import time_yardstick
 DTYPES = {Arithmetic.fp32: torch.float32, Arithmetic.fp16: torch.float16, Arithmetic.bf16: torch.bfloat16}
 WARM_UP = 2  # evaluations: the first allocates and tunes, the second is like all others
 
-Tell = Callable[[events.Message], None]
 
-
-def work(
-    job: events.Job, ranks: Ranks, store: Store | None, activity: Activity, tell: Tell
-) -> Iterator[events.Message]:
-    """Every repeat of the job, as events; `tell` takes those of threads, at once."""
+def work(given: Assignment) -> Iterator[events.Message]:
+    """Every repeat of the job, as events."""
+    job, ranks, store, activity, tell = given
     settings = PipeSettings.model_validate(job.settings)
     if settings.performance.cpu_threads:
         torch.set_num_threads(settings.performance.cpu_threads)
+    set_float32_matmul(Precision.fp32, None)  # what is asked for in fp32 is computed in it; the rest is half
     if settings.performance.deterministic:
         make_deterministic()
     device = pick_device(settings, ranks)
@@ -71,8 +70,6 @@ def make_deterministic() -> None:
     # What this fills is never read; it costs a kernel for every tensor. (torch's stubs do not know it.)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def pick_device(settings: PipeSettings, ranks: Ranks) -> torch.device:
@@ -95,7 +92,7 @@ def run_repeat(
     device: torch.device,
     edges: tuple[Edge | None, Edge | None],
     activity: Activity,
-    tell: Tell,
+    tell: Callable[[events.Message], None],
 ) -> Iterator[events.Message]:
     """Builds everything anew and takes the job's samples through once; then what they are compared with."""
     activity.enter("building the model")

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpubench import runs
 from gpubench.comparison.result import Causes, Comparison, Comparisons, Memory, Verdict, Waterfall
 from gpubench.report import causing, comparing_memory, phrases, plain
 from gpubench.report.headline import headline
@@ -25,8 +25,7 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~#$])|(?<![^\W_])(_)|(_)(?![^\W_])")  # an un
 
 def to_json(document: msgspec.Struct) -> str:
     """Every number and reason. JSON knows no NaN: where a recorded setting holds one, it becomes a word."""
-    builtins = _finite(msgspec.to_builtins(document, str_keys=True))
-    return json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return runs.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
 
 
 def to_csv(comparisons: Comparisons) -> str:

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
 from gpubench.findings import Findings
-from gpubench.memory.footprint import Amounts, Footprint, Holder, ModuleFootprint, PhaseFootprint
+from gpubench.memory.footprint import Amounts, Footprint, Footprints, Holder, ModuleFootprint, PhaseFootprint
 from gpubench.report import finding_phrases, footprint_phrases, profiling
 from gpubench.report.footprint_phrases import category, ordered, share
 from gpubench.report.plain import clean
 from gpubench.report.profile_phrases import words
 from gpubench.report.sheets import GAP, Sheet, sheet
+from gpubench.runs import SCHEMA_VERSION
 
 HOLDERS = 8
 MODULES = 8
@@ -70,8 +70,8 @@ def show(
 
 def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, Any]:
     """For --json: memory.json as it is, and the findings where rules were asked."""
-    document = {"memory": msgspec.to_builtins(footprint)}
-    return document | ({"findings": msgspec.to_builtins(findings)} if findings else {})
+    document = {"schema_version": SCHEMA_VERSION, "memory": Footprints([footprint])}
+    return document | ({"findings": findings} if findings else {})
 
 
 def phases(footprint: Footprint) -> Sheet:

@@ -1,6 +1,5 @@
 """What the reports of all commands share: a run as JSON, its frame in the terminal, its table of metrics."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gpubench import stats, units
+from gpubench import runs, stats, units
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
@@ -18,11 +17,10 @@ from gpubench.summary import Summary
 
 
 def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str:
-    """One document: every run with its path, status, error and summary, and of two runs how they compare."""
-    document: dict[str, Any] = {"runs": [_document(outcome) for outcome in outcomes]}
-    if comparisons:
-        document["comparison"] = msgspec.to_builtins(comparisons.comparisons[0])
-    return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """One document: every run with its path, status, error and summary, and of two runs what `compare --json` has."""
+    compared = msgspec.structs.asdict(comparisons) if comparisons else {}
+    own = {"schema_version": runs.SCHEMA_VERSION, "runs": [_document(outcome) for outcome in outcomes]}
+    return runs.to_json(own | compared)
 
 
 def show(

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from gpubench.findings import Finding, Findings
 from gpubench.report import finding_phrases, likeness, profile_against, profile_phrases, profile_tables, sheets
 from gpubench.report.plain import clean
 from gpubench.report.profile_against import Against
+from gpubench.runs import SCHEMA_VERSION
 from gpubench.trace.profile import KernelChange, Profile, Rank
 
 BAR = 24  # characters
@@ -97,12 +97,12 @@ def show_fates(changes: Iterable[FindingChange], console: Console, *, alike: boo
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
     """For --json: profile.json and findings.json as they are, beside what they are set against."""
-    document = {"profile": msgspec.to_builtins(profile), "findings": msgspec.to_builtins(findings)}
+    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "profile": profile, "findings": findings}
     if against:
         document["against"] = {
-            "profile": msgspec.to_builtins(against.profile),
-            "findings": msgspec.to_builtins(against.findings),
-            "kernels": msgspec.to_builtins(list(against.changes)),
+            "profile": against.profile,
+            "findings": against.findings,
+            "kernels": list(against.changes),
             "unlike": likeness.differences(against.profile, profile),
         }
     return document
