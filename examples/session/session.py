@@ -1,0 +1,118 @@
+"""The session of the README: `python examples/session/session.py` runs it and keeps its pictures in docs/session/.
+
+What the terminal shows becomes an SVG, what the browser shows of two pages a PNG (where there is a chromium).
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PICTURES = HERE.parents[1] / "docs" / "session"
+WIDTH = 110  # characters
+FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # a picture asks nothing of another server
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the session, and the lines of its output that are kept: whole, or from one phrase to another."""
+
+    name: str
+    command: str
+    since: str = ""
+    until: str = ""
+
+    def arguments(self, keep: Mapping[str, Any]) -> list[str]:
+        """`keep`: the settings that the diagnosis said to keep, for the commands that name KEEP."""
+        changes = [part for key, value in keep.items() for part in ("--vs", f"{key}={value}")]
+        return [part for word in shlex.split(self.command) for part in (changes if word == "KEEP" else [word])]
+
+
+MEASURE = Step("measure", "gpubench train-bench --config my_training.yaml")
+DIAGNOSE = Step("diagnose", "gpubench profile --config my_training.yaml --verify", until="phase  ")
+FINDINGS = Step("findings", DIAGNOSE.command, since="1. ", until="not judged")
+MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until="What holds the peak")
+CHANGE = Step("change", "gpubench train-bench --config my_training.yaml KEEP", since="inconclusive|faster|slower")
+JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html", until="the machine")
+GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
+
+
+def main() -> None:
+    """Raises CalledProcessError for a command that fails, but for the gate, which must."""
+    PICTURES.mkdir(exist_ok=True)
+    keep: dict[str, Any] = {}
+    for steps in ((MEASURE,), (DIAGNOSE, FINDINGS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
+        arguments = steps[0].arguments(keep)
+        shown = run(arguments, codes=(3,) if GATE in steps else (0,))
+        for step in steps:
+            picture(shlex.join(arguments), cut(shown, step), PICTURES / f"{step.name}.svg")
+        if DIAGNOSE in steps:
+            keep = kept()
+            photograph(newest("profile") / "report.html", PICTURES / "report.png")
+    photograph(HERE / "change.html", PICTURES / "change.png")
+
+
+def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
+    """What the command prints on a terminal that has colours."""
+    command = [sys.executable, "-m", *arguments]
+    environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "COLORTERM": "truecolor"}
+    done = subprocess.run(command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in codes:
+        raise subprocess.CalledProcessError(done.returncode, arguments)
+    return done.stdout
+
+
+def cut(shown: str, step: Step) -> str:
+    """The lines from the first that begins with one of `since` to the one before that which begins with `until`."""
+    from rich.text import Text
+
+    lines = shown.strip("\n").splitlines()
+    plain = [Text.from_ansi(line).plain for line in lines]
+    first = next((n for n, line in enumerate(plain) if re.match(step.since, line)), 0)
+    later = range(first + 1, len(plain))
+    last = next((n for n in later if step.until and re.match(step.until, plain[n])), len(plain))
+    return "\n".join(lines[first:last]).strip("\n")
+
+
+def picture(title: str, shown: str, path: Path) -> None:
+    from rich._export_format import CONSOLE_SVG_FORMAT
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), highlight=False)  # noqa: PTH123, SIM115
+    console.print(Text.from_ansi(shown))
+    svg = console.export_svg(title=title, code_format=FONT.sub("", CONSOLE_SVG_FORMAT), unique_id=path.stem)
+    path.write_text(svg)
+
+
+def photograph(page: Path, path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print(f"no {path.name}: there is no chromium")
+        return
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,900", f"--screenshot={path}"]
+    subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
+
+
+def kept() -> dict[str, Any]:
+    """The settings that the last diagnosis says to keep."""
+    found: dict[str, Any] = json.loads((newest("profile") / "findings.json").read_text())
+    keep: dict[str, Any] = found["keep"]
+    return keep
+
+
+def newest(experiment: str) -> Path:
+    """The last run directory of an experiment."""
+    return max((HERE / "results" / experiment).iterdir(), key=lambda path: path.name)
+
+
+if __name__ == "__main__":
+    main()
