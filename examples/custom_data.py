@@ -1,0 +1,45 @@
+"""Data of one's own: any torch Dataset, read by a real DataLoader with its workers.
+
+gpubench train-bench --model resnet18 --data custom_data:photos --data.workers=2
+gpubench profile --model resnet18 --data custom_data:photos    # and is the step waiting for it?
+"""
+
+import io
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+SIZE = 64  # pixels
+CLASSES = 10
+
+
+class Photos(Dataset[tuple[Tensor, int]]):
+    """Samples (image float32 [3, SIZE, SIZE] in 0..1, label), each decoded from its JPEG when it is asked for."""
+
+    def __init__(self, files: list[bytes]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with Image.open(io.BytesIO(self.files[index])) as image:
+            pixels = bytearray(image.convert("RGB").resize((SIZE, SIZE)).tobytes())
+        image_ = torch.frombuffer(pixels, dtype=torch.uint8).view(SIZE, SIZE, 3)
+        return image_.permute(2, 0, 1).float() / 255, index % CLASSES
+
+
+def photos() -> Photos:
+    """Called once in each rank. What lies in the folder photos, or made-up ones where there is none."""
+    files = [path.read_bytes() for path in sorted(Path("photos").glob("*.jpg"))]
+    return Photos(files or [_photo(seed) for seed in range(200)])
+
+
+def _photo(seed: int) -> bytes:
+    noise = torch.randint(256, (160, 120, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    file = io.BytesIO()
+    Image.frombytes("RGB", (120, 160), noise.numpy().tobytes()).save(file, "JPEG")
+    return file.getvalue()
