@@ -20,6 +20,7 @@ from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, RunSettings, TrainSettings
 from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
+from gpubench.units import counted
 from gpubench.zoo import find, is_builtin
 
 AMPERE = (8, 0)
@@ -91,17 +92,14 @@ def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice
     sharded = settings.distributed.strategy == "fsdp2"
     where = "on a GPU" if on_gpu else "on a CPU"
     ranks, cores = local_ranks(settings), devices.physical_cores()
+    share = f"{counted(cores, 'core')} for {counted(ranks, 'rank')}"
     loaded = settings.data.source not in SYNTHETIC[:1]
     loaders = min(FASTEST_LOADERS, max(1, cores // ranks)) if on_gpu and loaded else 0
-    gaps.fill(
-        "data.workers",
-        loaders,
-        f"{cores} cores for {ranks} ranks" if loaders else f"{where}, {settings.data.source} data",
-    )
+    gaps.fill("data.workers", loaders, share if loaders else f"{where}, {settings.data.source} data")
     refuse_loaders(settings, ranks)
     gaps.fill("data.pin_memory", on_gpu, where)
     gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
-    gaps.fill("performance.cpu_threads", max(1, cores // ranks), f"{cores} cores for {ranks} ranks")
+    gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
     gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
     return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 

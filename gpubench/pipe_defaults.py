@@ -49,7 +49,8 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
         gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "as its pipeline has it")
     verify = gaps.fill("verify", model in SMALL, f"{model} is {'' if model in SMALL else 'not '}small")
     gaps.fill("performance.deterministic", verify, "as verify needs it" if verify else "nothing is verified")
-    gaps.fill("performance.cpu_threads", max(1, cores // ranks), f"{cores} cores for {ranks} ranks")
+    share = f"{units.counted(cores, 'core')} for {units.counted(ranks, 'rank')}"
+    gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
     return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 
 

@@ -52,6 +52,7 @@ def test_a_cpu_gets_a_small_model_in_fp32() -> None:
     assert (done.model.name, done.data.image_size, done.training.batch_size) == ("resnet18", 64, 16)
     assert (done.data.workers, done.data.pin_memory, done.performance.channels_last) == (0, False, False)
     assert done.performance.cpu_threads == 8
+    assert next(choice.reason for choice in choices if choice.key.endswith("cpu_threads")) == "8 cores for 1 rank"
     assert next(choice.reason for choice in choices if choice.key == "device") == "no GPU found"
 
 
