@@ -1,0 +1,187 @@
+"""The parts of docs/ that are made from the code: every option of a command, every setting.
+
+python tests/reference.py        # writes them into the pages, between two markers
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gpubench.commands import app
+from gpubench.configuration import canonical, fields
+from gpubench.pipe_settings import PipeSettings
+from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
+
+DOCS = Path(__file__).parents[1] / "docs"
+BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
+SETTINGS: Mapping[str, type[RunSettings]] = {
+    "train-bench": TrainSettings,
+    "profile": ProfileSettings,
+    "memory": MemorySettings,
+    "pipe-infer": PipeSettings,
+}
+LARGE = 10**6  # a bound from here on says what a type can hold, not what makes sense
+
+
+def commands() -> dict[str, Any]:
+    """The command line's own objects, by name."""
+    found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return found
+
+
+def pages() -> dict[Path, str]:
+    """What each page should hold between its markers."""
+    made = {DOCS / "commands" / f"{name}.md": options(name) for name in commands()}
+    return made | {DOCS / "settings.md": settings()}
+
+
+def refreshed(page: str, made: str) -> str:
+    """Raises ValueError where the page has no two markers."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"a page needs a line {BEGIN} and a line {END}")
+    return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
+
+
+def options(command: str) -> str:
+    """A table of all options of `command` in the order of its help, with the setting that each one sets."""
+    cls = SETTINGS.get(command)
+    lines = (
+        ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
+    )
+    panels: dict[str, list[Any]] = {}
+    for parameter in commands()[command].params:
+        panels.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter)
+    for panel, parameters in panels.items():
+        if panel:
+            lines.append(_row(f"**{panel}**", "", *([""] if cls else [])))
+        lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in parameters]
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in escaped)
+
+
+def _usage(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar}`"
+    value = "" if parameter.is_flag or parameter.count else f" {parameter.metavar or _choices(parameter)}"
+    return ", ".join(f"`{name}{value}`" for name in [*parameter.opts, *parameter.secondary_opts])
+
+
+def _choices(parameter: Any) -> str:
+    kind = parameter.type_descriptor.annotation
+    assert issubclass(kind, enum.Enum), f"{parameter.opts} needs a metavar"
+    return "|".join(str(one.value) for one in kind)
+
+
+def _help(parameter: Any) -> str:
+    shown = parameter.show_default and parameter.default and not getattr(parameter, "is_flag", False)
+    default = f" Default: `{parameter.default}`." if shown else ""
+    environment = f" Environment: `{parameter.envvar}`." if getattr(parameter, "envvar", None) else ""
+    return f"{parameter.help}{default}{environment}"
+
+
+def _setting(cls: type[RunSettings], name: str) -> str:
+    key = canonical(cls, name)
+    return f"`{key}`" if key in fields(cls) else ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    key: str
+    kind: str
+    meaning: str
+
+
+def settings() -> str:
+    """A table of all settings for each set of commands that have them, with type, default and alias."""
+    defaults: dict[Setting, dict[str, str]] = {}
+    for command, cls in SETTINGS.items():
+        for setting, default in _of(cls):
+            defaults.setdefault(setting, {})[command] = default
+    lines: list[str] = []
+    for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
+        lines += [f"## {_listed(group)}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+        rows = [(setting, by_command) for setting, by_command in defaults.items() if tuple(by_command) == group]
+        for setting, by_command in sorted(rows, key=lambda row: "." in row[0].key):
+            names = ", ".join(f"`{name}`" for name in [setting.key, *_aliases(setting.key, group)])
+            lines.append(_row(names, setting.kind, _default(by_command), setting.meaning))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _aliases(key: str, group: Iterable[str]) -> list[str]:
+    return sorted({name for command in group for name, meant in SETTINGS[command].aliases.items() if meant == key})
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _default(by_command: Mapping[str, str]) -> str:
+    """One for all commands, or each one's."""
+    if len(set(by_command.values())) == 1:
+        return next(iter(by_command.values()))
+    return ", ".join(f"{default} ({command})" for command, default in by_command.items())
+
+
+def _of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
+    schema = cls.model_json_schema()
+    for key, field in fields(cls).items():
+        default = field.get_default()
+        shown = "" if default in (None, "") else f"`{_plain(default)}`"
+        yield Setting(key, _kind(_leaf(schema, key), schema), field.description or ""), shown
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _leaf(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    node: Mapping[str, Any] = schema
+    for name in key.split("."):
+        node = _followed(node, schema)["properties"][name]
+    return node
+
+
+def _followed(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`node`, or what it refers to."""
+    reference = node.get("$ref", "")
+    return schema["$defs"][reference.rpartition("/")[2]] if reference else node
+
+
+def _kind(node: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """A type of JSON Schema in a few words."""
+    if "anyOf" in node:
+        return _listed_kinds(_kind(one, schema) for one in node["anyOf"] if one.get("type") != "null")
+    node = _followed(node, schema)
+    if "enum" in node or "const" in node:
+        return ", ".join(f"`{one}`" for one in node.get("enum", [node.get("const")]))
+    words = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text"}
+    kind = "path" if node.get("format") == "path" else words[node["type"]]
+    return f"{kind} {', '.join(_bounds(node))}".rstrip()
+
+
+def _listed_kinds(kinds: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(kinds))
+
+
+def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
+    words = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    for name, sign in words.items():
+        if name in node and abs(node[name]) < LARGE:
+            yield f"{sign} {node[name]:g}"
+
+
+if __name__ == "__main__":
+    for path, made in pages().items():
+        path.write_text(refreshed(path.read_text(), made))

@@ -1,0 +1,128 @@
+"""The documentation against the code: links that lead somewhere, commands that exist, tables that are up to date."""
+
+from pathlib import Path
+from typing import Any
+
+import documents
+import pytest
+import reference
+import typer
+import yaml
+
+from gpubench.commands import app
+from gpubench.configuration import canonical, fields, parse_unknown_overrides
+
+ROOT = documents.ROOT
+PAGES = documents.pages()
+HELP = {"--help", "-h"}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_a_link_in_text_is_found_and_one_in_code_is_not(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Two words, one\n[a](b.md#c), [d](https://e) `[f](g)`\n```\n[h](i)\n# none\n```\n")
+    assert documents.links(page) == ["b.md#c", "https://e"]
+    assert documents.anchors(page) == {"two-words-one"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("`gpubench compare A B` and `import gpubench`", [["compare", "A", "B"]]),
+        ("```\n$ gpubench compare a b \\\n  --strict > x\nout gpubench none\n```", [["compare", "a", "b", "--strict"]]),
+        ("    torchrun -m gpubench memory --config <run>/c.yaml", [["memory", "--config", "PLACEHOLDER/c.yaml"]]),
+        ('`gpubench compare a b --fail-on "step_time>2%" | cat`', [["compare", "a", "b", "--fail-on", "step_time>2%"]]),
+        ("`.venv/bin/gpubench ...`, gpubench in prose", [[]]),
+        ("`gpubench's`", []),
+    ],
+)  # fmt: skip
+def test_commands_are_found_where_they_are_meant_to_be_copied(text: str, found: list[list[str]]) -> None:
+    assert list(documents.commands(text)) == found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_leads_to_something(page: Path) -> None:
+    for link in documents.links(page):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(ROOT), link
+        assert target.exists(), link
+        assert not anchor or anchor in documents.anchors(target), link
+
+
+def refused(arguments: list[str]) -> str | None:
+    """What is wrong with a command line; None where its command and all of its options exist. It is not run."""
+    group: Any = typer.main.get_command(app)
+    if not arguments or arguments[0].isupper():
+        return None
+    name, *rest = arguments
+    if name.startswith("-"):
+        known = HELP | {option for parameter in group.params for option in parameter.opts}
+        return None if name in known else f"no option {name}"
+    if name not in group.commands:
+        return f"no command {name}"
+    try:
+        context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
+    except typer.TyperException as error:
+        return error.format_message()
+    cls = reference.SETTINGS.get(name)
+    given = parse_unknown_overrides(context.args) if cls else {}
+    unknown = [key for key in given if canonical(cls, key) not in fields(cls)] if cls else []
+    return f"no setting {', '.join(unknown)}" if unknown else None
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("train-bench --training.steps=3 --vs precision=bf16", None),
+        ("train-bench --training.stepz=3", "training.stepz"),
+        ("compare a b --fail-om x", "--fail-om"),
+        ("compare a b --format pdf", "pdf"),
+        ("train-bnch", "train-bnch"),
+        ("--versionn", "--versionn"),
+        ("pipe-infer --help", None),
+    ],
+)
+def test_a_command_that_would_be_refused_is_noticed(line: str, wrong: str | None) -> None:
+    said = refused(line.split())
+    assert said is None if wrong is None else said is not None and wrong in said
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_command_of_a_page_exists(page: Path) -> None:
+    for arguments in documents.commands(page.read_text()):
+        assert refused(arguments) is None, arguments
+
+
+def test_every_command_of_an_example_and_of_the_help_exists() -> None:
+    texts = [
+        f"`{line.strip()}`" for path in (ROOT / "examples").rglob("*.py") for line in path.read_text().splitlines()
+    ]
+    for path in (ROOT / "examples").rglob("*.yml"):
+        steps = [
+            step.get("run", "") for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]
+        ]
+        texts += [f"```\n{run}\n```" for run in steps]
+    for path in (path for kind in ("*.sh", "*.sbatch") for path in (ROOT / "examples").rglob(kind)):
+        texts.append(f"```\n{path.read_text()}\n```")
+    texts += [f"```\n{command.epilog}\n```" for command in reference.commands().values()]
+    found = [arguments for text in texts for arguments in documents.commands(text)]
+    assert len(found) > 20
+    for arguments in found:
+        assert refused(arguments) is None, arguments
+
+
+@pytest.mark.parametrize(("page", "made"), reference.pages().items(), ids=lambda value: getattr(value, "name", ""))
+def test_tables_of_options_and_settings_are_those_of_the_code(page: Path, made: str) -> None:
+    text = page.read_text()
+    assert text == reference.refreshed(text, made), "python tests/reference.py writes them anew"
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="end"):
+        reference.refreshed("# a page\n", "")
