@@ -3,12 +3,15 @@
 Values stay text here: the settings say what is valid, so that one place answers a wrong one.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.zoo import MODELS
 
 if TYPE_CHECKING:
     from gpubench.settings import RunSettings
@@ -18,12 +21,27 @@ VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
 SAMPLING, PIPELINE = "Sampling", "Pipeline"
 
 
-def option(metavar: str, help_: str, panel: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=False)
+def option(metavar: str, help_: str, panel: str, *names: str, values: Iterable[str] = ()) -> Any:
+    """`values` are what a shell completes; where none are named, the words of a metavar such as cpu|cuda."""
+    known = sorted(values or (word for word in metavar.split("|") if word.islower() and "|" in metavar))
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help_,
+        rich_help_panel=panel,
+        show_default=False,
+        autocompletion=complete if known else None,
+    )
 
 
-Config = Annotated[str | None, option("NAME|FILE", "Preset or YAML file to start from.", MODEL)]
-Model = Annotated[str | None, option("NAME", "Built-in model, module:callable, or a folder with config.json.", MODEL)]
+Config = Annotated[str | None, option("NAME|FILE", "Preset or YAML file to start from.", MODEL, values=presets())]
+Model = Annotated[
+    str | None, option("NAME", "Built-in model, module:callable, or a folder with config.json.", MODEL, values=MODELS)
+]
 Data = Annotated[
     str | None, option("SOURCE", "synthetic, synthetic-host, image-folder, text or module:callable.", MODEL)
 ]

@@ -28,9 +28,17 @@ def gpubench(folder: Path, *arguments: str, **known: str) -> subprocess.Complete
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [("gpubench tr", ["train-bench"]), ("gpubench compare --fail", ["--fail-on"]), ("gpubench --ver", ["--version"])],
+    [
+        ("gpubench tr", ["train-bench"]),
+        ("gpubench compare --fail", ["--fail-on"]),
+        ("gpubench --ver", ["--version"]),
+        ("gpubench train-bench --precision b", ["bf16"]),
+        ("gpubench train-bench --config resnet", ["resnet18", "resnet50"]),
+        ("gpubench memory --model unet2d-", ["unet2d-tiny"]),
+        ("gpubench pipe-infer --split ", ["balanced", "even"]),
+    ],
 )
-def test_commands_and_options_are_completed_and_nothing_heavy_is_loaded(
+def test_commands_options_and_their_values_are_completed_and_nothing_heavy_is_loaded(
     tmp_path: Path, line: str, offered: list[str]
 ) -> None:
     asked = {"_GPUBENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
