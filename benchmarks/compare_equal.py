@@ -5,7 +5,7 @@
 Measures one configuration several times and judges its step time in every pair: of runs, as the command does, which
 from the fourth on have on record how their likes differed, and by their repeats alone; of single repeats, by the
 interval of their steps alone and, as many tools do, by a rank test. Then it asks what `--null` makes of the runs.
-Prints Markdown.
+Bar: the command calls at most 5 % of the pairs of runs different.
 """
 
 import argparse
@@ -14,13 +14,15 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+import bars
 import msgspec
-from overhead import print_table
+from processes import reason
 from scipy.stats import mannwhitneyu
+from tables import table
 
 from gpubench import units
 from gpubench.comparison.compare import compare, null, only
@@ -31,31 +33,37 @@ from gpubench.comparison.verdicts import Circumstances, judge
 
 METRIC = "step_time"
 DIFFERENT = ("faster", "slower")
+NOMINAL = 0.05  # what a 95 % interval may get wrong
+HEAD = ("compared", "pairs", "called different", "equivalent", "inconclusive")
 DEFAULTS = ("--config", "tiny", "--steps", "60", "--performance.cpu_threads=1", "--logging.graph=false")
 
 Judge = Callable[[RunEvidence, RunEvidence], str]
 
 
-def main() -> None:
+def main() -> int:
     arguments = parse()
     with tempfile.TemporaryDirectory(prefix="gpubench-equal-") as folder:
         for number in range(arguments.runs):
             print(f"run {number + 1} of {arguments.runs}", file=sys.stderr, flush=True)
-            measure(Path(folder), arguments.repeats, arguments.options or DEFAULTS)
+            try:
+                measure(Path(folder), arguments.repeats, arguments.options or DEFAULTS)
+            except subprocess.CalledProcessError as error:
+                print(f"error: {reason(error)}", file=sys.stderr)
+                return 1
         (group,), _ = find(["train-bench"], Path(folder))
         learned = only(null(group), [METRIC]).metrics[0]
         runs, repeats = group.runs, [single(run, index) for run in group.runs for index in range(run.repeats)]
-        rows = [
-            ["compared", "pairs", "called different", "equivalent", "inconclusive"],
-            row("runs, gpubench compare", runs, as_it_comes),
-            row("runs, by their repeats alone", runs, bare),
-            row("single repeats, by their steps alone", repeats, bare),
-            row("single repeats, Mann-Whitney over steps (0.05)", repeats, rank_test),
-        ]
+        ours = Outcome.of("runs, gpubench compare", runs, as_it_comes)
+        others = (
+            Outcome.of("runs, by their repeats alone", runs, bare),
+            Outcome.of("single repeats, by their steps alone", repeats, bare),
+            Outcome.of("single repeats, Mann-Whitney over steps (0.05)", repeats, rank_test),
+        )
     headline = f"{runs[0].settings['model.name']} on {runs[0].settings['device']}"
     print(f"{headline}: {len(runs)} runs of {arguments.repeats} repeats, all alike\n")
-    print_table(rows)
+    print(table([HEAD, ours.row(), *(outcome.row() for outcome in others)]))
     print(f"\n{sentence(learned)}")
+    return bars.conclude([bars.at_most("pairs of equal runs called different", ours.different, NOMINAL, "{:.1%}")])
 
 
 def parse() -> argparse.Namespace:
@@ -68,7 +76,7 @@ def parse() -> argparse.Namespace:
 
 def measure(results: Path, repeats: int, options: Sequence[str]) -> None:
     command = [sys.executable, "-m", "gpubench", "train-bench", "-q", *options, "--results", str(results)]
-    subprocess.run([*command, "--repeats", str(repeats)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--repeats", str(repeats)], check=True, capture_output=True, text=True)
 
 
 def single(run: RunEvidence, index: int) -> RunEvidence:
@@ -79,12 +87,26 @@ def single(run: RunEvidence, index: int) -> RunEvidence:
     return replace(run, metrics={METRIC: alone}, windows=[run.windows[index]])
 
 
-def row(name: str, runs: Sequence[RunEvidence], judged: Judge) -> list[str]:
-    outcomes = Counter(judged(*pair) for pair in combinations(runs, 2))
-    total = outcomes.total()
-    different = sum(outcomes[word] for word in DIFFERENT)
-    shares = (different, outcomes["equivalent"], outcomes["inconclusive"])
-    return [name, str(total), *(units.percent(count / total) for count in shares)]
+@dataclass(frozen=True)
+class Outcome:
+    """What every pair of some runs was called."""
+
+    name: str
+    words: Counter[str]
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[RunEvidence], judged: Judge) -> "Outcome":
+        return cls(name, Counter(judged(*pair) for pair in combinations(runs, 2)))
+
+    @property
+    def different(self) -> float:
+        """The share that was called so."""
+        return sum(self.words[word] for word in DIFFERENT) / self.words.total()
+
+    def row(self) -> list[str]:
+        total = self.words.total()
+        shares = (self.different, *(self.words[word] / total for word in ("equivalent", "inconclusive")))
+        return [self.name, str(total), *map(units.percent, shares)]
 
 
 def as_it_comes(baseline: RunEvidence, candidate: RunEvidence) -> str:
@@ -118,4 +140,4 @@ def sentence(learned: NullMetric) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

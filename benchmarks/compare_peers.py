@@ -5,7 +5,7 @@
 The numbers are simulated as training behaves: a process's steps are autocorrelated (AR(1) with 0.8, standard deviation
 1 % of a step), and processes differ among themselves, by 1 % or not at all. Every tool gets them in its own form and
 is asked at its defaults. A false verdict is a change named where there was none; pytest-benchmark names only one
-direction, and so has half the occasions. The seed is fixed.
+direction, and so has half the occasions. The seed is fixed. Bar: at most 5 % of gpubench's verdicts are false.
 """
 
 import argparse
@@ -17,8 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import bars
+import environments
 import numpy as np
-from overhead import print_table, reason
+from environments import Environment
+from processes import reason
+from tables import table
 
 from gpubench.comparison import compare, sides
 from gpubench.comparison.foreign import Column
@@ -30,6 +34,7 @@ AUTOCORRELATION = 0.8
 STEP_NOISE = 0.01
 PROCESS_NOISE = 0.01
 CHANGE = 0.03
+NOMINAL = 0.05  # false verdicts that a 95 % interval may give
 
 Processes = list[list[float]]
 """Seconds of each step of each process."""
@@ -55,7 +60,7 @@ class Scenario:
 class Tool:
     name: str
     package: str | None
-    script: str
+    script: str = ""
     arguments: tuple[str, ...] = ()
     python: Path = Path(sys.executable)
     rates: list[float] = field(default_factory=list)
@@ -74,24 +79,18 @@ class Tool:
         words: list[str] = json.loads(done.stdout)
         return words
 
-    def install(self, environments: Path) -> None:
+    def install(self, place: Path) -> None:
         if self.package is None:
             return
-        folder = environments / self.package
-        self.python = folder / "bin" / "python"
         try:
-            if not self.python.exists():
-                print(f"installing {self.package} in {folder}", file=sys.stderr)
-                subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=True)
-            install = [str(self.python), "-m", "pip", "install", "--quiet", self.package]
-            subprocess.run(install, capture_output=True, text=True, check=True)
+            self.python = Environment((self.package,), torch=False).create(place / self.package)
         except (subprocess.SubprocessError, OSError) as error:
             self.trouble = f"does not install: {reason(error)}"
 
 
 def tools() -> list[Tool]:
     return [
-        Tool("gpubench compare, a log a process", None, ""),
+        Tool("gpubench compare, a log a process", None),
         Tool("pyperf compare_to, a run a process", "pyperf", "verdict_pyperf.py"),
         Tool("benchstats, all steps", "benchstats", "verdict_benchstats.py"),
         Tool("benchstats, means of processes", "benchstats", "verdict_benchstats.py", ("means",)),
@@ -151,11 +150,12 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=200, help="pairs in each column")
     parser.add_argument("--processes", type=int, default=5, help="on each side")
     parser.add_argument("--steps", type=int, default=60, help="of each process")
-    parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "gpubench-benchmarks")
+    known = list(dict.fromkeys(tool.package for tool in tools() if tool.package))
+    environments.add_options(parser, known, "all")
     options = parser.parse_args()
-    entered = tools()
+    entered = [tool for tool in tools() if tool.package is None or tool.package in options.peers]
     for tool in entered:
-        tool.install(options.environments.expanduser().resolve())
+        tool.install(options.environments)
     for scenario in scenarios():
         pairs = scenario.pairs(options.trials, options.processes, options.steps)
         for tool in entered:
@@ -167,8 +167,15 @@ def main() -> int:
             except (subprocess.SubprocessError, ValueError, LookupError) as error:
                 tool.trouble = f"does not run: {reason(error)}"
     print(f"{options.trials} pairs a column, {options.processes} processes a side, {options.steps} steps each\n")
-    print_table([["tool", *(scenario.name for scenario in scenarios())], *(row(tool) for tool in entered)])
-    return 0
+    print(table([["tool", *(scenario.name for scenario in scenarios())], *(row(tool) for tool in entered)]))
+    print(f"\n{', '.join(environments.versions(options.environments / name, (name,)) for name in options.peers)}")
+    return bars.conclude(
+        [
+            bars.at_most(scenario.name, rate, NOMINAL, "{:.1%}")
+            for scenario, rate in zip(scenarios(), entered[0].rates, strict=True)
+            if not scenario.change
+        ]
+    )
 
 
 if __name__ == "__main__":

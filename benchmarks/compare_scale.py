@@ -12,22 +12,23 @@ noisy cores:
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import bars
 import msgspec
 import numpy as np
 import yaml
-from overhead import print_table
+from processes import Spent, observe, reason
+from tables import table
 
 from gpubench.events import ModelBuilt, Step
 from gpubench.runs import COMPLETED, ENVIRONMENT, SCHEMA_VERSION, STEPS, SUMMARY, RunWriter
@@ -36,7 +37,6 @@ from gpubench.summary import summarise
 
 PHASES = {"data_wait": 0.02, "host_to_device": 0.03, "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "other": 0.05}
 WARMUP = 10
-MB = 1e6
 SETTINGS: dict[str, Any] = {
     "experiment": "scale",
     "seed": 0,
@@ -142,29 +142,30 @@ def cases(folder: Path, scale: float) -> list[Case]:
     ]
 
 
-def measure(command: Sequence[str]) -> tuple[float, float]:
-    """(seconds, most MB resident) of one process. Raises subprocess.CalledProcessError if it fails."""
-    with tempfile.TemporaryFile() as said:
-        began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        _, status, used = os.wait4(process.pid, 0)
-        elapsed = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            said.seek(0)
-            raise subprocess.CalledProcessError(process.returncode, command, said.read().decode())
-    return elapsed, used.ru_maxrss * 1024 / MB
-
-
-def row(case: Case, rounds: int) -> list[str]:
+def measure(case: Case, rounds: int) -> list[Spent]:
+    """Of each round. Raises subprocess.CalledProcessError if one fails."""
     command = [sys.executable, "-m", "gpubench", "compare", str(case.baseline), str(case.candidate)]
-    measure(command)  # warms the caches
-    found = [measure(command) for _ in range(rounds)]
-    seconds, megabytes = min(seconds for seconds, _ in found), max(megabytes for _, megabytes in found)
-    passed = seconds <= case.seconds and megabytes <= (case.megabytes or megabytes)
-    bar = f"{case.seconds:g} s" + (f", {case.megabytes:.0f} MB" if case.megabytes else "")
-    every = " ".join(f"{seconds:.2f}" for seconds, _ in found)
-    return [case.name, f"{seconds:.2f} s", every, f"{megabytes:.0f} MB", bar, "PASS" if passed else "FAIL"]
+    observe(command)  # warms the caches
+    return [observe(command)[1] for _ in range(rounds)]
+
+
+def row(case: Case, found: Sequence[Spent]) -> list[str]:
+    every = " ".join(f"{one.seconds:.2f}" for one in found)
+    return [case.name, f"{best(found):.2f} s", every, f"{most(found):.0f} MB"]
+
+
+def best(found: Sequence[Spent]) -> float:
+    return min(one.seconds for one in found)
+
+
+def most(found: Sequence[Spent]) -> float:
+    return max(one.megabytes for one in found)
+
+
+def judge(case: Case, found: Sequence[Spent]) -> Iterator[bars.Bar]:
+    yield bars.at_most(case.name, best(found), case.seconds, "{:.2f} s")
+    if case.megabytes:
+        yield bars.at_most(f"{case.name}, memory", most(found), case.megabytes, "{:.0f} MB")
 
 
 def parse() -> argparse.Namespace:
@@ -180,27 +181,22 @@ def parse() -> argparse.Namespace:
 def imports(rounds: int) -> float:
     """Seconds that Python takes to load what every comparison needs of others: no start-up can be below it."""
     command = [sys.executable, "-c", f"import {', '.join(LIBRARIES)}"]
-    return min(timed(command) for _ in range(max(rounds, 5)))
-
-
-def timed(command: Sequence[str]) -> float:
-    began = time.perf_counter()
-    subprocess.run(command, check=True)
-    return time.perf_counter() - began
+    return best([observe(command)[1] for _ in range(max(rounds, 5))])
 
 
 def main() -> int:
     options = parse()
+    rounds = 1 if options.quick else options.rounds
     with tempfile.TemporaryDirectory(prefix="gpubench-scale-") as folder:
         every = cases(Path(folder), 0.01 if options.quick else 1.0)
         try:
-            rows = [row(case, 1 if options.quick else options.rounds) for case in every]
+            found = [measure(case, rounds) for case in every]
         except subprocess.CalledProcessError as error:
-            print(f"error: gpubench compare exited {error.returncode}: {error.output}", file=sys.stderr)
+            print(f"error: gpubench compare exited {error.returncode}: {reason(error)}", file=sys.stderr)
             return 1
-    print_table([["case", "best", "rounds, s", "most memory", "bar", ""], *rows])
-    print(f"\nImporting {', '.join(LIBRARIES)} and nothing else: {imports(options.rounds):.2f} s at best.")
-    return 1 if any(row[-1] == "FAIL" for row in rows) else 0
+    print(table([("case", "best", "rounds, s", "most memory"), *map(row, every, found)]))
+    print(f"\nImporting {', '.join(LIBRARIES)} and nothing else: {imports(rounds):.2f} s at best.")
+    return bars.conclude([bar for case, spent in zip(every, found, strict=True) for bar in judge(case, spent)])
 
 
 if __name__ == "__main__":

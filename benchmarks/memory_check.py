@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/memory_check.py --config=gpt2 --precision=bf16 [--device-model h200] [--read-back]
 
 Every option that is not its own goes to `gpubench memory`, twice, side by side: the measurement needs the GPU, the
-prediction one core. Bars: 2 % on what is allocated at the peak, 5 % on the most that is reserved; the exit code is 1 if
-one is missed, if phases do not sum, or if the two runs turn out to have different settings. What the device holds
-beside the allocator is an assumption of the prediction: it is told beside what was measured, and has no bar.
+prediction one core. Bars: 2 % on what is allocated at the peak, 5 % on the most that is reserved. The exit code is 1 if
+phases do not sum, or if the two runs turn out to have different settings. What the device holds beside the allocator is
+an assumption of the prediction: it is told beside what was measured, and has no bar.
 `--read-back` also reads the allocator's own snapshot of the measured run, which is to show the same peak. On a CPU
 there is nothing to hold a prediction for a GPU to: figures are told, and not judged. Both run directories and
 `memory_check.json` are left in `--results`.
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bars
 import msgspec
 import yaml
-from overhead import reason
+from processes import reason
 
 from gpubench.dotkeys import flatten
 from gpubench.memory.footprint import Footprint, Footprints
@@ -125,6 +126,18 @@ def _unsummed(found: Footprint) -> Iterator[str]:
 
 
 def _missed(found: Check) -> Iterator[str]:
+    for name, off, bar in _off(found):
+        if abs(off) > bar:
+            yield f"{name}: {100 * off:+.1f} % of what was measured, bar {100 * bar:.0f} %"
+
+
+def judge(found: Check) -> Iterator[bars.Bar]:
+    for name, off, bar in _off(found):
+        yield bars.at_most(f"{name}, off from what was measured", abs(off), bar, "{:.1%}")
+
+
+def _off(found: Check) -> Iterator[tuple[str, float, float]]:
+    """(what, how far it is off, how far it may be), both as shares of what was measured."""
     if not found.judged:
         return
     for name, got, wanted, bar in (
@@ -132,8 +145,8 @@ def _missed(found: Check) -> Iterator[str]:
         ("reserved", found.predicted.reserved, found.measured.reserved, RESERVED),
         ("read back", found.snapshot, found.measured.allocated, READ_BACK),
     ):
-        if got is not None and wanted and abs(got / wanted - 1) > bar:
-            yield f"{name}: {100 * (got / wanted - 1):+.1f} % of what was measured, bar {100 * bar:.0f} %"
+        if got is not None and wanted:
+            yield name, got / wanted - 1, bar
 
 
 HEAD = (
@@ -221,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.results / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     for name, cell in zip(HEAD[1:], row("", found)[1:], strict=True):
         print(f"{name:<10} {cell}")
-    return 1 if found.broken else 0
+    missed = bars.conclude([*judge(found)])
+    return missed or (1 if found.broken else 0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ all that the device must have (total), or what tensors ask for. No GPU is needed
 committed under benchmarks/reference/h200, it stands in a row of its own, and each figure has its ratio.
 
 Then predictions for a CPU, where the truth is at hand: see `peers/memory_on_cpu.py`. Bar: GPT-2 124M predicted in 8 s
-and 800 MB; the exit code is 1 if it is missed.
+and 800 MB.
 """
 
 import argparse
@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+import bars
+import environments
 import msgspec
 from memory_check import Check
 from memory_subject import PARTS, Subject
-from overhead import CONSTRAINTS, print_table, reason
-from processes import Spent, observe
+from processes import Spent, observe, reason
+from tables import table
 
 from gpubench.configuration import load
 from gpubench.hardware import find_by_key
@@ -71,18 +73,11 @@ class Estimator:
     answers: dict[Subject, Answer] = field(default_factory=dict)
     spent: dict[Subject, list[Spent]] = field(default_factory=dict)
 
-    def install(self, environments: Path) -> None:
+    def install(self, place: Path) -> None:
         if not self.requirements:
             return
-        self.folder = environments / "-".join(("memory", *self.requirements))
-        if self.folder.is_dir():
-            return
-        print(f"installing {', '.join(self.requirements)} in {self.folder}", file=sys.stderr)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--constraint={CONSTRAINTS}"]
         try:
-            subprocess.run(
-                [*command, f"--target={self.folder}", *self.requirements], capture_output=True, text=True, check=True
-            )
+            self.folder = environments.create_beside(self.requirements, place / f"memory-{self.name}")
         except (subprocess.SubprocessError, OSError) as error:
             self.trouble = f"does not install: {reason(error)}"
 
@@ -90,7 +85,7 @@ class Estimator:
         """Once more, in a fresh process. Raises CalledProcessError, ValueError or LookupError if none comes."""
         with tempfile.TemporaryDirectory(prefix="gpubench-memory-") as folder:
             command = predicting(subject, folder) if self.script is None else asking(self.script, subject)
-            said, spent = observe(command, self.environment())
+            said, spent = observe(command, self.environment(), family=True)
             self.answers[subject] = predicted(Path(folder)) if self.script is None else answered(said)
         self.spent.setdefault(subject, []).append(spent)
 
@@ -242,19 +237,13 @@ def on_cpu() -> Iterator[list[str]]:
 CPU_HEAD = ("on the CPU", "predicted, MiB", "tracked", "the allocator's count", "of tracked", "of the count")
 
 
-def judge(ours: Estimator) -> list[str]:
-    """PASS or FAIL for each precision of the model that has a bar."""
-    verdicts = []
+def judge(ours: Estimator) -> Iterator[bars.Bar]:
+    """For each precision of the model that has a bar."""
     for subject, spent in ours.spent.items():
-        if subject.model != BARRED:
-            continue
-        quickest, megabytes = min(spent, key=lambda one: one.seconds), max(one.megabytes for one in spent)
-        verdicts.append("PASS" if quickest.seconds <= SECONDS and megabytes <= MEGABYTES else "FAIL")
-        print(
-            f"{verdicts[-1]}  {subject.model} {subject.precision}: {quickest.seconds:.1f} s, with "
-            f"{quickest.processor:.1f} s of processors, and {megabytes:.0f} MB; bar {SECONDS:g} s, {MEGABYTES:g} MB"
-        )
-    return verdicts
+        if subject.model == BARRED:
+            name = f"{subject.model} {subject.precision}"
+            yield bars.at_most(name, min(one.seconds for one in spent), SECONDS, "{:.1f} s")
+            yield bars.at_most(f"{name}, memory", max(one.megabytes for one in spent), MEGABYTES, "{:.0f} MB")
 
 
 def parse() -> argparse.Namespace:
@@ -262,12 +251,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=2, help="fresh processes of each estimator and model")
     parser.add_argument("--only", action="append", choices=MODELS, help="models; may be repeated")
-    parser.add_argument("--peers", default="all", help=f"none, all, or some of {','.join(known)}")
-    parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "gpubench-benchmarks")
+    environments.add_options(parser, known, "all")
     options = parser.parse_args()
-    options.peers = {"none": [], "all": known}.get(options.peers, options.peers.split(","))
-    if unknown := set(options.peers) - set(known):
-        parser.error(f"--peers: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
     return options
@@ -277,7 +262,7 @@ def main() -> int:
     options = parse()
     entered = [one for one in estimators() if not one.requirements or one.name in options.peers]
     for estimator in entered:
-        estimator.install(options.environments.expanduser().resolve())
+        estimator.install(options.environments)
     asked, measured = list(subjects(options.only or MODELS)), references()
     try:
         ask(entered, asked, options.rounds)
@@ -288,13 +273,13 @@ def main() -> int:
     known = f"measured references from {REFERENCE}" if measured else "nothing here was measured on a GPU"
     print(f"AdamW, one process, for an H200; GiB; best of {options.rounds} rounds; {known}\n")
     keys = [(one.model, one.precision, one.batch_size) for one in asked]
-    print_table(
-        [HEAD, *(row for one, key in zip(asked, keys, strict=True) for row in rows(one, entered, measured.get(key)))]
-    )
+    found = [row for one, key in zip(asked, keys, strict=True) for row in rows(one, entered, measured.get(key))]
+    print(table([HEAD, *found]))
     print("\nThree steps on the CPU, one thread\n")
-    print_table([CPU_HEAD, *truths])
-    print()
-    return 1 if "FAIL" in judge(entered[0]) else 0
+    print(table([CPU_HEAD, *truths]))
+    installed = [environments.versions(one.folder, one.requirements) for one in entered if one.folder]
+    print(f"\n{', '.join(installed)}")
+    return bars.conclude([*judge(entered[0])])
 
 
 if __name__ == "__main__":

@@ -21,51 +21,24 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+import bars
+import environments
+from environments import Environment
+from processes import reason
 from subject import CLAIM, STOPWATCH, Subject
+from tables import table
 
 from gpubench.stats import student_interval
 
 HERE = Path(__file__).resolve().parent
-CONSTRAINTS = HERE.parent / "constraints.txt"
 COST_BAR = 0.01
 CLAIM_BAR = 0.005
 PATIENCE = 1800.0  # seconds that one process may take
-
-
-@dataclass(frozen=True)
-class Environment:
-    """A virtual environment of a peer's own: what is installed, and whether under the project's constraints or only
-    its version of torch."""
-
-    requirements: tuple[str, ...]
-    constrained: bool = True
-
-    def create(self, folder: Path) -> Path:
-        """The interpreter of the environment in `folder`; what is already there and complete is kept.
-
-        Raises subprocess.CalledProcessError if something does not install.
-        """
-        python, ready = folder / "bin" / "python", folder / "ready.txt"
-        pins = CONSTRAINTS.read_text()
-        if not self.constrained:
-            pins = next(line for line in pins.splitlines() if line.startswith("torch=="))
-        recipe = "\n".join((*self.requirements, pins))
-        if ready.exists() and ready.read_text() == recipe:
-            return python
-        print(f"installing {', '.join(self.requirements)} in {folder}", file=sys.stderr)
-        run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        constraints = folder / "constraints.txt"
-        constraints.write_text(pins)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
-        run([*install, "torch"])  # alone and first: later on pip takes the build that is there
-        run([*install, "numpy", "pydantic", "msgspec", *self.requirements])
-        ready.write_text(recipe)
-        return python
 
 
 @dataclass
@@ -160,26 +133,30 @@ def contenders() -> list[Contender]:
     ]
 
 
-def run(command: Sequence[str], subject: Subject | None = None) -> str:
+def run(command: Sequence[str], subject: Subject) -> str:
     """What `command` printed. Settings of gpubench in the caller's own environment are kept from it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-    folder = None
-    if subject:
-        environment |= {**subject.environment(), "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
-        folder = subject.path
+    environment |= {**subject.environment(), "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=True
+        command, env=environment, cwd=subject.path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     return done.stdout
 
 
-def prepare(entered: Iterable[Contender], environments: Path) -> None:
+def prepare(entered: Sequence[Contender], place: Path) -> None:
     for contender in entered:
         if contender.environment:
             try:
-                contender.python = contender.environment.create(environments / contender.name)
+                contender.python = contender.environment.create(place / contender.name)
             except (subprocess.SubprocessError, OSError) as error:
                 contender.trouble = f"does not install: {reason(error)}"
+
+
+def versions(entered: Sequence[Contender], place: Path) -> Iterator[str]:
+    for contender in entered:
+        if contender.environment and not contender.trouble:
+            wanted = (*contender.environment.requirements, "torch")
+            yield f"{contender.name}: {environments.versions(place / contender.name, wanted)}"
 
 
 def race(entered: Sequence[Contender], subject: Subject, rounds: int) -> None:
@@ -195,14 +172,6 @@ def race(entered: Sequence[Contender], subject: Subject, rounds: int) -> None:
                 if contender.environment is None:
                     raise
                 contender.trouble = f"does not run: {reason(error)}"
-
-
-def reason(error: Exception) -> str:
-    """The line in which a failed process says why."""
-    said = error.stderr or error.stdout if isinstance(error, subprocess.CalledProcessError) else None
-    lines = [line.strip() for line in (said or str(error)).splitlines() if line.strip()]
-    named = [line for line in lines if line.lower().startswith("error:")]
-    return (named or lines or [repr(error)])[-1]
 
 
 def alternate(subject: Subject, units: int, steps: int) -> list[float]:
@@ -229,14 +198,8 @@ class Ratio:
         interval = f" [{self.interval[0]:.4f}, {self.interval[1]:.4f}]" if self.interval else ""
         return f"{self.estimate:.4f}{interval}"
 
-    def within(self, bar: float) -> str:
-        """PASS if the whole interval lies within `bar` of 1, FAIL if none of it does, else UNDECIDED."""
-        if self.interval is None:
-            return "UNDECIDED"
-        low, high = self.interval
-        if 1 - bar <= low and high <= 1 + bar:
-            return "PASS"
-        return "FAIL" if high < 1 - bar or low > 1 + bar else "UNDECIDED"
+    def bar(self, what: str, margin: float) -> bars.Bar:
+        return bars.near_one(what, self.estimate, self.interval, margin)
 
 
 def row(contender: Contender, bare: Contender) -> list[str]:
@@ -248,25 +211,10 @@ def row(contender: Contender, bare: Contender) -> list[str]:
     return [contender.name, f"{fmean(contender.rates):.2f}", cost, *claim, contender.note]
 
 
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """As Markdown."""
-    widths = [max(len(line[column]) for line in rows) for column in range(len(rows[0]))]
-    for number, line in enumerate(rows):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
-        if number == 0:
-            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-
-
-def judge(name: str, ratio: Ratio, bar: float) -> str:
-    verdict = ratio.within(bar)
-    print(f"{verdict:<9}  {name}: {ratio}, bar {1 - bar:.3f} to {1 + bar:.3f}")
-    return verdict
-
-
 def parse() -> argparse.Namespace:
     known = [contender.name for contender in contenders() if contender.environment]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--peers", default="none", help=f"none, all, or some of {','.join(known)}")
+    environments.add_options(parser, known, "none")
     parser.add_argument("--model", default="resnet18", help="built-in image classification model")
     parser.add_argument("--image-size", type=int, default=64, help="pixels each way")
     parser.add_argument("--batch-size", type=int, default=16)
@@ -277,11 +225,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--units", type=int, default=100, help="units of four blocks in the alternation")
     parser.add_argument("--block", type=int, default=2, help="steps in one of its blocks")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 20 steps and 6 units: does it run at all?")
-    parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "gpubench-benchmarks")
     options = parser.parse_args()
-    options.peers = {"none": [], "all": known}.get(options.peers, options.peers.split(","))
-    if unknown := set(options.peers) - set(known):
-        parser.error(f"--peers: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
     if options.warmup < 1:
         parser.error("--warmup: the window opens with the end of a step, so at least 1")
     if options.quick:
@@ -293,7 +237,7 @@ def main() -> int:
     options = parse()
     entered = [one for one in contenders() if one.environment is None or one.name in options.peers]
     bare, ours, *_ = entered
-    prepare(entered, options.environments.expanduser().resolve())
+    prepare(entered, options.environments)
     with tempfile.TemporaryDirectory(prefix="gpubench-overhead-") as folder:
         work = (options.model, options.image_size, options.batch_size, options.device, options.warmup, options.steps)
         subject = Subject(*work, folder)
@@ -309,15 +253,16 @@ def main() -> int:
         f"steps {options.warmup} to {options.warmup + options.steps}, {options.rounds} rounds; [95 % interval]\n"
     )
     head = ["contender", "samples/s", "of the bare loop", "claims", "claim / stopwatch", "note"]
-    print_table([head, *(row(contender, bare) for contender in entered)])
-    print()
+    print(table([head, *(row(contender, bare) for contender in entered)]))
+    print(f"\n{'; '.join(versions(entered, options.environments))}")
     logs = [math.log(own / reference) for own, reference in zip(ours.rates, bare.rates, strict=True)]
-    verdicts = [
-        judge("cost, fresh processes: gpubench / bare loop", Ratio.of(logs), COST_BAR),
-        judge("cost, alternating in one process: gpubench / bare loop", alternation, COST_BAR),
-        judge("claim: gpubench / stopwatch", Ratio.of(ours.claim_logs), CLAIM_BAR),
-    ]
-    return 1 if "FAIL" in verdicts else 0
+    return bars.conclude(
+        [
+            Ratio.of(logs).bar("cost, fresh processes: gpubench / bare loop", COST_BAR),
+            alternation.bar("cost, alternating in one process: gpubench / bare loop", COST_BAR),
+            Ratio.of(ours.claim_logs).bar("claim: gpubench / stopwatch", CLAIM_BAR),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Three tables, each made by `gpubench pipe-infer` or by the modules behind it:
     a real UNet           the tiny one, against its own evaluation time in the same run
     a hand-over           its bytes, and the time to pack and to unpack it, by scheduler
 
-Exits 1 if a makespan of the first table misses its bar.
+Bars are for the makespan of the first table.
 """
 
 import argparse
@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import bars
+from tables import table
 
 STEPS = 48  # divided by every world size here
 BARS = {2: 1.02, 4: 1.03, 8: 1.05}
@@ -124,16 +127,17 @@ def bare_rank(samples: int, step: float) -> None:
     os._exit(0)
 
 
-def fixed_latency(folder: Path, counts: list[int], repeats: int, step: float) -> Iterator[tuple[list[str], bool]]:
-    """Rows of the first table, and whether each is within its bar."""
+def fixed_latency(folder: Path, counts: list[int], repeats: int, step: float) -> Iterator[tuple[list[str], bars.Bar]]:
+    """Rows of the first table, each with its verdict."""
     for ranks, bar in BARS.items():
         for samples in counts:
             options = ("--unet", "dummy", "--step-ms", str(step * 1e3), "--repeats", str(repeats))
             found = run(folder, samples, ranks, *options)
             ideal = found.ideal(step)
             ratio, loop = found.makespan / ideal, bare(samples, ranks, step) / ideal
-            row = [str(ranks), str(samples), f"{ideal:.3f}", f"{found.makespan:.3f}", f"{ratio:.4f}", f"{bar:.2f}"]
-            yield [*row, "PASS" if ratio <= bar else "MISS", f"{loop:.4f}", found.identical], ratio <= bar
+            row = [str(ranks), str(samples), f"{ideal:.3f}", f"{found.makespan:.3f}", f"{ratio:.4f}"]
+            judged = bars.at_most(f"over ideal, {ranks} ranks, {samples} samples", ratio, bar, "{:.4f}")
+            yield [*row, f"{loop:.4f}", found.identical], judged
 
 
 def real_model(folder: Path, counts: list[int], repeats: int) -> Iterator[list[str]]:
@@ -180,13 +184,6 @@ def typical(work: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def table(title: str, heads: list[str], rows: list[list[str]]) -> None:
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    print(f"\n{title}")
-    for row in [heads, *rows]:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, nargs="+", default=[8, 32])
@@ -199,14 +196,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         fixed = list(fixed_latency(Path(folder), given.samples, given.repeats, given.step_ms / 1e3))
         real = list(real_model(Path(folder), given.samples, given.repeats))
-    heads = ["ranks", "samples", "ideal s", "makespan s", "over ideal", "bar", "", "shortest", "bit-identical"]
-    table(f"{STEPS} evaluations of {given.step_ms:g} ms each", heads, [row for row, _ in fixed])
+    print(f"{STEPS} evaluations of {given.step_ms:g} ms each\n")
+    heads = ["ranks", "samples", "ideal s", "makespan s", "over ideal", "shortest", "bit-identical"]
+    print(table([heads, *(row for row, _ in fixed)]))
     heads = ["ranks", "samples", "evaluation ms", "makespan s", "over ideal", "bit-identical"]
-    title = f"tiny UNet, {STEPS} evaluations, {os.cpu_count()} cores: over the ideal by its own evaluation time"
-    table(title, heads, real)
+    print(f"\ntiny UNet, {STEPS} evaluations, {os.cpu_count()} cores: over the ideal by its own evaluation time\n")
+    print(table([heads, *real]))
     heads = ["scheduler", "latent B", "state B", "generator B", "manifest B", "pack us", "unpack us"]
-    table("one hand-over of one 4 x 64 x 64 fp32 latent", heads, list(handovers()))
-    return 0 if all(passed for _, passed in fixed) else 1
+    print("\none hand-over of one 4 x 64 x 64 fp32 latent\n")
+    print(table([heads, *handovers()]))
+    return bars.conclude([judged for _, judged in fixed])
 
 
 if __name__ == "__main__":

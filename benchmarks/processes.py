@@ -1,17 +1,21 @@
-"""What a process takes, with all that it starts."""
+"""Processes: what one takes with all that it starts, how long one may take, and why one failed."""
 
 import os
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import psutil
 
 MB = 1e6
 GLANCE = 0.05  # seconds between two looks at what is in memory
+PATIENCE = 15.0  # seconds in which an interrupted process may put its things in order
 
 
 @dataclass(frozen=True)
@@ -20,29 +24,43 @@ class Spent:
     processor: float
     """Seconds that processors worked."""
     megabytes: float
-    """The most that was in memory, of all processes together."""
+    """The most that was in memory: of the largest process or, where the family was looked at, of all together."""
 
 
-def observe(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Spent]:
+def observe(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, family: bool = False
+) -> tuple[str, Spent]:
     """What `command` printed, and what it took, start-up included.
 
     Raises subprocess.CalledProcessError, with what it said, if it fails.
     """
+    ended, most = threading.Event(), [0]
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
-        began, most = time.perf_counter(), 0
+        began = time.perf_counter()
         process = subprocess.Popen(command, stdout=printed, stderr=errors, env=environment)
-        ended, status, used = os.wait4(process.pid, os.WNOHANG)
-        while not ended:
-            most = max(most, _resident(process.pid))
-            time.sleep(GLANCE)
-            ended, status, used = os.wait4(process.pid, os.WNOHANG)
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
+        watcher = threading.Thread(target=_watch, args=(process.pid, ended, most))
+        try:
+            if family:
+                watcher.start()
+            _, status, used = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - began
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            ended.set()
+            if family:
+                watcher.join()
+            if process.returncode is None:
+                process.kill()
+                process.wait()
         said, complaint = _read(printed), _read(errors)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command), said, complaint)
-    megabytes = max(most, used.ru_maxrss * 1024) / MB
-    return said, Spent(seconds, used.ru_utime + used.ru_stime, megabytes)
+    return said, Spent(seconds, used.ru_utime + used.ru_stime, max(most[0], used.ru_maxrss * 1024) / MB)
+
+
+def _watch(process: int, ended: threading.Event, most: list[int]) -> None:
+    while not ended.wait(GLANCE):
+        most[0] = max(most[0], _resident(process))
 
 
 def _read(file: IO[bytes]) -> str:
@@ -59,3 +77,66 @@ def _resident(process: int) -> int:
     except psutil.Error:  # one of them has just ended
         pass
     return total
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int | None
+    """None where it was out of time."""
+    printed: str
+    errors: str
+    """Empty where they were printed among the rest."""
+
+
+def run_for(
+    command: Sequence[str],
+    limit: float,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    together: bool = False,
+) -> Ended:
+    """Runs `command` in `folder` for at most `limit` seconds.
+
+    One that is out of time is interrupted as by Ctrl-C, then killed with its family; so is one whose caller is
+    interrupted.
+    """
+    errors = subprocess.STDOUT if together else subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as child:
+        try:
+            printed, complaint = child.communicate(timeout=limit)
+            return Ended(child.returncode, printed, complaint or "")
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)
+            try:
+                printed, complaint = child.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                printed, complaint = child.communicate()
+            return Ended(None, printed, complaint or "")
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def reason(error: Exception) -> str:
+    """The line in which a failed process says why."""
+    said = error.stderr or error.stdout if isinstance(error, subprocess.CalledProcessError) else None
+    return last_words(str(said or error)) or repr(error)
+
+
+def last_words(printed: str) -> str:
+    """The last line that says error, or else the last."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    named = [line for line in lines if line.lower().startswith("error:")]
+    return (named or lines or [""])[-1]

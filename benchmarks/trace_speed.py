@@ -1,6 +1,6 @@
 """How long does it take to tell what a large trace shows, and how much memory?
 
-    .venv/bin/python benchmarks/trace_speed.py [--rounds 3] [--traceinsight PYTHON] [--quick]
+    .venv/bin/python benchmarks/trace_speed.py [--rounds 3] [--peers traceinsight] [--quick]
 
 The trace is made on the spot: training steps as torch.profiler writes them, of 1.7 million events (340 MB), with the
 mix of events that a DDP run on a V100 had. Every contender is a fresh process that is given its path; the file is in
@@ -8,8 +8,7 @@ the file system's cache. Bar, for the best of the rounds on two cores: 10 s and 
 
     gpubench       reads the trace and tells everything that `gpubench profile` does
     json.loads     only decodes it: the least that anything built on it takes
-    traceinsight   HolisticTraceAnalysis: loads the trace; breakdown, kernels, idle causes. It needs an environment of
-                   its own: python -m venv FOLDER; FOLDER/bin/pip install traceinsight==0.6.1 "pandas<3"
+    traceinsight   HolisticTraceAnalysis: loads the trace; breakdown, kernels, idle causes
 """
 
 import argparse
@@ -17,14 +16,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from compare_scale import MB, measure
-from overhead import print_table
+import bars
+import environments
+from environments import Environment
+from processes import MB, Spent, observe, reason
+from tables import table
 
 EVENTS = 1_730_000
 SECONDS, MEGABYTES = 10.0, 1200.0
+PEER = "traceinsight"
+REQUIREMENTS = ("traceinsight==0.6.1", "pandas<3")
 
 OPERATORS = ("aten::addmm", "aten::layer_norm", "aten::gelu", "aten::add", "aten::mul", "aten::_softmax", "aten::bmm")
 KERNEL = "void at::native::vectorized_elementwise_kernel<4, at::native::{}Functor<float>, at::detail::Array<char*, 3> >"
@@ -52,23 +56,44 @@ analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Contender:
     name: str
-    python: str
     program: str
+    python: Path = Path(sys.executable)
+    rounds: list[Spent] = field(default_factory=list)
+    trouble: str | None = None
 
-    def row(self, trace: Path, rounds: int) -> list[str]:
-        """Raises subprocess.CalledProcessError if it fails."""
-        found = [measure([self.python, "-c", self.program, str(trace)]) for _ in range(rounds)]
-        seconds, megabytes = min(seconds for seconds, _ in found), max(megabytes for _, megabytes in found)
-        every = " ".join(f"{seconds:.1f}" for seconds, _ in found)
-        return [self.name, f"{seconds:.1f} s", every, f"{megabytes:.0f} MB", self._verdict(seconds, megabytes)]
+    def install(self, place: Path) -> None:
+        try:
+            self.python = Environment(REQUIREMENTS, torch=False).create(place / self.name)
+        except (subprocess.SubprocessError, OSError) as error:
+            self.trouble = f"does not install: {reason(error)}"
 
-    def _verdict(self, seconds: float, megabytes: float) -> str:
-        if self.program is not GPUBENCH:
-            return ""
-        return "PASS" if seconds <= SECONDS and megabytes <= MEGABYTES else "FAIL"
+    def race(self, trace: Path, rounds: int) -> None:
+        """Raises subprocess.CalledProcessError if it fails; a peer is out instead."""
+        try:
+            self.rounds = [observe([str(self.python), "-c", self.program, str(trace)])[1] for _ in range(rounds)]
+        except subprocess.CalledProcessError as error:
+            if self.name != PEER:
+                raise
+            self.trouble = f"does not run: {reason(error)}"
+
+    @property
+    def seconds(self) -> float:
+        """The best."""
+        return min(one.seconds for one in self.rounds)
+
+    @property
+    def megabytes(self) -> float:
+        """The most."""
+        return max(one.megabytes for one in self.rounds)
+
+    def row(self) -> list[str]:
+        if self.trouble:
+            return [self.name, "-", self.trouble, "-"]
+        every = " ".join(f"{one.seconds:.1f}" for one in self.rounds)
+        return [self.name, f"{self.seconds:.1f} s", every, f"{self.megabytes:.0f} MB"]
 
 
 def write_trace(path: Path, events: int) -> None:
@@ -152,7 +177,7 @@ def memory(at: float, index: int) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each contender")
-    parser.add_argument("--traceinsight", metavar="PYTHON", help="an interpreter that can import it")
+    environments.add_options(parser, [PEER], "none")
     parser.add_argument("--quick", action="store_true", help="a fiftieth of the size, 1 round: does it run at all?")
     options = parser.parse_args()
     if options.rounds < 1:
@@ -162,20 +187,32 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    contenders = [Contender("gpubench", sys.executable, GPUBENCH), Contender("json.loads", sys.executable, JSON)]
-    if options.traceinsight:
-        contenders.append(Contender("traceinsight", options.traceinsight, TRACEINSIGHT))
+    ours = Contender("gpubench", GPUBENCH)
+    contenders = [ours, Contender("json.loads", JSON), *(Contender(name, TRACEINSIGHT) for name in options.peers)]
+    for peer in contenders[2:]:
+        peer.install(options.environments)
     with tempfile.TemporaryDirectory(prefix="gpubench-trace-") as folder:
         trace = Path(folder) / "large.pt.trace.json"
         write_trace(trace, EVENTS // 50 if options.quick else EVENTS)
-        print(f"a trace of {trace.stat().st_size / MB:.0f} MB", file=sys.stderr)
+        megabytes = trace.stat().st_size / MB
         try:
-            rows = [contender.row(trace, 1 if options.quick else options.rounds) for contender in contenders]
+            for contender in contenders:
+                if not contender.trouble:
+                    print(contender.name, file=sys.stderr)
+                    contender.race(trace, 1 if options.quick else options.rounds)
         except subprocess.CalledProcessError as error:
-            print(f"error: {error.cmd[0]} exited {error.returncode}: {error.output}", file=sys.stderr)
+            print(f"error: {reason(error)}", file=sys.stderr)
             return 1
-    print_table([["contender", "best", "rounds, s", "most memory", f"bar {SECONDS:g} s, {MEGABYTES:g} MB"], *rows])
-    return 1 if any(row[-1] == "FAIL" for row in rows) else 0
+    print(f"a trace of {megabytes:.0f} MB\n")
+    print(table([("contender", "best", "rounds, s", "most memory"), *(one.row() for one in contenders)]))
+    if options.peers:
+        print(f"\n{environments.versions(options.environments / PEER, REQUIREMENTS)}")
+    return bars.conclude(
+        [
+            bars.at_most("time", ours.seconds, SECONDS, "{:.1f} s"),
+            bars.at_most("memory", ours.megabytes, MEGABYTES, "{:.0f} MB"),
+        ]
+    )
 
 
 if __name__ == "__main__":
