@@ -198,7 +198,7 @@ def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
             said, _ = foretelling.communicate()
     if foretelling.returncode:
         raise subprocess.CalledProcessError(foretelling.returncode, foretelling.args, said.decode())
-    (measured,), (predicted,) = (list(options.results.glob(f"{name}/*/")) for name in (MEASURED, PREDICTED))
+    measured, predicted = (max(options.results.glob(f"{name}/*/")) for name in (MEASURED, PREDICTED))
     kept = sorted((measured / TRACES).glob("*.snapshot.pickle")) if options.read_back else []
     peaks = [_read_back(path) for path in kept]
     return check(Followed.read(measured), Followed.read(predicted), max(peaks, default=None))

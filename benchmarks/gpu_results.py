@@ -1,0 +1,129 @@
+"""Runs a job of the GPU suite, and keeps of it what is small."""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import bars
+import memory_check
+import msgspec
+import profiled
+from gpu_jobs.job import OUTPUT, RUNS, Job, Reference
+from processes import Ended, last_words, run_for
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ("run.json", "config.yaml", "environment.json", "summary.json", "noise.json", "findings.json")
+LOG_CHARACTERS = 20_000
+LAST_LINES = 30  # of a job without runs, shown below the table
+NOTE_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended."""
+
+    name: str
+    shows: str
+    command: list[str]
+    status: str
+    """completed, failed, stopped (out of time) or skipped."""
+    note: str
+    seconds: float = 0.0
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """One entry per run directory: its path in the output folder, status, metrics and warnings."""
+    printed: str = ""
+    """The end of what it printed, where that is all it leaves."""
+    reference: Reference | None = None
+    memory: memory_check.Check | None = None
+    """What a job leaves that holds a prediction of memory to a measurement."""
+
+
+def attempt(job: Job, output: Path, remaining: float) -> Result:
+    """Runs `job` if the budget of `remaining` seconds allows, and keeps what it leaves behind in `output`."""
+    command = [sys.executable, *job.arguments]
+    made = Result(job.name, job.shows, ["python", *job.arguments], "skipped", "", reference=job.reference)
+    script = job.arguments[0]
+    if not script.startswith("-") and not (ROOT / script).is_file():
+        return replace(made, note=f"{script} is not there")
+    if remaining < job.seconds:
+        return replace(
+            made, note=f"needs about {job.seconds:.0f} s, and {max(remaining, 0):.0f} s of the budget are left"
+        )
+    missing = [name for name in job.after if not any((output / name).glob("*/run.json"))]
+    if missing:
+        return replace(made, note=f"{' and '.join(missing)} left no run")
+    kept = output / job.name
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="gpu-suite-") as scratch:
+        began = time.monotonic()
+        limit = min(2 * job.seconds, remaining)
+        ended = run_for([placed(part, scratch, output) for part in command], limit, ROOT, together=True)
+        took = time.monotonic() - began
+        paths = [path.parent for path in sorted(Path(scratch).glob("*/*/run.json"))]
+        # What became of each fix stands in the findings of the run that it was tried for.
+        runs = [keep(path, kept) for path in paths if not path.parent.name.endswith("-verify")]
+        memory = checked(Path(scratch))
+    printed = ended.printed + (f"\nstopped after {limit:.0f} s\n" if ended.code is None else "")
+    (kept / "log.txt").write_text(printed[-LOG_CHARACTERS:])
+    status = status_of(ended, job)
+    note = "" if runs and status == "completed" else last_words(printed)[:NOTE_CHARACTERS]
+    if status == "completed" and (wrong := list(unlike(job, runs))):
+        status, note = "failed", "; ".join(wrong)
+    rest = "" if runs else "\n".join(printed.splitlines()[-LAST_LINES:])
+    return replace(made, status=status, note=note, seconds=took, runs=runs, printed=rest, memory=memory)
+
+
+def placed(part: str, scratch: str, output: Path) -> str:
+    """An argument with the folder that it stands for."""
+    if part == RUNS:
+        return scratch
+    root, slash, rest = part.partition("/")
+    return str(output.resolve() / rest) if root == OUTPUT and slash else part
+
+
+def status_of(ended: Ended, job: Job) -> str:
+    """A bar that is undecided is no failure, nor is one that is missed where nothing is judged."""
+    if ended.code is None:
+        return "stopped"
+    fine = {0, bars.CODES[bars.UNDECIDED]} | (set() if job.judged else {bars.CODES[bars.MISSED]})
+    return "completed" if ended.code in fine else "failed"
+
+
+def checked(scratch: Path) -> memory_check.Check | None:
+    path = scratch / memory_check.DOCUMENT
+    return msgspec.json.decode(path.read_bytes(), type=memory_check.Check) if path.is_file() else None
+
+
+def unlike(job: Job, runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What the job should have shown and did not."""
+    for done in runs:
+        found = done["profiled"]
+        if found is not None:
+            yield from found.broken
+            named = {finding.partition(" ")[0].rstrip(":") for finding in found.findings}
+            yield from (f"{name} was not found" for name in job.finds if name not in named)
+
+
+def keep(path: Path, kept: Path) -> dict[str, Any]:
+    """Copies the small files of the run directory `path`, and returns what the table needs of it."""
+    copy = kept / path.name
+    copy.mkdir()
+    for name in KEPT:
+        if (path / name).is_file():
+            shutil.copyfile(path / name, copy / name)
+    record = json.loads((path / "run.json").read_text())
+    summary = json.loads((path / "summary.json").read_text()) if (path / "summary.json").is_file() else {}
+    return {
+        "path": str(copy.relative_to(kept.parent)),
+        "status": record["status"],
+        "metrics": {metric["name"]: metric for metric in summary.get("metrics", [])},
+        "warnings": summary.get("warnings", []),
+        "profiled": profiled.examine(path),
+    }

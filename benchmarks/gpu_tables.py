@@ -1,0 +1,85 @@
+"""What the GPU suite found, as Markdown."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import memory_check
+import profiled
+from gpu_results import Result
+from tables import table
+
+HEAD = (
+    *("job", "throughput", "step", "MFU", "of measured peak", "J/sample", "peak memory", "hand-over", "bit-identical"),
+    *("reference", "ratio", "note"),
+)
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Markdown, one row per run, or per job where there is none; then sources and warnings."""
+    lines = [table([HEAD, *(row for result in results for row in rows_of(result))])]
+    lines += below(profiled.HEAD, profiled_rows(results))
+    lines += below(memory_check.HEAD, [memory_check.row(one.name, one.memory) for one in results if one.memory])
+    sources = {result.reference.source for result in results if result.reference}
+    lines += ["", *(f"Reference: {source}." for source in sorted(sources))] if sources else []
+    said = [f"- {result.name}: {warning}" for result in results for run in result.runs for warning in run["warnings"]]
+    lines += ["", "Warnings:", "", *said] if said else []
+    return "\n".join(lines) + "\n"
+
+
+def profiled_rows(results: Sequence[Result]) -> list[list[str]]:
+    return [profiled.row(result.name, run["profiled"]) for result in results for run in result.runs if run["profiled"]]
+
+
+def below(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table, if there is anything in it."""
+    if not rows:
+        return []
+    return ["", table([head, *rows])]
+
+
+def rows_of(result: Result) -> Iterator[list[str]]:
+    status = "" if result.status == "completed" else result.status
+    note = ": ".join(part for part in (status, result.note) if part)
+    for number, done in enumerate(result.runs or [{"metrics": {}}]):
+        cells = Cells(done["metrics"])
+        reference = result.reference
+        throughput = cells.estimate("throughput")
+        yield [
+            result.name if number == 0 else f"{result.name} ({number + 1})",
+            cells.throughput(),
+            cells.show("step_time", 1e3, "{:.2f} ms") or cells.show("evaluation_time", 1e3, "{:.2f} ms"),
+            cells.show("mfu", 100, "{:.1f} %"),
+            cells.show("mfu_of_measured_peak", 100, "{:.1f} %"),
+            cells.show("energy_per_sample", 1, "{:.4g}"),
+            cells.show("peak_memory_allocated", 1 / 2**30, "{:.2f} GiB"),
+            cells.show("handover_time", 1e6, "{:.0f} us") + cells.show("handover_bytes", 1, ", {:,.0f} B"),
+            cells.show("verified_samples", 100, "{:.0f} %"),
+            f"{reference.throughput:,.0f}" if reference else "",
+            f"{throughput / reference.throughput:.3f}" if reference and throughput else "",
+            note,
+        ]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The metrics of one run as text; empty where a metric is absent."""
+
+    metrics: dict[str, dict[str, Any]]
+
+    def estimate(self, name: str) -> float | None:
+        metric = self.metrics.get(name)
+        return None if metric is None else float(metric["estimate"])
+
+    def show(self, name: str, scale: float, form: str) -> str:
+        value = self.estimate(name)
+        return "" if value is None else form.format(value * scale)
+
+    def throughput(self) -> str:
+        metric = self.metrics.get("throughput")
+        if metric is None:
+            return ""
+        text = f"{metric['estimate']:,.1f}"
+        if interval := metric["interval"]:
+            text += f" ± {(interval[1] - interval[0]) / 2:,.1f}"
+        return f"{text} {metric['unit']}"

@@ -1,0 +1,114 @@
+"""docs/benchmarks.md: what the benchmarks found the last time that each of them ran."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bars import MISSED
+from listing import Benchmark
+from records import FAILED, PYTHON, STOPPED, Machine, Record
+from tables import table
+
+from gpubench import units
+
+LINES = {
+    "processor": "processor",
+    "memory": "memory",
+    "GPU": "gpu",
+    "system": "system",
+    "versions": "versions",
+    "gpubench": "gpubench",
+}
+
+
+def page(
+    benchmarks: Sequence[Benchmark], records: Mapping[str, Record], references: Mapping[str, str]
+) -> Iterator[str]:
+    """Lines of Markdown. `references` are results of the GPU suite, a text for each machine."""
+    yield "# What the benchmarks found"
+    yield ""
+    yield "    make benchmarks                                  # all that this machine can, one after the other"
+    yield "    .venv/bin/python benchmarks/suite.py --only NAME    # one section of this page"
+    yield ""
+    yield "Written by the second command, and not by hand. What each of them measures, and how, is in"
+    yield "[benchmarks/README.md](../benchmarks/README.md)."
+    machines = list(dict.fromkeys(record.machine for record in records.values()))
+    for number, machine in enumerate(machines):
+        yield from _machine(machine, f" {number + 1}" if len(machines) > 1 else "")
+    yield ""
+    yield table(
+        [("benchmark", "question", "bar", "verdict"), *(_line(one, records.get(one.name)) for one in benchmarks)]
+    )
+    for one in benchmarks:
+        yield from _section(one, records.get(one.name), machines)
+    yield from _on_gpus(references)
+
+
+def _machine(machine: Machine, number: str) -> Iterator[str]:
+    yield ""
+    yield table([(f"machine{number}", ""), *((name, getattr(machine, key)) for name, key in LINES.items())])
+
+
+def _line(benchmark: Benchmark, record: Record | None) -> list[str]:
+    return [f"[{benchmark.name}](#{benchmark.name})", benchmark.question, benchmark.bar, _verdict(benchmark, record)]
+
+
+def _verdict(benchmark: Benchmark, record: Record | None) -> str:
+    if record is None:
+        return f"not run here: needs {benchmark.needs}" if benchmark.needs else "not run yet"
+    missed = [bar for bar in record.bars if bar.verdict == MISSED]
+    if record.verdict == MISSED:
+        return f"missed by {missed[0].by}" if len(record.bars) == 1 else f"{len(missed)} of {len(record.bars)} missed"
+    return f"{record.verdict}: {record.trouble}" if record.verdict == FAILED and record.trouble else record.verdict
+
+
+def _section(benchmark: Benchmark, record: Record | None, machines: Sequence[Machine]) -> Iterator[str]:
+    command = " ".join((PYTHON, *benchmark.command) if record is None else record.command)
+    yield from (
+        "",
+        f"## {benchmark.name}",
+        "",
+        benchmark.question,
+        "",
+        f"    {command}",
+        "",
+        f"Bar: {benchmark.bar}.",
+        "",
+    )
+    if record is None:
+        yield f"{_verdict(benchmark, record).capitalize()}."
+        return
+    where = f" on machine {machines.index(record.machine) + 1}" if len(machines) > 1 else ""
+    yield f"Ran{where} until {record.finished} and took {units.seconds(record.seconds)}."
+    yield ""
+    if record.bars:
+        yield table([("what", "ours", "bar", "verdict"), *_judged(record)])
+    else:
+        yield f"{record.verdict.capitalize()}."
+    if record.trouble:
+        yield from ("", *_fenced(record.trouble))
+    if record.printed:
+        yield from ("", *_fenced(record.printed))
+    if record.verdict == STOPPED:
+        yield from ("", "It was out of time; the above is what it had printed by then.")
+
+
+def _judged(record: Record) -> Iterator[tuple[str, str, str, str]]:
+    for bar in record.bars:
+        yield bar.what, bar.figure, bar.bar, f"{bar.verdict} by {bar.by}" if bar.by else bar.verdict
+
+
+def _fenced(text: str) -> Iterator[str]:
+    yield from ("```", *(line.rstrip().replace("```", "'''") for line in text.strip("\n").splitlines()), "```")
+
+
+def _on_gpus(references: Mapping[str, str]) -> Iterator[str]:
+    yield from ("", "## On GPUs", "")
+    if not references:
+        yield "No GPU has run the suite yet: what it would measure is in `benchmarks/gpu_suite.py --list`."
+    for name, text in references.items():
+        yield from (f"### {name}", "", text.strip(), "")
+
+
+def references(folder: Path) -> dict[str, str]:
+    """Results of the GPU suite that are kept below `folder`, by machine, without their title."""
+    return {path.parent.name: path.read_text().partition("\n")[2] for path in sorted(folder.glob("*/summary.md"))}

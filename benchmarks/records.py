@@ -1,0 +1,107 @@
+"""What a benchmark left the last time it ran, with the machine it ran on.
+
+One JSON file each, so that none of them has to run again for the others' sake.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+from bars import CODES, MET, MISSED, UNDECIDED, Bar
+from processes import observe
+
+from gpubench import __version__, units
+from gpubench.provenance import git_state
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "diffusers", "transformers", "numpy", "scipy")
+PYTHON = ".venv/bin/python"  # as a reader types it
+CAPTURE = (
+    "import json; from gpubench.environment import capture_env_metadata; print(json.dumps(capture_env_metadata()))"
+)
+FAILED, STOPPED, NOT_JUDGED = "failed", "stopped", "not judged"
+WORST_FIRST = (MISSED, UNDECIDED, MET)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Each a line of text."""
+
+    processor: str
+    memory: str
+    gpu: str
+    system: str
+    versions: str
+    gpubench: str
+    """Its version and commit."""
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Raises subprocess.CalledProcessError where torch does not load."""
+        # In a process of its own: the suite stays small beside what it measures.
+        said, _ = observe([sys.executable, "-c", CAPTURE])
+        found = json.loads(said)
+        cpu, host, packages = found["cpu"], found["host"], found["packages"]
+        known = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
+        python = f"Python {found['python']['version']}"
+        return cls(
+            f"{cpu.get('model', 'unknown')}, {units.counted(cpu['usable_cores'], 'core')} usable",
+            units.size(found["memory"]["total_bytes"]),
+            ", ".join(gpu["name"] for gpu in found["gpus"]) or "none",
+            f"{host['os']}, kernel {host['kernel']}{', virtual' * bool(host.get('virtual'))}",
+            ", ".join((python, *known)),
+            f"{__version__}, {_commit()}",
+        )
+
+
+def _commit() -> str:
+    state = git_state(ROOT) or {}
+    commit = state.get("commit")
+    if commit is None:
+        return "not from a repository"
+    return f"commit {commit[:12]}{' with changes' * state['dirty']}"
+
+
+class Record(msgspec.Struct, frozen=True):
+    name: str
+    command: list[str]
+    """As a reader would type it."""
+    machine: Machine
+    finished: str
+    """Date and time, UTC."""
+    seconds: float
+    code: int | None
+    """None where it was out of time."""
+    bars: list[Bar]
+    printed: str
+    trouble: str
+    """What it said on its way out, where it did not end well."""
+
+    @property
+    def verdict(self) -> str:
+        """met, missed, undecided, not judged (no bar holds here), failed or stopped."""
+        if self.code is None:
+            return STOPPED
+        verdict = next((one for one in WORST_FIRST if any(bar.verdict == one for bar in self.bars)), NOT_JUDGED)
+        return verdict if self.code == CODES.get(verdict, 0) else FAILED
+
+    @property
+    def ran(self) -> bool:
+        return self.verdict not in {FAILED, STOPPED}
+
+
+def keep(record: Record, folder: Path) -> None:
+    """Replaces what was there in one go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{record.name}.json"
+    aside.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    aside.replace(_path(folder, record.name))
+
+
+def recall(folder: Path, name: str) -> Record | None:
+    path = _path(folder, name)
+    return msgspec.json.decode(path.read_bytes(), type=Record) if path.is_file() else None
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"

@@ -1,0 +1,127 @@
+"""Everything that this machine can measure of gpubench, one after the other: `python benchmarks/suite.py`.
+
+Runs each benchmark of listing.py in a process of its own, keeps what it printed and whether its bars were met in
+benchmarks/measured/, and writes docs/benchmarks.md anew after each: what is interrupted keeps what has run, and
+`--only NAME` refreshes one section. One that fails or is out of time is shown as that, and the others go on. A bar that
+is missed is a result: the exit code is 1 only where a benchmark did not come to one.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import bars
+import msgspec
+from listing import BENCHMARKS, GPU, Benchmark
+from page import page, references
+from processes import last_words, reason, run_for
+from records import PYTHON, ROOT, STOPPED, Machine, Record, keep, recall
+from tables import table
+
+from gpubench import units
+from gpubench.devices import visible_gpus
+
+LIMIT = 900.0
+MEASURED = ROOT / "benchmarks" / "measured"
+REFERENCES = ROOT / "benchmarks" / "reference"
+PAGE = ROOT / "docs" / "benchmarks.md"
+PRINTED = 20_000  # characters kept, the last ones
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BENCHMARKS) -> int:
+    options = parse(arguments, benchmarks)
+    if options.list:
+        print(listed(benchmarks))
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no benchmark outlives the suite
+    try:
+        return run_all(options, benchmarks)
+    except KeyboardInterrupt:
+        print("interrupted; what has run is kept", file=sys.stderr)
+        return INTERRUPTED
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"error: {reason(error)}", file=sys.stderr)
+        return 1
+
+
+def run_all(options: argparse.Namespace, benchmarks: Sequence[Benchmark]) -> int:
+    machine, every = Machine.here(), True
+    has = {GPU: bool(visible_gpus())}
+    for benchmark in benchmarks:
+        if options.only and benchmark.name not in options.only:
+            continue
+        if benchmark.needs and not has[benchmark.needs]:
+            say(f"{benchmark.name}: not run here, needs {benchmark.needs}")
+            continue
+        say(f"{benchmark.name}: {benchmark.question} About {benchmark.minutes:g} min")
+        record = attempt(benchmark, machine, options.limit)
+        say(f"  {record.verdict} in {units.seconds(record.seconds)} {record.trouble if not record.ran else ''}")
+        keep(record, options.measured)
+        write(benchmarks, options.measured, options.page)
+        every &= record.ran
+    write(benchmarks, options.measured, options.page)
+    say(f"wrote {options.page}")
+    return 0 if every else 1
+
+
+def attempt(benchmark: Benchmark, machine: Machine, limit: float) -> Record:
+    """Runs it for at most `limit` seconds."""
+    with tempfile.TemporaryDirectory(prefix="gpubench-suite-") as folder:
+        judged = Path(folder) / "bars.json"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
+        environment |= {bars.VARIABLE: str(judged), "PYTHONUNBUFFERED": "1"}
+        began = time.monotonic()
+        ended = run_for([sys.executable, *benchmark.command], limit, ROOT, environment)
+        seconds = time.monotonic() - began
+        found = msgspec.json.decode(judged.read_bytes(), type=list[bars.Bar]) if judged.is_file() else []
+    finished = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    command = [PYTHON, *benchmark.command]
+    made = Record(benchmark.name, command, machine, finished, seconds, ended.code, found, ended.printed[-PRINTED:], "")
+    if made.verdict == STOPPED:
+        return msgspec.structs.replace(made, trouble=f"stopped after {limit:g} s")
+    return made if made.ran else msgspec.structs.replace(made, trouble=last_words(ended.errors or ended.printed))
+
+
+def write(benchmarks: Sequence[Benchmark], measured: Path, path: Path) -> None:
+    """The page, in one go, of all that is on record."""
+    records = {one.name: record for one in benchmarks if (record := recall(measured, one.name))}
+    aside = path.with_name(f".{path.name}")
+    aside.write_text("\n".join(page(benchmarks, records, references(REFERENCES))) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def listed(benchmarks: Sequence[Benchmark]) -> str:
+    rows = [
+        (one.name, f"{one.minutes:g} min", one.needs or "", " ".join((PYTHON, *one.command)), one.bar)
+        for one in benchmarks
+    ]
+    return table([("benchmark", "about", "needs", "command", "bar"), *rows])
+
+
+def say(line: str) -> None:
+    print(line.rstrip(), file=sys.stderr, flush=True)
+
+
+def parse(arguments: Sequence[str] | None, benchmarks: Sequence[Benchmark]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run all benchmarks that this machine can, and write their page.")
+    names = [one.name for one in benchmarks]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="may be repeated; see --list")
+    parser.add_argument("--list", action="store_true", help="what there is, and run nothing")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each benchmark; default: %(default).0f"
+    )
+    parser.add_argument("--measured", type=Path, default=MEASURED, metavar="DIR", help="where results are kept")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; default: docs/benchmarks.md")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
