@@ -19,6 +19,8 @@ from processes import Ended, last_words, run_for
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ("run.json", "config.yaml", "environment.json", "summary.json", "noise.json", "findings.json")
+STEPS = "steps.jsonl"
+STEPS_BYTES = 200_000  # what is larger is left out; without its steps, a run of one repeat cannot be compared
 LOG_CHARACTERS = 20_000
 LAST_LINES = 30  # of a job without runs, shown below the table
 NOTE_CHARACTERS = 160
@@ -63,7 +65,7 @@ def attempt(job: Job, output: Path, remaining: float) -> Result:
     kept.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="gpu-suite-") as scratch:
         began = time.monotonic()
-        limit = min(2 * job.seconds, remaining)
+        limit = min(job.patience * job.seconds, remaining)
         ended = run_for([placed(part, scratch, output) for part in command], limit, ROOT, together=True)
         took = time.monotonic() - began
         paths = [path.parent for path in sorted(Path(scratch).glob("*/*/run.json"))]
@@ -118,6 +120,9 @@ def keep(path: Path, kept: Path) -> dict[str, Any]:
     for name in KEPT:
         if (path / name).is_file():
             shutil.copyfile(path / name, copy / name)
+    steps = path / STEPS
+    if steps.is_file() and steps.stat().st_size <= STEPS_BYTES:
+        shutil.copyfile(steps, copy / STEPS)
     record = json.loads((path / "run.json").read_text())
     summary = json.loads((path / "summary.json").read_text()) if (path / "summary.json").is_file() else {}
     return {

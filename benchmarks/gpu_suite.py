@@ -8,6 +8,7 @@ skipped. The output folder is written as the jobs finish, so that a suite that i
     summary.json    the same as data, with the commands
     JOB/log.txt     the end of what the job printed
     JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json, noise.json, findings.json
+                    and, where that is small, steps.jsonl
 
 The jobs called planted-* have a fault that `gpubench profile --verify` must find: where it does not, the job has
 failed. So has one whose profile does not hold together; see `profiled.py`. Those called memory-* hold a prediction of
@@ -32,7 +33,8 @@ from gpu_results import ROOT, Result, attempt
 from gpu_tables import summary
 from tables import table
 
-DRY_FACTOR = 0.5  # a dry job may take half of the real one's time
+DRY_FACTOR = 0.5  # a dry job should take half of the real one's time
+DRY_PATIENCE = 10.0  # and, as the CPU may be anybody's, is not stopped soon
 BUDGET = 460.0  # seconds; with the patience for a job that is stopped, under 8 minutes
 
 
@@ -81,7 +83,7 @@ def dried(job: Job) -> Job:
     """The same job in a size for a CPU. No published figure is comparable with that, and no fault is worth its fix."""
     arguments = tuple(part for part in job.arguments if part != "--verify" or not job.finds)
     given, seconds = (*arguments, *job.dry), DRY_FACTOR * job.seconds
-    return replace(job, arguments=given, seconds=seconds, reference=None, finds=(), judged=False)
+    return replace(job, arguments=given, seconds=seconds, patience=DRY_PATIENCE, reference=None, finds=(), judged=False)
 
 
 def write(results: Sequence[Result], waiting: Sequence[Job], output: Path) -> None:

@@ -127,6 +127,7 @@ def run_for(
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
 
 
 def reason(error: Exception) -> str:

@@ -24,7 +24,7 @@ class Job:
     """Of the Python interpreter; see RUNS and OUTPUT."""
     shows: str
     seconds: float
-    """How long it should take on an H200; it is stopped after twice as long."""
+    """How long it should take on an H200."""
     dry: tuple[str, ...] = ()
     """What is appended in a dry run; later options win."""
     reference: Reference | None = None
@@ -32,6 +32,8 @@ class Job:
     """What its diagnosis must name, by the ids of findings."""
     after: tuple[str, ...] = ()
     """The jobs whose runs it needs."""
+    patience: float = 2.0
+    """It is stopped after so many times as long."""
     judged: bool = True
     """Whether a bar that it misses is a failure."""
 
