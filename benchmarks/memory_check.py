@@ -158,7 +158,7 @@ HEAD = (
 def row(name: str, found: Check) -> list[str]:
     """One row of a table below HEAD; each pair is predicted, then measured, in GiB."""
     measured, predicted = found.measured, found.predicted
-    verdict = "; ".join(found.broken) or ("PASS" if found.judged else "not judged on a CPU")
+    verdict = "; ".join(found.broken) or (bars.MET if found.judged else "not judged on a CPU")
     phases = dict.fromkeys((predicted.phase, measured.phase))
     return [
         name,
