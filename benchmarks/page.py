@@ -26,10 +26,10 @@ def page(
     """Lines of Markdown. `references` are results of the GPU suite, a text for each machine."""
     yield "# What the benchmarks found"
     yield ""
-    yield "    make benchmarks                                  # all that this machine can, one after the other"
-    yield "    .venv/bin/python benchmarks/suite.py --only NAME    # one section of this page"
+    yield "    make benchmarks                                   # all that this machine can, one after the other"
+    yield "    .venv/bin/python benchmarks/suite.py --only NAME  # one section of this page"
     yield ""
-    yield "Written by the second command, and not by hand. What each of them measures, and how, is in"
+    yield "Written by these commands, and not by hand. What each of them measures, and how, is in"
     yield "[benchmarks/README.md](../benchmarks/README.md)."
     machines = list(dict.fromkeys(record.machine for record in records.values()))
     for number, machine in enumerate(machines):
