@@ -254,7 +254,8 @@ def main() -> int:
     )
     head = ["contender", "samples/s", "of the bare loop", "claims", "claim / stopwatch", "note"]
     print(table([head, *(row(contender, bare) for contender in entered)]))
-    print(f"\n{'; '.join(versions(entered, options.environments))}")
+    if options.peers:
+        print(f"\n{'; '.join(versions(entered, options.environments))}")
     logs = [math.log(own / reference) for own, reference in zip(ours.rates, bare.rates, strict=True)]
     return bars.conclude(
         [

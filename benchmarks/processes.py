@@ -131,9 +131,9 @@ def run_for(
 
 
 def reason(error: Exception) -> str:
-    """The line in which a failed process says why."""
+    """The line in which a failed process says why, without its "error:"."""
     said = error.stderr or error.stdout if isinstance(error, subprocess.CalledProcessError) else None
-    return last_words(str(said or error)) or repr(error)
+    return last_words(str(said or error)).removeprefix("error: ") or repr(error)
 
 
 def last_words(printed: str) -> str:
