@@ -1,5 +1,6 @@
 # make bench   set everything up and run the main job
 # make test    set everything up and run every check
+# make benchmarks   all benchmarks that this machine can run, and docs/benchmarks.md of what they show (under an hour)
 # The environment is .venv, built once from pyproject.toml under constraints.txt.
 
 PYTHON ?= python3
@@ -7,13 +8,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench test lint clean
+.PHONY: bench test benchmarks lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+benchmarks: $(VENV)/ready-for-development
+	$(BIN)/python benchmarks/suite.py
 
 lint: $(VENV)/ready-for-development
 	$(BIN)/ruff check .
