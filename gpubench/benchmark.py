@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +14,8 @@ from gpubench.configuration import Configuration
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
 from gpubench.launch import Workers
-from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.peers import silence
+from gpubench.ranks import Ranks, launched_by_torchrun, machine
 from gpubench.recording import Recorder, S
 from gpubench.settings import Device, RepeatSettings, RunSettings
 from gpubench.summary import Summary
@@ -161,7 +161,8 @@ def measure(
         repeats=repeats if profiled is None else [*repeats, profiled],
         profiled=profiled,
         clock=(time.time(), time.monotonic()),
-        host=socket.gethostname(),
+        machine=machine(),
+        silence=silence(settings.measurement.stall_timeout),
         samples=recorder.samples,
     )
     telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval)

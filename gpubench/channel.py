@@ -1,11 +1,12 @@
 """A worker's end of the connection to the host.
 
 The address is `unix:PATH` on one machine and `tcp:HOST:PORT#SECRET` from another. The host leaves it in the environment
-of the workers that it starts.
+of the workers that it starts, and in the rendezvous store for those of other machines.
 
 Three rules keep the timed process undisturbed: events are buffered until somebody calls `flush` between steps; the
 thread that listens sleeps in the kernel; the heartbeat costs some tens of microseconds a second. When the host goes
-away, for whatever reason, the worker ends at once: no orphan keeps a GPU.
+away, for whatever reason, the worker ends at once: no orphan keeps a GPU. A cable that is cut says nothing, so on the
+way to another machine the kernel gives up after as long a silence as the host does.
 """
 
 import faulthandler
@@ -20,10 +21,13 @@ from typing import NamedTuple, Self
 import msgspec
 
 from gpubench import events
+from gpubench.errors import HostLost
+from gpubench.ranks import machine
 
 ADDRESS_VARIABLE = "_GPUBENCH_HOST"
 HEARTBEAT_SECONDS = 1.0
 LAST_WORD_SECONDS = 10.0
+CONNECT_SECONDS = 30.0
 HOST_GONE = 75  # EX_TEMPFAIL: the host that would have explained is no longer there
 
 EVERYONE = -1  # in place of a rank: all of them
@@ -75,8 +79,10 @@ class Activity:
 class Channel:
     """Sends events to the host, and dies with it."""
 
-    def __init__(self, connection: socket.socket, rank: int, activity: Activity) -> None:
+    def __init__(self, connection: socket.socket, rank: int, activity: Activity, host: str | None = None) -> None:
+        """`host` is the address of one on another machine, whose own words do not appear here."""
         self.rank = rank
+        self._host = host
         self.activity = activity
         self._connection = connection
         self._incoming = connection.makefile("rb")
@@ -89,24 +95,36 @@ class Channel:
 
     @classmethod
     def connect(cls, address: str, rank: int, world_size: int, activity: Activity) -> tuple[Self, events.Job]:
-        """Says hello and waits for the job. Raises ConnectionError when the host turns it away."""
+        """Says hello and waits for the job. Raises HostLost when the host cannot be reached or turns it away."""
         address, _, secret = address.partition("#")
         kind, _, where = address.partition(":")
-        if kind == "unix":
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(where)
-        else:
-            host, _, port = where.rpartition(":")
-            connection = socket.create_connection((host, int(port)), timeout=30)
-            connection.settimeout(None)
-        channel = cls(connection, rank, activity)
-        channel.send(
-            events.Hello(rank=rank, world_size=world_size, pid=os.getpid(), host=socket.gethostname(), secret=secret)
+        hello = events.Hello(
+            rank=rank,
+            world_size=world_size,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            machine=machine(),
+            secret=secret,
         )
-        answer = channel._incoming.readline()
+        try:
+            connection = _open(kind, where)
+            connection.sendall(events.encode(hello))
+            channel = cls(connection, rank, activity, where if _leads_away(connection) else None)
+            answer = channel._incoming.readline()
+        except OSError as error:
+            raise HostLost(
+                f"rank {rank} cannot reach rank 0's host at {where}: {_reason(error)}",
+                "no firewall may keep the machines of a run apart: the port is another one each time",
+            ) from None
         if not answer:
-            raise ConnectionError(f"the host at {address} turned rank {rank} away")
+            raise HostLost(
+                f"rank 0's host at {where} turned rank {rank} away",
+                "it takes in each rank of its own run once: see whether another run has the same rendezvous",
+            )
         job = msgspec.json.decode(answer, type=events.Job)
+        connection.settimeout(None)
+        if channel._host:
+            end_with_the_link(connection, job.silence)
         channel._listener.start()
         threading.Thread(target=channel._beat, daemon=True, name="gpubench-heartbeat").start()
         return channel, job
@@ -151,19 +169,62 @@ class Channel:
         with self._sending:
             try:
                 self._connection.sendall(data)
-            except OSError:
+            except OSError as error:
                 if not self._closing.is_set():  # else it was a heartbeat, a moment too late
-                    os._exit(HOST_GONE)
+                    self._abandon(_reason(error))
 
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_SECONDS):
             self._write(events.encode(self.activity.heartbeat(self.rank)))
 
     def _listen(self) -> None:
+        lost = None
         try:
             while self._incoming.readline():
                 faulthandler.dump_traceback()  # DumpStacks is all a host ever asks
-        except OSError:
-            pass
+        except OSError as error:
+            lost = _reason(error)
         if not self._closing.is_set():
-            os._exit(HOST_GONE)
+            self._abandon(lost)
+
+    def _abandon(self, lost: str | None) -> None:
+        """Ends the process. What the host has to say stands on its own machine; another one is told where to look."""
+        if self._host:
+            how = f"is lost: {lost}" if lost else "ended the run"
+            hint = "its machine's output says why, and has what was measured"
+            with suppress(OSError):
+                os.write(2, f"error: rank {self.rank}: the host at {self._host} {how}\nhint: {hint}\n".encode())
+        os._exit(HOST_GONE)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _open(kind: str, where: str) -> socket.socket:
+    """Times out until the host has answered."""
+    if kind == "tcp":
+        host, _, port = where.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(where)
+    return connection
+
+
+def _leads_away(connection: socket.socket) -> bool:
+    """Whether the other end is on another machine."""
+    return connection.family != socket.AF_UNIX and connection.getpeername()[0] != connection.getsockname()[0]
+
+
+def end_with_the_link(connection: socket.socket, seconds: float) -> None:
+    """Makes a TCP connection fail when nothing has come through for `seconds`, about.
+
+    Linux by itself goes on sending for a quarter of an hour (tcp_retries2 in tcp(7)), and with nothing to send never
+    finds out.
+    """
+    beat = max(1, int(seconds / 4))
+    options = {"TCP_KEEPIDLE": beat, "TCP_KEEPINTVL": beat, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": int(seconds * 1000)}
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # each system has its own
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

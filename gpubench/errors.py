@@ -9,6 +9,7 @@ GpubenchError                 1  something failed, and this says what
 │   └── DataError                the data cannot be found, read or batched
 ├── RunFailed                 1  a run started and did not finish
 │   ├── WorkerLost               a worker died without a word, or stopped making progress
+│   ├── HostLost                 a worker on another machine cannot reach the one that writes the run
 │   ├── OutOfMemory              the device's memory did not suffice
 │   ├── NonFiniteLoss            the loss became NaN or infinite
 │   ├── NonFiniteLatent          a sample became NaN or infinite
@@ -64,6 +65,10 @@ class RunFailed(GpubenchError):
 
 
 class WorkerLost(RunFailed):
+    pass
+
+
+class HostLost(RunFailed):
     pass
 
 

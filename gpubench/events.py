@@ -112,6 +112,8 @@ class Hello(Event, frozen=True):
     world_size: int
     pid: int
     host: str
+    machine: str
+    """See `gpubench.ranks.machine`."""
     secret: str
 
 
@@ -352,7 +354,10 @@ class Job(msgspec.Struct, frozen=True):
     """The repeats this process runs: one for a fresh process, all of them under torchrun."""
     clock: tuple[float, float]
     """(seconds since the epoch, monotonic seconds) read together by the host."""
-    host: str
+    machine: str
+    """The host's; see `gpubench.ranks.machine`."""
+    silence: float = 30.0
+    """Seconds after which either end takes the other for lost."""
     samples: list[int] | None = None
     """The samples still to be made; None for all."""
     profiled: int | None = None

@@ -1,15 +1,12 @@
 """The host's end: starts the workers of a run, listens to all of them, and leaves none behind.
 
 One rank is a plain subprocess; several on this machine are started by `python -m torch.distributed.run`. Under the
-user's own torchrun only rank 0's worker is started here and the others connect. Workers talk over a private Unix
-socket on one machine, and over TCP with a secret made for the run from others.
+user's own torchrun only rank 0's worker is started here and the others connect.
 """
 
 import logging
 import os
-import secrets
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,13 +22,13 @@ import msgspec
 import psutil
 
 from gpubench import channel, events
-from gpubench.peers import Peer, blame, listen, private_folder, stalled
+from gpubench.door import LONGEST_GREETING, Door
+from gpubench.peers import Peer, blame, stalled
 from gpubench.ranks import Ranks
 
 TICK = 0.1  # seconds between looks at the clock when nothing arrives
 GRACE = 1.0  # seconds in which a second voice may explain the first failure better
 SHUTDOWN = 10.0  # seconds that a worker may take to leave after its last word
-LONGEST_GREETING = 4096
 
 output_log = logging.getLogger("gpubench.worker.output")
 
@@ -58,15 +55,14 @@ class Workers:
         self._output: deque[str] = deque(maxlen=60)
         self._unfinished = b""
         self._started = time.monotonic()
-        self._folder = private_folder()
         one_machine = not under_torchrun or Ranks.from_environment().local_world_size == world_size
-        self._listener, address, self._secret = listen(self._folder if one_machine else None)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._door: Door | None = Door(world_size, one_machine)
+        self._selector.register(self._door.listener, selectors.EVENT_READ, self._accept)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
         several = world_size > 1 and not under_torchrun
         self._child = subprocess.Popen(
             [sys.executable, *(launcher if several else []), "-m", "gpubench.worker"],
-            env={**os.environ, **environment, channel.ADDRESS_VARIABLE: address},
+            env={**os.environ, **environment, channel.ADDRESS_VARIABLE: self._door.address},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,8 +83,7 @@ class Workers:
     @property
     def pids(self) -> list[int]:
         """Worker processes on this machine."""
-        here = socket.gethostname()
-        return [peer.hello.pid for peer in self.peers.values() if peer.hello and peer.hello.host == here]
+        return [peer.hello.pid for peer in self.peers.values() if peer.hello and peer.here]
 
     @property
     def output(self) -> list[str]:
@@ -109,7 +104,7 @@ class Workers:
 
     def close(self, patience: float) -> None:
         """Ends every process of the run, after `patience` seconds for those that are leaving anyway."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._close_door()
         family = _family(self._child.pid)  # before the parent of them all is gone
         try:
             self._child.wait(patience)
@@ -118,7 +113,6 @@ class Workers:
                 output_log.warning("the workers did not leave within %.0f s of their last word: ended", patience)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker ends when its host hangs up, on whatever machine it is
-        self._listener.close()
         for process in family:
             _ignore_gone(process.kill)
         _ignore_gone(lambda: os.killpg(self._child.pid, signal.SIGKILL))  # orphans that it left in its group
@@ -129,14 +123,14 @@ class Workers:
         self._keep_output(b"\n")
         self._child.stdout.close()
 
-    def _accept(self, listener: socket.socket) -> Iterator[events.Message]:
-        connection, _ = listener.accept()
-        connection.setblocking(False)
-        peer = Peer(connection)
-        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read(peer))
+    def _accept(self, _: socket.socket) -> Iterator[events.Message]:
+        if self._door and (peer := self._door.open()):
+            self._selector.register(peer.connection, selectors.EVENT_READ, lambda _: self._read(peer))
         return iter(())
 
     def _read(self, peer: Peer) -> Iterator[events.Message]:
+        if peer.connection.fileno() < 0:
+            return  # hung up on a moment ago, when others were heard
         try:
             data = peer.connection.recv(1 << 20)
         except BlockingIOError:
@@ -150,40 +144,41 @@ class Workers:
         *lines, rest = peer.buffer.split(b"\n")
         peer.buffer = rest
         for line in lines:
+            if peer.hello is None and not self._greet(peer, bytes(line)):
+                return
             try:
                 message = events.decode(bytes(line))
             except msgspec.DecodeError:
                 self._hang_up(peer)
-                return
-            if peer.hello is None and not self._greet(peer, message):
                 return
             self._note(peer, message)
             yield message
         if peer.hello is None and len(peer.buffer) > LONGEST_GREETING:
             self._hang_up(peer)
 
-    def _greet(self, peer: Peer, message: events.Message) -> bool:
+    def _greet(self, peer: Peer, line: bytes) -> bool:
         """Lets a stranger in if it is a rank that is missing and knows the secret."""
-        known = (
-            isinstance(message, events.Hello)
-            and secrets.compare_digest(message.secret, self._secret)
-            and message.world_size == self.world_size
-            and 0 <= message.rank < self.world_size
-            and message.rank not in self.peers
-        )
-        if not known:
+        if self._door is None or not self._door.admit(peer, line, self.peers):
             self._hang_up(peer)
             return False
-        assert isinstance(message, events.Hello)
-        peer.hello = message
+        assert peer.hello
         peer.heard = peer.progressed = time.monotonic()
-        self.peers[message.rank] = peer
-        if len(self.peers) == self.world_size:
-            shutil.rmtree(self._folder, ignore_errors=True)  # nobody else needs the way in
+        self.peers[peer.hello.rank] = peer
         peer.connection.setblocking(True)
-        peer.connection.sendall(events.encode(self._job))
+        with suppress(OSError):  # one that died as it greeted is noticed like any other
+            peer.connection.sendall(events.encode(self._job))
         peer.connection.setblocking(False)
+        if len(self.peers) == self.world_size:
+            self._close_door()
         return True
+
+    def _close_door(self) -> None:
+        if self._door is None:
+            return
+        self._selector.unregister(self._door.listener)
+        for stranger in self._door.close():
+            self._hang_up(stranger)
+        self._door = None
 
     def _note(self, peer: Peer, message: events.Message) -> None:
         now = time.monotonic()
@@ -205,6 +200,8 @@ class Workers:
                 peer.position = ("a step", message.steps[-1].step + 1)
 
     def _hang_up(self, peer: Peer) -> None:
+        if self._door:
+            self._door.turn_away(peer)
         self._selector.unregister(peer.connection)
         peer.connection.close()
         if peer.hello and not peer.done:
@@ -227,6 +224,8 @@ class Workers:
     def _look_for_trouble(self) -> None:
         """Raises the error that explains it, once a rank has failed, vanished or stopped making progress."""
         now, ended = time.monotonic(), self._child.poll() is not None
+        for stranger in self._door.overdue(now) if self._door else ():
+            self._hang_up(stranger)
         unfinished = len(self.peers) < self.world_size or not all(peer.done for peer in self.peers.values())
         lost = any(peer.lost is not None for peer in self.peers.values())
         if self._failures or lost or (ended and unfinished):
@@ -238,12 +237,11 @@ class Workers:
             raise stall
 
     def _dump_stacks(self) -> None:
-        here = socket.gethostname()
         for peer in self.peers.values():
             assert peer.hello
             if peer.done:
                 continue
-            if peer.hello.host == here:
+            if peer.here:
                 _ignore_gone(lambda pid=peer.hello.pid: os.kill(pid, signal.SIGUSR1))  # type: ignore[misc]
             else:
                 _ignore_gone(lambda line=peer.connection: line.send(events.encode(events.DumpStacks())))  # type: ignore[misc]

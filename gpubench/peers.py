@@ -1,21 +1,23 @@
 """The host's view of its workers: their connections, what each was last heard doing, and which one is to blame."""
 
-import os
-import secrets
 import signal
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gpubench import errors, events
 from gpubench.channel import EVERYONE
 from gpubench.errors import GpubenchError, SettingsError, WorkerLost
+from gpubench.ranks import machine
 
 STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
 BEATS = 5.0  # seconds without a heartbeat that a busy machine may take, whatever the deadline
 SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
+
+
+def silence(patience: float) -> float:
+    """Seconds without a heartbeat after which a rank is lost that has `patience` seconds for what it does."""
+    return max(BEATS, min(SILENCE, patience))
 
 
 @dataclass(eq=False)
@@ -33,6 +35,11 @@ class Peer:
     done: bool = False
     lost: float | None = None
 
+    @property
+    def here(self) -> bool:
+        """Whether its pid is one of this machine."""
+        return self.hello is not None and self.hello.machine == machine()
+
     def __str__(self) -> str:
         assert self.hello
         return f"rank {self.hello.rank} (pid {self.hello.pid} on {self.hello.host})"
@@ -46,27 +53,6 @@ class Peer:
         if self.waits_for is not None:
             return doing
         return f"in {doing}" if step is None else f"in {doing} of step {step}"
-
-
-def private_folder() -> Path:
-    """A new folder that only this user can enter, whose name leaves room for a Unix socket's 107 bytes."""
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="gpubench-", dir=usual if len(os.fsencode(usual)) < 80 else "/tmp"))
-
-
-def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
-    """(listening socket, address for the workers, secret): a Unix socket in `folder`, or TCP where it is None."""
-    if folder:
-        path = folder / "socket"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        listener.listen()
-        return listener, f"unix:{path}", ""
-    # Workers on other machines must reach this one, so it cannot stay on loopback; strangers get no answer.
-    listener = socket.create_server(("", 0))
-    secret = secrets.token_hex(16)
-    host = socket.getfqdn() if not (address := os.environ.get("MASTER_ADDR")) else address
-    return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
 
 
 def blame(
@@ -125,7 +111,7 @@ def stalled(
             "run.log holds what the workers said; measurement.stall_timeout sets the patience",
         )
     running = [peer for peer in peers.values() if not peer.done]
-    silent = [peer for peer in running if now - peer.heard > max(BEATS, min(SILENCE, peer.within or patience))]
+    silent = [peer for peer in running if now - peer.heard > silence(peer.within or patience)]
     stuck = [peer for peer in running if now - peer.progressed > (peer.within or patience)]
     # A rank that waits for one that gets on is only late.
     stuck = [peer for peer in stuck if (cause := _cause(peer, peers)).done or cause in silent or cause in stuck]

@@ -1,7 +1,10 @@
 """Who is who among the processes of one run, by the variables that torchrun sets."""
 
 import os
+import socket
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,18 @@ class Ranks:
     @property
     def is_rank_zero(self) -> bool:
         return self.rank == 0
+
+
+@cache
+def machine() -> str:
+    """The same wherever a monotonic clock and a pid of one process mean the same to another.
+
+    A host name would not do: machines made from one image share it, and containers share a machine under several.
+    """
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def is_rank_zero() -> bool:

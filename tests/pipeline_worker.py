@@ -33,7 +33,7 @@ from gpubench.ranks import Ranks
 
 CPU = torch.device("cpu")
 TAMPERED_SAMPLE = 1
-JOB = events.Job("", "", {}, [0], (0.0, 0.0), host="")
+JOB = events.Job("", "", {}, [0], (0.0, 0.0), machine="")
 
 
 class Case(msgspec.Struct):

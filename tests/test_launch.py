@@ -4,6 +4,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import msgspec
 import psutil
 import pytest
 
-from gpubench import events, launch, peers
-from gpubench.channel import Activity, Channel
-from gpubench.errors import NonFiniteLoss, WorkerLost
+from gpubench import door, events, launch, peers
+from gpubench.calendar import calendar
+from gpubench.channel import Activity, Channel, end_with_the_link
+from gpubench.door import LONGEST_GREETING
+from gpubench.errors import HostLost, NonFiniteLoss, WorkerLost
 from gpubench.launch import Workers
+from gpubench.ranks import machine
 
-JOB = events.Job(worker="", lighter="", settings={}, repeats=[0], clock=(0.0, 0.0), host=socket.gethostname())
+JOB = events.Job(worker="", lighter="", settings={}, repeats=[0], clock=(0.0, 0.0), machine=machine())
 
 PYTHON = sys.executable
 
@@ -141,26 +145,80 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers:
-        port = workers._listener.getsockname()[1]
+        assert workers._door
+        port, secret = workers._door.listener.getsockname()[1], workers._door.secret
         stream = workers.stream()
         strangers = [
-            events.Hello(rank=1, world_size=2, pid=1, host="x", secret="wrong"),
-            events.Hello(rank=7, world_size=2, pid=1, host="x", secret=workers._secret),
-            events.Heartbeat(rank=1, doing="pretending", step=None),
+            events.encode(events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret="wrong")),
+            events.encode(events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret="gro\u00df")),
+            events.encode(events.Hello(rank=7, world_size=2, pid=1, host="x", machine="x", secret=secret)),
+            events.encode(events.Heartbeat(rank=1, doing="pretending", step=None)),
+            b'{"event":"log","rank":1,"fields":{"a":' + b"[" * 2000 + b"\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x16\x03\xff" * LONGEST_GREETING,
         ]
         for stranger in strangers:
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(events.encode(stranger))
+                connection.sendall(stranger)
                 connection.settimeout(0.1)
                 assert hung_up(connection, stream)
         assert workers.peers == {}
 
         with socket.create_connection(("127.0.0.1", port), timeout=0.1) as connection:
-            hello = events.Hello(rank=1, world_size=2, pid=1, host="x", secret=workers._secret)
+            hello = events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret=secret)
             connection.sendall(events.encode(hello))
             while not workers.peers:
                 next(stream)
             assert msgspec.json.decode(connection.makefile("rb").readline(), type=events.Job) == JOB
+
+
+def test_strangers_that_only_stand_at_the_door_are_sent_away_and_when_all_ranks_are_in_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, worker: Callable[..., None]
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(door, "STRANGERS", 3)
+    worker("time.sleep(60)", prelude="import time\n")
+    with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers, ExitStack() as stack:
+        assert workers._door
+        address, secret = ("127.0.0.1", workers._door.listener.getsockname()[1]), workers._door.secret
+        stream = workers.stream()
+        crowd = [stack.enter_context(socket.create_connection(address, timeout=0.1)) for _ in range(6)]
+        crowd[0].sendall(b'{"event":"hello",')
+        assert hung_up(crowd[0], stream), "the oldest of too many"
+        monkeypatch.setattr(door, "GREETING", 0.0)
+        assert hung_up(crowd[1], stream), "one that took too long"
+        monkeypatch.undo()
+        late = stack.enter_context(socket.create_connection(address, timeout=0.1))
+        for rank in range(2):
+            hello = events.Hello(rank=rank, world_size=2, pid=1, host="x", machine="x", secret=secret)
+            stack.enter_context(socket.create_connection(address)).sendall(events.encode(hello))
+        while len(workers.peers) < 2:
+            next(stream)
+        assert hung_up(late, stream)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_what_may_be_in_the_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(HostLost, match=rf"rank 1 cannot reach rank 0's host at 127.0.0.1:{port}: ") as caught:
+        Channel.connect(f"tcp:127.0.0.1:{port}#secret", 1, 2, Activity())
+    assert "firewall" in str(caught.value.hint)
+
+
+def test_a_silent_link_fails_after_as_long_as_the_host_would_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        end_with_the_link(connection, 12.0)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12_000
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
+
+
+def test_the_clock_of_another_machine_is_not_taken_for_ones_own_though_it_has_ones_name() -> None:
+    here, there = (msgspec.structs.replace(JOB, machine=name) for name in (machine(), socket.gethostname()))
+    assert calendar(here)() < 1e9 < calendar(there)(), "the job began its clock at zero"
 
 
 def hung_up(connection: socket.socket, stream: Iterator[object]) -> bool:

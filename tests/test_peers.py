@@ -27,7 +27,7 @@ def peer(
     connection.close()
     return Peer(
         connection,
-        Hello(rank=rank, world_size=3, pid=100 + rank, host="here", secret=""),
+        Hello(rank=rank, world_size=3, pid=100 + rank, host="here", machine="here", secret=""),
         heard=NOW - silent,
         progressed=NOW - idle,
         position=(words, None),

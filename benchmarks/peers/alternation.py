@@ -26,10 +26,10 @@ from gpubench import events
 from gpubench.channel import Activity, Channel
 from gpubench.data import Feed
 from gpubench.defaults import complete
+from gpubench.door import listen
 from gpubench.models import build
-from gpubench.peers import listen
 from gpubench.precision import arithmetic
-from gpubench.ranks import Ranks
+from gpubench.ranks import Ranks, machine
 from gpubench.settings import TrainSettings
 from gpubench.timing import StepTimer, clock_of
 from gpubench.training import build_trainer, train
@@ -125,7 +125,7 @@ def read(listener: socket.socket, settings: TrainSettings) -> None:
         settings=settings.model_dump(mode="json"),
         repeats=[0],
         clock=(time.time(), time.monotonic()),
-        host=socket.gethostname(),
+        machine=machine(),
     )
     for line in connection.makefile("rb"):
         if isinstance(events.decode(line), events.Hello):
