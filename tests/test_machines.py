@@ -1,0 +1,112 @@
+"""Runs over two machines: who writes, and what becomes of them when the cable between them is cut."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machines import Machine, machines, torchrun, wait_until, why_not
+from running import SMALL
+
+ALONE = ("--device", "cpu", "--performance.cpu_threads=1", "--repeats", "1", "-q")
+TRAIN = ("train-bench", *SMALL, *ALONE)
+PIPE = ("pipe-infer", "--unet", "dummy", *ALONE, "--baseline", "off")
+LONG_TRAINING = ("--steps=1000000", "--measurement.stall_timeout=8")
+SLOW_TO_LOAD = "--measurement.stall_timeout=20"  # diffusers, on a busy machine
+LONG_PIPE = ("--steps=4", "--samples=5000", "--step-ms=20", "--no-verify", "--pipeline.deadline=8", SLOW_TO_LOAD)
+
+STRANGERS = """
+import socket, sys
+held = []
+for words in (b"", b'{"event":"hello",', b"GET / HTTP/1.1\\r\\n\\r\\n", bytes(range(256)) * 40,
+              b'{"event":"hello","rank":1,"world_size":2,"pid":1,"host":"x","machine":"x","secret":"wrong"}\\n'):
+    held.append(socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10))
+    held[-1].sendall(words)
+print("knocked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def possible() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def pair(possible: None) -> Iterator[tuple[Machine, Machine]]:
+    with machines() as made:
+        yield made
+
+
+def test_two_machines_train_as_one_and_one_of_them_writes_whoever_else_knocks(
+    pair: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    host, other = pair
+    with torchrun(pair, *TRAIN, "--steps", "5", results=tmp_path) as sides:
+        assert wait_until(lambda: host.door)
+        knock = other.command(sys.executable, "-c", STRANGERS, host.address, str(host.door))
+        with subprocess.Popen(knock, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as strangers:
+            assert strangers.stdout
+            assert strangers.stdout.readline() == "knocked\n"
+            first, second = (side.finish() for side in sides)
+            strangers.kill()
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert second.runs == []
+    record = first.document("run.json")
+    assert (record["status"], record["world_size"], record["host"]) == ("completed", 2, host.name)
+    assert {line["rank"] for line in first.lines("steps.jsonl")} == {0, 1}
+    assert "completed: " in first.stdout
+    assert second.stdout == ""
+
+
+def test_a_pipeline_over_two_machines_makes_every_sample_bit_identical(
+    pair: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    with torchrun(pair, *PIPE, "--steps", "4", "--samples", "3", "--verify", results=tmp_path) as sides:
+        first, second = (side.finish() for side in sides)
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert second.runs == []
+    assert first.document("run.json")["world_size"] == 2
+    assert first.document("summary.json")["pipeline"]["verification"]["identical"] == 3
+    assert {(line["rank"], line["direction"]) for line in first.lines("handoffs.jsonl")} == {(0, "send"), (1, "recv")}
+
+
+@pytest.mark.parametrize(
+    ("cut", "command", "kept"),
+    [
+        (0, (*TRAIN, *LONG_TRAINING), "steps.jsonl"),
+        (1, (*PIPE, *LONG_PIPE), "samples.jsonl"),
+    ],
+    ids=["the host's, in training", "the other, in a pipeline"],
+)
+def test_when_a_machine_is_cut_off_it_is_named_and_no_rank_stays_on_either_side(
+    pair: tuple[Machine, Machine], tmp_path: Path, cut: int, command: tuple[str, ...], kept: str
+) -> None:
+    host, other = pair
+    with torchrun(pair, *command, results=tmp_path) as sides:
+        assert wait_until(lambda: has_lines(tmp_path / "0", kept) or sides[0].process.poll() is not None)
+        assert has_lines(tmp_path / "0", kept), sides[0].finish().stderr
+        pair[cut].pull_the_plug()
+        ended = sides[0].finish(60)
+        assert wait_until(lambda: not host.ranks and not other.ranks, 60)
+        sides[1].process.kill()  # torchrun itself waits for the other machine, ten minutes and more
+        left = sides[1].finish()
+    assert ended.code == 1
+    record = ended.document("run.json")
+    assert record["status"] == "failed"
+    assert re.match(
+        rf"rank 1 \(pid \d+ on {other.name}\) has (been silent|made no progress) for \d+ s, ",
+        record["error"]["message"],
+    )
+    assert f"error: {record['error']['message']}\nhint: " in ended.stderr
+    assert len(ended.lines(kept)) >= 1
+    assert "Traceback" not in ended.stderr.split("hint: ")[0]
+    assert re.search(rf"error: rank 1: the host at {host.name}:\d+ is lost: .*\nhint: its machine", left.stderr)
+    assert left.runs == []
+
+
+def has_lines(results: Path, name: str) -> bool:
+    return any(path.stat().st_size for path in results.glob(f"*/*/{name}"))
