@@ -51,8 +51,8 @@ def run(
     with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's notice is as good as Ctrl-C
         try:
             _measure_all(recorders, watch, independent, failures)
-        except KeyboardInterrupt:
-            error = Interrupted("interrupted", "what was measured is kept")
+        except KeyboardInterrupt as interrupt:
+            error = _failure_before(interrupt) or Interrupted("interrupted", "what was measured is kept")
         except BaseException as caught:
             error = caught
     with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # impatience must not stop this
@@ -68,6 +68,15 @@ def run(
     if error and not isinstance(error, GpubenchError):
         raise error  # a bug: what was measured is kept all the same
     return outcomes
+
+
+def _failure_before(interrupt: KeyboardInterrupt) -> RunFailed | None:
+    """What had ended the run when the signal came. The host hangs up on the ranks of a run that has failed, and
+    torchrun sends it SIGTERM once one of them has left: that is a consequence and not the cause."""
+    before = interrupt.__context__
+    while before and not isinstance(before, RunFailed):
+        before = before.__context__
+    return before if isinstance(before, RunFailed) else None
 
 
 def _measure_all(

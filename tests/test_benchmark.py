@@ -1,5 +1,6 @@
 """Which repeat of which run is next, and what becomes of the others when one fails. The runs are made up here."""
 
+import signal
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpubench import benchmark
-from gpubench.errors import GpubenchError, OutOfMemory, RunFailed
+from gpubench.errors import GpubenchError, OutOfMemory, RunFailed, WorkerLost
 from gpubench.recording import Recorder
 from gpubench.settings import TrainSettings
 
@@ -77,6 +78,26 @@ def test_a_run_that_fails_ends_the_others(measured: Callable[..., Measured]) -> 
     assert base.closed is not None
     assert other.closed is not None
     assert (base.closed[0], other.closed[0]) == ("interrupted", "failed")
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_signal_that_comes_as_a_failed_run_lets_go_of_its_ranks_does_not_hide_why(
+    monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    def measure(*_: object) -> None:
+        try:
+            if failed:
+                raise WorkerLost("rank 3 has been silent for 8 s")
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    run = Run("a")
+    benchmark.run([cast("Recorder[Any]", run)], lambda recorder: None)
+    assert run.closed
+    assert (run.closed[0], str(run.closed[1])) == (
+        ("failed", "rank 3 has been silent for 8 s") if failed else ("interrupted", "interrupted")
+    )
 
 
 def test_of_independent_runs_one_that_fails_leaves_the_others_alone(measured: Callable[..., Measured]) -> None:
