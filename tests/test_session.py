@@ -74,7 +74,10 @@ def test_both_troubles_are_named_and_their_fixes_confirmed(session: Session) -> 
         assert (session.folder / trouble.measured.run / "run.json").is_file()
         fixes |= trouble.fix
     assert fixes == {"data.workers": 1, "distributed.sync_gradients": "last"}
-    assert fixes.items() <= session.findings().keep.items()
+    together = session.findings().combination
+    assert together
+    assert together.fix == fixes
+    assert session.findings().keep.items() <= fixes.items(), "both, or where the two are not told apart the better one"
     shown = (session.folder / "shown.txt").read_text()
     for said in ("waits for", "confirmed", "together, ", "keep: --", "ui.perfetto.dev"):
         assert said in shown
@@ -82,6 +85,7 @@ def test_both_troubles_are_named_and_their_fixes_confirmed(session: Session) -> 
 
 def test_the_advice_is_followed_judged_and_kept_by_a_gate(session: Session) -> None:
     keep = session.findings().keep
+    assert keep
     changed = session.run("CHANGE", *QUICK[2:], "--repeats", "3", "--steps", "8", "--json", keep=keep)
     assert not changed.code, changed.stderr
     judged = session.run("JUDGE", "--format", "json")
