@@ -17,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from gpubench import foreign_files, yaml_text
 from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError
 from gpubench.pipe_settings import PipeSettings
@@ -24,6 +25,7 @@ from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Sect
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
 SHOWN_BY = "--print-config shows every setting"
+MOST_BYTES = 2**20  # of a file of settings
 RUN_FILE = "run.json"  # a config.yaml beside one is a finished run's, and is taken as it stands
 
 S = TypeVar("S", bound=RunSettings)
@@ -205,17 +207,14 @@ def find_config(name: str) -> Path:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file, flattened."""
-    try:
-        return flatten(read_yaml(path))
-    except RecursionError:
-        raise SettingsError(f"{path} contains itself", "settings are a mapping of sections, and nothing else") from None
+    return flatten(read_yaml(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())
+        document = yaml_text.parse(foreign_files.content(path, MOST_BYTES))
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(f"{path} cannot be read as YAML: {reason}", "--print-config shows one that can") from None
     if document is None:
         return {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpubench import foreign_files
 from gpubench.dotkeys import flatten
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
@@ -82,7 +83,7 @@ def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> di
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode((path / ENVIRONMENT).read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(foreign_files.content(path / ENVIRONMENT), type=dict[str, Any])
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -110,13 +111,14 @@ def _whole(path: Path, sample: Sample, images: bool) -> bool:
     if (sample.latent, sample.image if images else None) != (latent, image):  # names that lead elsewhere among others
         return False
     try:
-        content = _tensor_bytes((path / latent).read_bytes())
-        drawn = image is None or (path / image).stat().st_size > 0
+        drawn = image is None or ((path / image).is_file() and (path / image).stat().st_size > 0)
+        return drawn and _sha256_of_tensor(path / latent) == sample.sha256
     except OSError:
         return False
-    return drawn and hashlib.sha256(content).hexdigest() == sample.sha256
 
 
-def _tensor_bytes(file: bytes) -> bytes:
+def _sha256_of_tensor(path: Path) -> str:
     """Of a safetensors file with one tensor: all behind the header, and the eight little-endian bytes of its length."""
-    return file[8 + int.from_bytes(file[:8], "little") :]
+    with foreign_files.opened(path) as file:
+        file.seek(8 + min(int.from_bytes(file.read(8), "little"), path.stat().st_size))
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,6 +18,7 @@ from typing import IO, Any, Final, Literal, TypeVar
 import msgspec
 import psutil
 
+from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
 
 SCHEMA_VERSION = 3
@@ -220,7 +221,8 @@ def write_document(path: Path, document: Any) -> None:
     content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        with aside.open("wb") as file:
+        aside.unlink(missing_ok=True)  # in a folder of others it may be a link to a file of the user's
+        with aside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -264,7 +266,7 @@ class Run:
         if not path.is_dir():
             raise RunDirectoryError(f"{path} is not a run directory", EXPECTED)
         try:
-            content = (path / RUN).read_bytes()
+            content = foreign_files.content(path / RUN)
             version = msgspec.json.decode(content, type=_Versioned).schema_version
             if version > SCHEMA_VERSION:
                 raise RunDirectoryError(
@@ -300,12 +302,11 @@ class Run:
         decoder = msgspec.json.Decoder(type_)
         bad = BadLines(file, self.problems)
         try:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    try:
-                        yield decoder.decode(line)
-                    except (ValueError, RecursionError) as error:
-                        bad.add(number, error)
+            for number, line in enumerate(foreign_files.lines(file), 1):
+                try:
+                    yield decoder.decode(line)
+                except (ValueError, RecursionError) as error:
+                    bad.add(number, error)
         except OSError as error:
             self.problems.append(f"{file} cannot be read: {error.strerror}")
         bad.close()

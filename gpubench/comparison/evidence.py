@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from gpubench import foreign_files, yaml_text
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
@@ -172,7 +172,7 @@ class RunEvidence:
         if self.record is None or not path.is_file():
             return None
         try:
-            return msgspec.json.decode(path.read_bytes(), type=type_)
+            return msgspec.json.decode(foreign_files.content(path), type=type_)
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
             return None
@@ -273,7 +273,7 @@ def _summary(run: Run, measured: bool) -> Summary:
     error = (run.record.error or {}).get("message")
     end = f"it {ENDS[run.status]}{f': {error}' if error else ''}"
     try:
-        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+        summary = msgspec.json.decode(foreign_files.content(path), type=Summary)
     except FileNotFoundError:
         raise RunDirectoryError(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
     except OSError as problem:
@@ -340,15 +340,15 @@ def _impossible_trades(found: Trades) -> Iterator[str]:
         yield "it has a throughput that cannot be"
 
 
-def _document(path: Path, parse: Callable[[str], dict[str, Any]], problems: list[str]) -> dict[str, Any]:
+def _document(path: Path, parse: Callable[[bytes], dict[str, Any]], problems: list[str]) -> dict[str, Any]:
     """A mapping by dot-key; empty, and a problem, if it cannot be read."""
     try:
-        return dict(parse(path.read_text(encoding="utf-8")))
+        return dict(parse(foreign_files.content(path)))
     except FileNotFoundError:
         problems.append(f"{path} is missing")
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror}")
-    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
     return {}
 
@@ -357,12 +357,12 @@ def _document(path: Path, parse: Callable[[str], dict[str, Any]], problems: list
 
 
 @lru_cache(maxsize=256)
-def _settings(text: str) -> dict[str, Any]:
-    found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def _settings(text: bytes) -> dict[str, Any]:
+    found = yaml_text.parse(text)
     plain = msgspec.json.encode(found)  # YAML also knows dates, sets and NaN, which no report could show
     return flatten(msgspec.json.decode(plain, type=dict[str, Any]))
 
 
 @lru_cache(maxsize=256)
-def _environment(text: str) -> dict[str, Any]:
+def _environment(text: bytes) -> dict[str, Any]:
     return flatten(msgspec.json.decode(text, type=dict[str, Any]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, AnyStr
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from gpubench import stats
 from gpubench.comparison.evidence import RunEvidence, Series
 from gpubench.comparison.steps import StepTable
 from gpubench.errors import DataError, UsageError
+from gpubench.foreign_files import LONGEST, too_long
 from gpubench.metrics import Better, Metric
 from gpubench.runs import COMPLETED
 from gpubench.steady import SteadyWindow
@@ -26,6 +27,7 @@ DELIMITERS = (",", ";", "\t")
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 MOST_LISTED = 20  # columns that an error names
+READS = "--column reads .csv, .tsv and .jsonl"
 PLAIN = "write numbers with a decimal point, without separators of thousands"
 
 
@@ -82,11 +84,11 @@ def open_log(path: Path, column: Column) -> LogEvidence:
     try:
         values = np.fromiter(read(path, column.name, cells), np.float64) * column.scale
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}", READS) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason}", "--column reads .csv, .tsv and .jsonl") from None
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}", READS) from None
     except csv.Error as error:
-        raise DataError(f"{path} cannot be read: {error}", "--column reads .csv, .tsv and .jsonl") from None
+        raise DataError(f"{path} cannot be read: {error}", READS) from None
     if len(values) < 2:
         raise DataError(f"{path}: values of {column.name}: {len(values)}", "two are the least: a row is a step")
     problems = [f"{path}: {cells.empty} rows without {column.name} were passed over"] if cells.empty else []
@@ -159,11 +161,12 @@ class _Cells:
 
 def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        above, header = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (1, ""))
+        lines = _bounded(file, path)
+        above, header = next(((n, line) for n, line in enumerate(lines, 1) if line.strip()), (1, ""))
         delimiter = _delimiter(header, column)
         names = _split(header, delimiter)
         place, width = cells.column_of(names), len(names)
-        rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+        rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         for row in rows:
             if len(row) > width and any(row[width:]):
                 reason = f"{len(row)} cells under {width} columns"
@@ -173,6 +176,14 @@ def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:
                 yield cells.number(cell, above + rows.line_num)
             elif row:  # else a blank line
                 cells.empty += 1
+
+
+def _bounded(file: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
+    """Its lines; it may be a pipe. Raises OSError for one that is too long to be a row."""
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST:
+            raise too_long(path)
+        yield line
 
 
 def _delimiter(header: str, column: str) -> str:
@@ -189,7 +200,7 @@ def _json_lines(path: Path, column: str, cells: _Cells) -> Iterator[float]:
     names: dict[str, None] = {}
     found = False
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_bounded(file, path), 1):
             if not line.strip():
                 continue
             try:

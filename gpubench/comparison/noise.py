@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench import inference, runs
+from gpubench import foreign_files, inference, runs
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Noise, NullMetric
 from gpubench.comparison.sampling import pick, sample_of
@@ -47,8 +47,8 @@ def machine(run: RunEvidence) -> dict[str, Any]:
 def recall(run: RunEvidence) -> Noise | None:
     """What is on record in the run's directory; None if nothing is, or it does not read, or is of another version."""
     try:
-        noise = msgspec.json.decode((run.path / NOISE).read_bytes(), type=Noise)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        noise = msgspec.json.decode(foreign_files.content(run.path / NOISE), type=Noise)
+    except (OSError, ValueError, RecursionError):
         return None
     return noise if noise.schema_version <= runs.SCHEMA_VERSION else None
 

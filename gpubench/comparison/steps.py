@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from gpubench import foreign_files
 from gpubench.runs import BadLines
 from gpubench.steady import SteadyWindow
 
@@ -115,6 +116,8 @@ def read_steps(path: Path, problems: list[str]) -> StepTable:
                 columns.add(b"\n".join(lines))
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror}")
+    except MemoryError:  # of a file that is nothing but a hole
+        problems.append(f"{path} cannot be read: it does not fit in memory")
     bad.close()
     return _ordered(columns.table(), path, problems)
 
@@ -122,8 +125,10 @@ def read_steps(path: Path, problems: list[str]) -> StepTable:
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, block of whole lines)"""
     number = 1
-    with path.open("rb") as file:
-        while block := file.read(BLOCK) + file.readline():
+    with foreign_files.opened(path) as file:
+        while block := file.read(BLOCK) + file.readline(foreign_files.LONGEST):
+            if len(block) >= foreign_files.LONGEST:
+                raise foreign_files.too_long(path)
             yield number, block
             newlines = np.frombuffer(block, np.uint8) == NEWLINE  # bytes.count takes five times as long
             number += int(np.count_nonzero(newlines))

@@ -6,6 +6,7 @@ the stack as it is hashed. So the opcodes are gone through before any is run, an
 and libtorch write for a memory snapshot is refused. Formats: the docstrings of `pickletools.opcodes`.
 """
 
+import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -80,6 +81,8 @@ class _Data(pickle.Unpickler):
 def _pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
     """The file's content, as long as what is made of it has a place."""
     size, available = 0, psutil.virtual_memory().available
+    if os.fstat(file.fileno()).st_size * _OF_A_BYTE > available:
+        raise _too_large(path)
     while piece := file.read(_PIECE):
         if not size:
             _check_kind(piece, path)
