@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from gzip import GzipFile
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
@@ -13,6 +12,8 @@ from gpubench.errors import DataError
 HOW = "record one with torch.profiler and export_chrome_trace, or gpubench profile"
 
 _GZIP = b"\x1f"  # enough: no text begins so
+_OF_GZIP = 16 + zlib.MAX_WBITS  # its header, and its checksum at the end
+_PACKED = 256 * 1024
 _FOREIGN = {
     b"\x80": ("a pickle, not a trace", "a snapshot of CUDA memory goes to gpubench memory --snapshot"),
     b"PK\x03\x04": ("a zip archive, not a trace", "unpack it first"),
@@ -48,4 +49,38 @@ def _unpacked(file: BufferedReader, path: Path) -> IO[bytes]:
     for magic, (what, hint) in _FOREIGN.items():
         if first.startswith(magic):
             raise DataError(f"{path} is {what}", hint)
-    return cast("IO[bytes]", GzipFile(fileobj=file)) if first.startswith(_GZIP) else file
+    return cast("IO[bytes]", _Unpacked(file)) if first.startswith(_GZIP) else file
+
+
+class _Unpacked:
+    """What gzip compressed, in one member or several.
+
+    GzipFile goes through zeros behind a member byte by byte, and a hole of gigabytes takes it minutes.
+    """
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self._member = zlib.decompressobj(wbits=_OF_GZIP)
+        self._packed = b""
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, none at the end. Raises EOFError where a member is cut off, and zlib.error."""
+        while True:
+            self._packed = self._packed or self._file.read(_PACKED)
+            if not self._begun:
+                self._packed = self._packed.lstrip(b"\0") if self._packed else b""
+            if not self._packed:
+                if self._begun:
+                    raise EOFError("it ends within what gzip compressed")
+                if not self._file.peek(1):
+                    return b""
+                continue
+            self._begun = True
+            found = self._member.decompress(self._packed, size)
+            self._packed = self._member.unconsumed_tail
+            if self._member.eof:
+                self._packed, self._begun = self._member.unused_data, False
+                self._member = zlib.decompressobj(wbits=_OF_GZIP)
+            if found:
+                return found
