@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
+from gpubench.control_characters import spelled_out
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT
 
 if TYPE_CHECKING:
@@ -20,7 +21,13 @@ _STYLES = {"WARNING": "yellow", "ERROR": "red", "MODIFIABLE": "cyan"}
 
 
 class Stream(Console):
-    """A console that falls silent when nobody reads it any more; a run does not end for want of an audience."""
+    """A console that falls silent when nobody reads it any more; a run does not end for want of an audience.
+
+    Names and messages of others are in what it is given: their control characters are spelled out.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(spelled_out(one) if isinstance(one, str) else one for one in objects), **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

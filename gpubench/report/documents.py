@@ -29,7 +29,7 @@ def to_json(document: msgspec.Struct) -> str:
 
 
 def to_csv(comparisons: Comparisons) -> str:
-    """A row for each metric of each candidate."""
+    """A row for each metric of each candidate. Text that a spreadsheet would run has an apostrophe in front."""
     text = io.StringIO()
     columns = ["baseline_label", "candidate_label"]
     for name in Verdict.__struct_fields__:
@@ -37,7 +37,7 @@ def to_csv(comparisons: Comparisons) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for comparison in comparisons.comparisons:
-        labels = [plain.clean(side.label) for side in (comparison.baseline, comparison.candidate)]
+        labels = [plain.cell(side.label) for side in (comparison.baseline, comparison.candidate)]
         writer.writerows([*labels, *_fields(verdict)] for verdict in comparison.verdicts)
     return text.getvalue()
 
@@ -133,7 +133,7 @@ def _fields(verdict: Verdict) -> list[Any]:
     for name in Verdict.__struct_fields__:
         value = getattr(verdict, name)
         cells += list(value or [None] * len(PARTS[name])) if name in PARTS else [value]
-    return [plain.clean(cell) if isinstance(cell, str) else cell for cell in cells]
+    return [plain.cell(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def _finite(value: Any) -> Any:

@@ -6,6 +6,12 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+def cell(text: str) -> str:
+    """The same for a cell of a CSV: what a spreadsheet would run as a formula has an apostrophe in front."""
+    safe = clean(text)
+    return f"'{safe}" if safe.startswith(("=", "+", "-", "@")) else safe
+
+
 def shorten(text: str, limit: int) -> str:
     """At most `limit` characters, by leaving out the middle: names and versions differ at their ends."""
     if len(text) <= limit:

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpubench import __version__, units
+from gpubench.control_characters import spelled_out
 from gpubench.report import phrases, pipe_phrases, plain, wording
 
 LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
@@ -19,6 +20,7 @@ def environment() -> Environment:
         loader=PackageLoader("gpubench.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -45,6 +47,11 @@ def environment() -> Environment:
     )
     made.globals["version"] = __version__
     return made
+
+
+def _visible(value: Any) -> Any:
+    """A page may be read on a terminal, and shows a name as it is."""
+    return type(value)(spelled_out(value)) if isinstance(value, str) else value
 
 
 def _known(show: Callable[..., str]) -> Callable[..., str]:
