@@ -1,0 +1,1 @@
+"""Inputs, mutations, targets and trials of `fuzz.py`."""
