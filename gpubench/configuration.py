@@ -141,7 +141,7 @@ def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> di
     found: dict[str, Any] = {}
     for name, text in layer.items():
         key, value = canonical(cls, name), parse_value(text)
-        if found.get(key, value) != value:
+        if key in found and found[key] != value:
             raise SettingsError(f"{key} is {found[key]!r} and {value!r}{_from(origin)}", "give each setting once")
         found[key] = value
     return found

@@ -74,6 +74,14 @@ def test_yaml_with_a_few_aliases_is_read() -> None:
     assert yaml_text.parse(text)["training"] == {"steps": 1, "epochs": 2}
 
 
+def test_a_setting_that_is_no_number_differs_from_itself_and_is_not_given_twice(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("performance: {cpu_threads: .nan}")
+    said, _ = complaint(command_line("profile", "--config", "mine.yaml", "--print-config"))
+    assert said.startswith("performance.cpu_threads = nan: ")
+
+
 @pytest.mark.parametrize("name", [RUN, SUMMARY, CONFIG, ENVIRONMENT, STEPS, TELEMETRY])
 def test_a_pipe_in_place_of_a_file_of_a_run_is_not_waited_for(
     command_line: CommandLine, runs: tuple[Path, Path], name: str
