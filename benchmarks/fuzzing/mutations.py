@@ -222,8 +222,12 @@ def _exchanged(content: bytes, random: Random) -> bytes:
 
 
 def bomb(path: Path, random: Random) -> None:
-    """A hundred thousand times what it takes on the disk: of spaces, of brackets, of events that are none."""
-    piece = random.choice([b" ", b"[", b"{},", b'{"ph":"X"},', b'"', b"9", b"\\"]) * 2**20
+    """A thousand times what it takes on the disk: of spaces, of brackets, of events that are none.
+
+    Time is to be in proportion to what it unpacks to, so that is 96 MiB at the most.
+    """
+    unit = random.choice([b" ", b"[", b"{},", b'{"ph":"X"},', b'"', b"9", b"\\"])
+    piece = unit * (2**20 // len(unit))
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(random.choice([b'{"traceEvents":[', b"[", b""]))
         for _ in range(random.choice([8, 96])):
