@@ -3,7 +3,6 @@
 import csv
 import difflib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ DELIMITERS = (",", ";", "\t")
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 MOST_LISTED = 20  # columns that an error names
+GREATEST = 1e100  # squares of values, and sums of them, are to be finite
 READS = "--column reads .csv, .tsv and .jsonl"
 PLAIN = "write numbers with a decimal point, without separators of thousands"
 
@@ -130,7 +130,7 @@ class _Cells:
     def __init__(self, path: Path, column: Column) -> None:
         self._path = path
         self._column = column
-        self._least = 0.0 if column.unit in ("s", "B") else -sys.float_info.max
+        self._least = 0.0 if column.unit in ("s", "B") else -GREATEST
         self.empty = 0
 
     def number(self, cell: Any, line: int) -> float:
@@ -139,7 +139,7 @@ class _Cells:
             value = math.nan if isinstance(cell, bool) else float(cell)
         except (TypeError, ValueError, OverflowError):
             raise self._refusal(f"{cell!r} is not a number", line, PLAIN) from None
-        if not self._least <= value <= sys.float_info.max:
+        if not self._least <= value <= GREATEST:
             raise self._refusal(f"{cell!r} cannot be a value", line, f"take it out: {self._column.name} was measured")
         return value
 
