@@ -8,7 +8,7 @@ command line, each in a process forked for it, for a fixed time. A case passes i
 documented exit codes, with one `error:` line where it refuses and none where it does not, without a traceback, within
 1 GiB of memory, without control characters in what it says or live markup in a page, and with nothing changed but the
 page it was asked for. Everything else is a finding: its input is kept in `--findings`, with the command and what was
-said. The same seed gives the same cases. The exit code is 1 if there are findings.
+said. The same seed and `--inputs` give the same cases. The exit code is 3 if there are findings.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from random import Random
 for name, value in {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
     os.environ[name] = value  # before numpy is loaded: a process with threads cannot be forked in peace
 
+import bars  # noqa: E402
 from fuzzing import seeds  # noqa: E402
 from fuzzing.targets import TARGETS  # noqa: E402
 from fuzzing.trial import Ended, call, complaint, tree  # noqa: E402
-from overhead import print_table  # noqa: E402
+from tables import table  # noqa: E402
 
 QUICK = 3
 
@@ -150,15 +151,18 @@ def main() -> None:
                 print(f"{tried.target}-{tried.number}: {tried.about}: {tried.complaint}", file=sys.stderr)
             if not options.quick and time.monotonic() > until:
                 break
+    sys.exit(conclude(options.only, counts))
+
+
+def conclude(targets: Sequence[str], counts: Counter[tuple[str, str]]) -> int:
+    """Prints how often each outcome was, and returns the exit code."""
     columns = ("refused", "accepted", "findings")
-    rows = [[target, *(str(counts[target, outcome]) for outcome in columns)] for target in options.only]
-    totals = [str(sum(counts[target, outcome] for target in options.only)) for outcome in columns]
-    cases = [str(sum(map(int, row[1:]))) for row in (*rows, ["", *totals])]
-    print_table(
-        [["target", "cases", *columns]]
-        + [[row[0], count, *row[1:]] for row, count in zip([*rows, ["all", *totals]], cases, strict=True)]
-    )
-    sys.exit(1 if int(totals[2]) else 0)
+    rows = [(target, [counts[target, outcome] for outcome in columns]) for target in targets]
+    rows.append(("all", [sum(column) for column in zip(*(found for _, found in rows), strict=True)]))
+    print(table([["target", "cases", *columns], *([name, *map(str, (sum(found), *found))] for name, found in rows)]))
+    cases = counts.total()
+    passed = cases - sum(counts[target, "findings"] for target in targets)
+    return bars.conclude([bars.every("damaged inputs that were read or refused as they should be", passed, cases)])
 
 
 if __name__ == "__main__":

@@ -77,6 +77,13 @@ BENCHMARKS = (
         1,
     ),
     Benchmark(
+        "fuzz",
+        "What can a damaged or hostile file do to it?",
+        ("benchmarks/fuzz.py", "--seconds", "300"),
+        "every case is read or refused as it should be: no crash, hang, bomb or change elsewhere",
+        6,
+    ),
+    Benchmark(
         "memory-check",
         "Does a prediction of memory hold on the device?",
         ("benchmarks/memory_check.py", "--results", "results/memory-check", "--config=gpt2", "--precision=bf16"),
