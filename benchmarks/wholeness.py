@@ -1,0 +1,100 @@
+"""Whether everything in a run directory reads, however its run ended."""
+
+import csv
+import gzip
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import yaml
+from safetensors.numpy import load as load_tensors
+
+from gpubench.errors import RunDirectoryError
+from gpubench.runs import COMPLETED, INTERRUPTED, RUN, RUNNING, SUMMARY, Run
+
+HEAD, CHECKSUM = 12, 4  # bytes before and behind a record of TensorBoard
+
+
+def asides(folder: Path) -> list[Path]:
+    """What was being written when the end came: a document's hidden other half, which no reader looks at."""
+    return [path for path in folder.rglob(".*") if path.is_file()]
+
+
+def complaints(folder: Path) -> Iterator[str]:
+    """What is wrong with the directory of a run whose host was killed; nothing, if all is well.
+
+    A directory without run.json is one that was not yet a run: then nothing in it may claim to be more than its
+    configuration.
+    """
+    yield from (f"{path}: {problem}" for path in _visible(folder) if (problem := _problem(path)))
+    if not (folder / RUN).exists():
+        yield from (f"{path}: older than {RUN}" for path in _visible(folder) if path.name != "config.yaml")
+        return
+    try:
+        run = Run.open(folder)
+    except RunDirectoryError as error:
+        yield error.message
+        return
+    told, shown = run.record.status, run.status
+    if told == RUNNING and shown != INTERRUPTED:
+        yield f"{folder}: its host is gone, and it is called {shown}"
+    if told not in (RUNNING, COMPLETED):
+        yield f"{folder}: nobody was there to write that it {told}"
+    if told == COMPLETED and not (run.record.ended and run.record.repeats and (folder / SUMMARY).exists()):
+        yield f"{folder}: called completed, and is not"
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def _problem(path: Path) -> str | None:
+    read = _tensorboard if path.name.startswith("events.out.tfevents.") else READERS.get(path.suffix)
+    if read is None:
+        return "nothing here can read it"
+    try:
+        read(path.read_bytes())
+    except Exception as error:  # whatever a reader stumbles over
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _lines(content: bytes) -> None:
+    """All but a line that the end came into."""
+    for line in content.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            json.loads(line)
+
+
+def _page(content: bytes) -> None:
+    if not content.decode().rstrip().endswith("</html>"):
+        raise ValueError("it breaks off")
+
+
+def _table(content: bytes) -> None:
+    if len({len(row) for row in csv.reader(io.StringIO(content.decode()))}) != 1:
+        raise ValueError("its rows are not of one length")
+
+
+def _tensorboard(content: bytes) -> None:
+    """Its records as its own reader takes them: a length, what is in it, and checksums; the last may be torn."""
+    place = 0
+    while place + HEAD <= len(content):
+        (length,) = struct.unpack_from("<Q", content, place)
+        if length > 1 << 24:
+            raise ValueError(f"a record of {length} bytes at {place}")
+        place += HEAD + length + CHECKSUM
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    ".json": json.loads,
+    ".jsonl": _lines,
+    ".yaml": yaml.safe_load,
+    ".csv": _table,
+    ".html": _page,
+    ".log": bytes.decode,
+    ".gz": lambda content: json.loads(gzip.decompress(content)),
+    ".safetensors": load_tensors,
+}
