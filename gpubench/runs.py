@@ -57,6 +57,10 @@ COMPLETED: Final = "completed"
 FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"
 
+ROOM = ".room"
+ROOM_BYTES = 2**17
+"""Kept free in a run that goes on, so that on a full disk it can still say what happened and what it measured."""
+
 EXPECTED = "give results/<experiment>/<run_id>"
 
 T = TypeVar("T")
@@ -126,6 +130,8 @@ class RunWriter:
             git=git,
             world_size=world_size,
         )
+        with suppress(OSError):  # without it a run may still go well
+            write_document(self.path / ROOM, secrets.token_bytes(ROOM_BYTES))  # zeros take no room if compressed
         self.replace(CONFIG, config)
         self.update()
 
@@ -136,9 +142,16 @@ class RunWriter:
 
     def replace(self, name: str, document: Any) -> None:
         """Writes a whole file atomically; text and bytes as they are, anything else as JSON."""
+        path = self.path / name
         with self._writing(name):
-            (self.path / name).parent.mkdir(exist_ok=True)
-            write_document(self.path / name, document)
+            path.parent.mkdir(exist_ok=True)
+            try:
+                write_document(path, document)
+            except OSError:
+                if not (self.path / ROOM).exists():
+                    raise
+                (self.path / ROOM).unlink()
+                write_document(path, document)
 
     def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
         """Adds one JSON line; it reaches the disk with the next `flush`."""
@@ -169,12 +182,22 @@ class RunWriter:
                 file.flush()
 
     def finish(self, status: str, error: Mapping[str, Any] | None = None) -> None:
-        """Closes everything and says how the run ended."""
+        """Closes everything and says how the run ended.
+
+        Where lines could not be written it raises before it says so: called again, it says what it is told then.
+        """
+        lost: RunFailed | None = None
         while self._lines:
             name, file = self._lines.popitem()
-            with self._writing(name):
-                file.close()
+            try:
+                with self._writing(name):
+                    file.close()
+            except RunFailed as failed:
+                lost = failed
+        if lost:
+            raise lost
         self.update(status=status, ended=timestamp(), error=error)
+        (self.path / ROOM).unlink(missing_ok=True)
 
     def _append(self, name: str, line: bytes) -> None:
         with self._writing(name):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TINY = ("--model", "gpt2-tiny", "--performance.cpu_threads=1", "--logging.graph=false")
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false")
 """Of our own, without transformers: half as long to start."""
@@ -74,6 +76,20 @@ def wait_for_steps(results: Path, count: int = 1) -> Path:
                 return steps.parent
         time.sleep(0.05)
     raise TimeoutError(f"no {count} steps under {results}")
+
+
+@contextmanager
+def disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own in `folder`, `size` large; skips the test where mounting is not permitted."""
+    place = folder / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount a file system")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def environment() -> dict[str, str]:

@@ -6,16 +6,20 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from running import disk
 
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
+    ROOM,
     RUN,
     RUNNING,
     SCHEMA_VERSION,
     STEPS,
+    SUMMARY,
+    TELEMETRY,
     Run,
     RunWriter,
     create_directory,
@@ -48,7 +52,7 @@ def test_a_run_is_running_until_it_is_finished(tmp_path: Path) -> None:
     assert found.record.command == "train-bench"
     assert list(found.lines(STEPS, Line)) == [Line(1)]
     assert (run.path / "config.yaml").read_text() == "seed: 0\n"
-    assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_run_whose_host_is_gone_was_interrupted(tmp_path: Path) -> None:
@@ -104,6 +108,28 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
         run.finish(COMPLETED)
     run.finish(FAILED)
     assert Run.open(run.path).status == FAILED
+
+
+def fill(run: RunWriter) -> None:
+    for number in range(100_000):
+        run.append(STEPS, Line(number))
+        run.append(TELEMETRY, Line(number))
+
+
+def test_a_disk_that_fills_up_still_takes_what_was_measured_and_how_the_run_ended(tmp_path: Path) -> None:
+    with disk(tmp_path, "256k") as folder:
+        run = writer(folder)
+        with pytest.raises(RunFailed, match=r"cannot write .*(steps|telemetry)\.jsonl: No space left on device"):
+            fill(run)
+        run.replace(SUMMARY, {"metrics": ["x" * 20_000]})
+        with suppress(RunFailed):
+            run.finish(COMPLETED)
+        run.finish(FAILED, {"kind": "RunFailed", "message": "no room"})
+        found = Run.open(run.path)
+        assert found.status == FAILED
+        assert found.record.error == {"kind": "RunFailed", "message": "no room"}
+        assert json.loads((run.path / SUMMARY).read_text())["metrics"]
+        assert not (run.path / ROOM).exists()
 
 
 def test_a_file_that_comes_in_pieces_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
