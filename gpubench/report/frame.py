@@ -12,7 +12,7 @@ from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
 from gpubench.metrics import Metric
-from gpubench.report import comparing, phrases
+from gpubench.report import comparing, phrases, plain
 from gpubench.summary import Summary
 
 
@@ -38,7 +38,8 @@ def show(
         console.print()
         comparing.show(comparisons, console)
     for outcome in outcomes:
-        console.print(f"{outcome.status}: {outcome.recorder.writer.path}", soft_wrap=True)
+        path = plain.clean(str(outcome.recorder.writer.path))
+        console.print(f"{outcome.status}: {path}", soft_wrap=True, markup=False)
 
 
 def _show_diagnosis(outcome: Outcome, console: Console) -> None:
