@@ -5,7 +5,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -86,6 +86,18 @@ class Lines(Silence):
         self._console.print(self._drawing.describe(recorder.progress), soft_wrap=True, highlight=False)
 
 
+class Fitting:
+    """The first of some tables that fits without cutting anything, or the last."""
+
+    def __init__(self, *tables: RenderableType) -> None:
+        self._tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=10_000)
+        fit = (one for one in self._tables if console.measure(one, options=unbounded).maximum <= options.max_width)
+        yield next(fit, self._tables[-1])
+
+
 class LiveTable(Silence):
     """Redrawn in place; wiped when the run is over, so that the report stands alone."""
 
@@ -125,14 +137,18 @@ def describe(progress: TrainProgress) -> str:
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
-    """The state of a run as a table."""
+    """The state of a run as a table, which leaves its bars out where there is no room for them."""
+    return Group(Text(experiment, style="bold"), Fitting(_table(progress, BAR), _table(progress, 0)))
+
+
+def _table(progress: TrainProgress, bar_width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
     table.add_row("now", progress.place)
     if progress.step is None:
         table.add_row("", progress.doing.replace("_", " "))
-        return Group(Text(experiment, style="bold"), table)
+        return table
     step, step_time = progress.step, _step_time(progress)
     table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
     if step.loss is not None:
@@ -142,17 +158,19 @@ def draw(experiment: str, progress: TrainProgress) -> RenderableType:
         f"{units.rate(progress.ranks * step.samples / step_time, 'samples/s')}   {units.seconds(step_time)} a step",
     )
     for name, share, seconds in _phases(progress):
-        table.add_row(name.replace("_", " "), bar(share, COLOURS.get(name, "white"), units.seconds(seconds)))
+        table.add_row(name.replace("_", " "), bar(share, COLOURS.get(name, "white"), units.seconds(seconds), bar_width))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
     if progress.planned:
         table.add_row("left", f"{units.seconds((progress.planned - step.step - 1) * step_time)} in this repeat")
-    return Group(Text(experiment, style="bold"), table)
+    return table
 
 
-def bar(share: float, colour: str, label: str) -> Text:
-    filled = round(share * BAR)
-    return Text.assemble(("█" * filled, colour), ("░" * (BAR - filled), "bright_black"), f" {share:4.0%}  {label}")
+def bar(share: float, colour: str, label: str, width: int = BAR) -> Text:
+    """`width` characters of bar, and the figures."""
+    filled = round(share * width)
+    figures = f"{share:4.0%}  {label}"
+    return Text.assemble(("█" * filled, colour), ("░" * (width - filled), "bright_black"), " " * bool(width), figures)
 
 
 def _step_time(progress: TrainProgress) -> float:

@@ -1,15 +1,23 @@
 """How the progress of a pipeline looks while it goes on: a row for each rank, or a plain line."""
 
-from rich.console import Group, RenderableType
+from collections.abc import Sequence
+
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.live import hardware
+from gpubench.live import Fitting, hardware
 from gpubench.pipe_progress import PipeProgress, RankProgress
 from gpubench.timeline import PARTS
 
 SHARES = {"compute": "compute", "recv_wait": "receive", "send_wait": "send", "idle": "idle"}
+EVERYTHING = ("rank", "steps", "sample", "step", "step time", *SHARES.values(), "doing")
+LAYOUTS = (  # from the widest table to the narrowest
+    (EVERYTHING, None),
+    (EVERYTHING, 12),
+    (("rank", "sample", "step", "doing"), 18),
+)
 
 
 def describe(progress: PipeProgress) -> str:
@@ -34,28 +42,28 @@ def draw(experiment: str, progress: PipeProgress) -> RenderableType:
     head.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
     for name, text in hardware(progress.telemetry):
         head.add_row(name, text)
-    return Group(Text(experiment, style="bold"), head, _ranks(progress))
+    return Group(Text(experiment, style="bold"), head, Fitting(*(_ranks(progress, *layout) for layout in LAYOUTS)))
 
 
-def _ranks(progress: PipeProgress) -> Table:
+def _ranks(progress: PipeProgress, columns: Sequence[str], words: int | None) -> Table:
+    """`words` is the most characters in a line of what a rank is doing."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("rank", justify="right", no_wrap=True)
-    for name in ("steps", "sample", "step", "step time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for part in PARTS:
-        table.add_column(SHARES[part], justify="right", no_wrap=True)
-    table.add_column("doing")  # the one that gives way on a narrow terminal
+    for name in columns:
+        is_words = name == "doing"
+        justify: JustifyMethod = "left" if is_words else "right"
+        table.add_column(name, justify=justify, no_wrap=not is_words, max_width=words if is_words else None)
     for rank, state in enumerate(progress.states):
-        times = state.times
-        shares = [f"{times.share(part):.0%}" if times else "" for part in PARTS]
-        table.add_row(str(rank), *_cells(state), *shares, _words(state.doing))
+        cells = _cells(state) | {"rank": str(rank), "doing": _words(state.doing)}
+        table.add_row(*(cells[name] for name in columns))
     return table
 
 
-def _cells(state: RankProgress) -> list[str]:
+def _cells(state: RankProgress) -> dict[str, str]:
     span = f"{state.evaluations[0]}-{state.evaluations[1] - 1}" if state.evaluations else ""
     sample, step = ("" if number is None else str(number) for number in (state.sample, state.step))
-    return [span, sample, step, "" if state.evaluation is None else units.seconds(state.evaluation)]
+    taken = "" if state.evaluation is None else units.seconds(state.evaluation)
+    shares = {SHARES[part]: f"{state.times.share(part):.0%}" if state.times else "" for part in PARTS}
+    return {"steps": span, "sample": sample, "step": step, "step time": taken} | shares
 
 
 def _where(state: RankProgress) -> str:

@@ -24,8 +24,8 @@ def progress() -> TrainProgress:
     return TrainProgress(1, 3, 2, planned=60, step=steps[-1], telemetry=telemetry, steps=steps)
 
 
-def rendered(found: TrainProgress) -> str:
-    console = Console(file=io.StringIO(), width=100)
+def rendered(found: TrainProgress, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(draw("trial", found))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert isinstance(text, str)
@@ -48,6 +48,14 @@ def test_the_table_shows_where_the_run_stands() -> None:
         "50% busy   1 GiB in the workers",
         "5 s in this repeat",
     ):
+        assert expected in text, text
+
+
+def test_on_a_narrow_terminal_bars_give_way_to_figures() -> None:
+    text = rendered(progress(), width=40)
+    assert "…" not in text
+    assert "█" not in text
+    for expected in ("640 samples/s   100 ms a step", "25%  25 ms", "5 s in this repeat", "50% busy   1 GiB in the"):
         assert expected in text, text
 
 

@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from piped import Line, finished
 from rich.console import Console
 
@@ -27,12 +28,20 @@ def progress() -> PipeProgress:
     return found
 
 
-def rendered(found: PipeProgress) -> str:
-    console = Console(file=io.StringIO(), width=100)
+def rendered(found: PipeProgress, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(draw("trial", found))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert isinstance(text, str)
     return text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_gets_whole_cells(width: int) -> None:
+    text = rendered(progress(), width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert ("receive" in text) == (width > 60)
 
 
 def test_the_table_has_a_row_for_each_rank() -> None:

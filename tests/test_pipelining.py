@@ -135,6 +135,9 @@ def test_a_narrow_terminal_gets_whole_cells() -> None:
     text = rendered(summary_of(), width=70)
     assert "…" not in text
     assert "peak memory  " not in text
+    narrowest = rendered(summary_of(), width=40)
+    assert "…" not in narrowest
+    assert "rank  evaluations  compute    idle" in narrowest
 
 
 def test_a_run_that_was_never_built_says_so() -> None:

@@ -63,7 +63,8 @@ def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table
     table = Table(box=None, pad_edge=False, header_style="dim")
     spreads = () if narrow else ("median", "p95", "p99")
     for column in ("metric", "estimate", "+- 95 %", *spreads):
-        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+        gives_way = column == "metric"
+        table.add_column(column, justify="left" if gives_way else "right", no_wrap=not gives_way)
     for name in names:
         metric = summary.get(name)
         if metric is None or phrases.WITHOUT_NEWS.get(name) == metric.estimate:

@@ -9,6 +9,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
+from gpubench.live import Fitting
 from gpubench.pipe_settings import PipeSettings
 from gpubench.report import frame, pipe_phrases
 from gpubench.stages import Digest, Pipeline, Stage
@@ -34,6 +35,11 @@ HEADLINES = (
     "peak_memory_allocated",
     "peak_memory_reserved",
     "peak_memory_rss",
+)
+STAGES = (  # from the widest table to the narrowest
+    ("rank", "evaluations", *PARTS, "evaluation_time", "peak_memory"),
+    ("rank", "evaluations", *PARTS),
+    ("rank", "evaluations", "compute", "idle"),
 )
 DIGESTS = 4  # that the terminal shows
 DIGITS = 12  # of each
@@ -62,7 +68,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
         console.print("nothing was measured: the pipeline was never built")
         return
     console.print(pipeline.assignment, soft_wrap=True)
-    console.print(_stages(pipeline.stages, narrow))
+    console.print(Fitting(*(_stages(pipeline.stages, columns) for columns in STAGES)))
     console.print()
     if summary.metrics:
         console.print(frame.metrics_table(summary, HEADLINES, narrow))
@@ -77,17 +83,18 @@ def _show_run(outcome: Outcome, console: Console) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _stages(stages: Sequence[Stage], narrow: bool) -> Table:
+def _stages(stages: Sequence[Stage], columns: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = ["rank", "evaluations", *(part.replace("_", " ") for part in PARTS)]
-    for column in columns if narrow else [*columns, "evaluation time", "peak memory"]:
-        table.add_column(column, justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
     for stage in stages:
-        shares = [units.percent(stage.times.share(part)) if stage.times else "" for part in PARTS]
-        time = "" if stage.evaluation_time is None else units.seconds(stage.evaluation_time)
-        memory = "" if stage.peak_memory is None else units.size(stage.peak_memory)
-        cells = [str(stage.rank), pipe_phrases.evaluations(stage), *shares]
-        table.add_row(*cells, *(() if narrow else (time, memory)))
+        cells = {part: units.percent(stage.times.share(part)) if stage.times else "" for part in PARTS} | {
+            "rank": str(stage.rank),
+            "evaluations": pipe_phrases.evaluations(stage),
+            "evaluation_time": "" if stage.evaluation_time is None else units.seconds(stage.evaluation_time),
+            "peak_memory": "" if stage.peak_memory is None else units.size(stage.peak_memory),
+        }
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 
@@ -102,7 +109,7 @@ def _caption(summary: Summary, pipeline: Pipeline) -> str:
 def _baselines(summary: Summary, pipeline: Pipeline) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("the same samples by", "makespan", "pipeline's speed-up"):
-        table.add_column(column, justify="left" if column.startswith("the") else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column.startswith("the") else "right", no_wrap=column == "makespan")
     for cells in pipe_phrases.baselines({metric.name: metric for metric in summary.metrics}, len(pipeline.stages)):
         table.add_row(*cells)
     return table

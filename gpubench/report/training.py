@@ -9,7 +9,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
-from gpubench.live import COLOURS, bar
+from gpubench.live import BAR, COLOURS, Fitting, bar
 from gpubench.report import frame
 from gpubench.settings import TrainSettings
 from gpubench.summary import Summary
@@ -47,7 +47,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
         console.print("nothing was measured: no repeat got past its warm-up")
         return
     console.print(_metrics(summary, narrow=console.width < 80))
-    console.print(_phases(summary))
+    console.print(Fitting(_phases(summary, BAR), _phases(summary, 0)))
     if summary.ranks:
         console.print(_ranks(summary))
 
@@ -70,7 +70,7 @@ def _metrics(summary: Summary, narrow: bool) -> Group:
     return Group(frame.metrics_table(summary, HEADLINES, narrow), Text(caption, style="dim"))
 
 
-def _phases(summary: Summary) -> Table:
+def _phases(summary: Summary, bar_width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("phase", no_wrap=True)
     table.add_column("of a step", no_wrap=True)
@@ -79,15 +79,16 @@ def _phases(summary: Summary) -> Table:
         if metric.name.startswith("phase_"):
             name = metric.name.removeprefix("phase_")
             label = units.quantity(metric.estimate, metric.unit)
-            table.add_row(name.replace("_", " "), bar(metric.estimate / step_time, COLOURS.get(name, "white"), label))
+            drawn = bar(metric.estimate / step_time, COLOURS.get(name, "white"), label, bar_width)
+            table.add_row(name.replace("_", " "), drawn)
     return table
 
 
 def _ranks(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("rank", "step time", "busy", "slowest in"):
-        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("rank", "step time", "busy", "slowest in steps"):
+        table.add_column(column, justify="right", no_wrap=column != "slowest in steps")
     for rank in summary.ranks:
         busy, slowest = units.seconds(rank.busy_time), units.percent(rank.slowest)
-        table.add_row(str(rank.rank), units.seconds(rank.step_time), busy, f"{slowest} of steps")
+        table.add_row(str(rank.rank), units.seconds(rank.step_time), busy, slowest)
     return table
