@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gpubench import devices, runs, stats
+from gpubench.calendar import calendar
 from gpubench.configuration import Configuration
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
@@ -169,12 +170,12 @@ def measure(
         settings=settings.model_dump(mode="json"),
         repeats=repeats if profiled is None else [*repeats, profiled],
         profiled=profiled,
-        clock=(time.time(), time.monotonic()),
+        clock=recorder.clock,
         machine=machine(),
         silence=silence(settings.measurement.stall_timeout),
         samples=recorder.samples,
     )
-    telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval)
+    telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval, calendar(job))
     try:
         with Workers(
             job,

@@ -74,6 +74,7 @@ class Recorder(ABC, Generic[S]):
         """
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
+        self.clock = (time.time(), time.monotonic())  # for all repeats, wherever the host's clock is set in between
         self.environment: dict[str, Any] = {}
         self.device_name: str | None = None
         self.telemetry: list[TelemetrySample] = []

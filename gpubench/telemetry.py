@@ -8,7 +8,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -80,8 +80,10 @@ class Telemetry:
     It has no thread: whoever listens to the workers asks `due()` and calls `sample()` between two events.
     """
 
-    def __init__(self, gpu_indices: Sequence[int], interval: float) -> None:
+    def __init__(self, gpu_indices: Sequence[int], interval: float, now: Callable[[], float] = time.time) -> None:
+        """`now` is the clock that samples are placed on, in seconds since the epoch."""
         self.interval = interval
+        self._now = now
         self._next_due = float("-inf")
         self._nvml: Any = open_nvml() if gpu_indices else None
         self._handles: dict[int, Any] = {}
@@ -106,7 +108,7 @@ class Telemetry:
     def sample(self) -> TelemetrySample:
         """Reads everything once. Samples that fell due meanwhile are dropped, not caught up with."""
         self._next_due = time.monotonic() + self.interval
-        began, now = time.thread_time(), time.time()
+        began, now = time.thread_time(), self._now()
         gpus = [self._sample_gpu(index, handle) for index, handle in self._handles.items()]
         cpu = self._sample_cpu()
         return TelemetrySample(time=now, cost=time.thread_time() - began, gpus=gpus, cpu=cpu)
