@@ -1,0 +1,52 @@
+"""More ranks than cores, many samples, and runs beside one another."""
+
+from pathlib import Path
+
+from running import PATIENCE, SMALL, gpubench, started
+
+from gpubench.comparison.evidence import open_run
+from gpubench.runs import Run
+
+DUMMY = ("pipe-infer", "--unet", "dummy", "--device", "cpu", "--performance.cpu_threads=1", "--repeats", "1", "-q")
+
+
+def test_eight_ranks_train_on_two_cores(tmp_path: Path) -> None:
+    done = gpubench("train-bench", *SMALL, "--world-size", "8", "--steps", "20", "--repeats", "1", results=tmp_path)
+    assert done.code == 0, done.stderr
+    steps = done.lines("steps.jsonl")
+    assert {(step["rank"], step["step"]) for step in steps} == {
+        (rank, step) for rank in range(8) for step in range(len(steps) // 8)
+    }
+    assert len(open_run(done.run).ranks) == 8
+
+
+def test_eight_ranks_pass_samples_on_that_are_right_to_the_bit(tmp_path: Path) -> None:
+    options = ("--step-ms", "2", "--steps", "16", "--samples", "10", "--world-size", "8", "--verify")
+    done = gpubench(*DUMMY, *options, "--baseline", "off", results=tmp_path)
+    assert done.code == 0, done.stderr
+    pipeline = done.document("summary.json")["pipeline"]
+    assert pipeline["verification"]["identical"] == 10
+    assert [stage["rank"] for stage in pipeline["stages"]] == list(range(8))
+
+
+def test_two_hundred_samples_go_through_and_none_is_lost(tmp_path: Path) -> None:
+    options = ("--step-ms", "0.1", "--steps", "4", "--samples", "200", "--world-size", "2", "--no-verify")
+    done = gpubench(*DUMMY, *options, "--baseline", "off", results=tmp_path)
+    assert done.code == 0, done.stderr
+    assert [line["sample"] for line in done.lines("samples.jsonl")] == list(range(200))
+    assert len(list(done.run.glob("samples/*.safetensors"))) == 200
+
+
+def test_two_runs_that_begin_together_have_a_directory_each_and_both_are_whole(tmp_path: Path) -> None:
+    short = ("train-bench", *SMALL, "--steps", "20", "--repeats", "1", "--experiment", "same", "-q")
+    with started(*short, results=tmp_path) as one, started(*short, results=tmp_path) as other:
+        said = [process.communicate(timeout=PATIENCE)[1] for process in (one, other)]
+    assert [one.returncode, other.returncode] == [0, 0], said
+    runs = sorted((tmp_path / "same").iterdir())
+    assert len(runs) == 2
+    for path in runs:
+        run = Run.open(path)
+        assert run.status == "completed"
+        assert len(list(run.lines("steps.jsonl", dict))) == 30
+        assert not run.problems
+        assert (path / "report.html").exists()
