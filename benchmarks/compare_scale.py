@@ -92,7 +92,7 @@ def write_run(plan: Plan) -> Path:
     measured = []
     began = time.time()
     for number in range(plan.repeats):
-        repeat = Repeat(number, {0: []}, built(number))
+        repeat = Repeat(number, built=built(number))
         totals = random.normal(1, 0.01) * random.normal(1, 0.02, plan.steps).clip(0.5) * 0.01 / plan.speed
         for place, total in enumerate(totals.tolist()):
             phases = {name: round(total * share, 9) for name, share in PHASES.items()}  # clocks tick in nanoseconds

@@ -17,7 +17,6 @@ from gpubench.train_recording import TrainProgress
 
 REDRAW_SECONDS = 0.5  # the host shares the machine with the workers: draw seldom
 LINE_SECONDS = 5.0
-RECENT = 20  # steps behind the figures on display
 BAR = 24  # characters
 COLOURS = {
     "data_wait": "red",
@@ -174,12 +173,12 @@ def bar(share: float, colour: str, label: str, width: int = BAR) -> Text:
 
 
 def _step_time(progress: TrainProgress) -> float:
-    return fmean(step.total for step in progress.steps[-RECENT:])
+    return fmean(step.total for step in progress.steps)
 
 
 def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
     """(name, share of the step, seconds) over the recent steps."""
-    recent = progress.steps[-RECENT:]
+    recent = progress.steps
     total = _step_time(progress)
     names = dict.fromkeys(name for step in recent for name in step.phases)
     means = {name: fmean(step.phases.get(name, 0.0) for step in recent) for name in names}

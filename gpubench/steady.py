@@ -1,12 +1,15 @@
 """The steady part of a repeat: the steps that count, after the warm-up and over all ranks."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 
 import msgspec
 
 from gpubench import stats
-from gpubench.events import ModelBuilt, RepeatDone, Step
+from gpubench.events import ModelBuilt, RepeatDone
+from gpubench.kept_steps import KeptSteps
 
 
 @dataclass
@@ -14,7 +17,7 @@ class Repeat:
     """What one repeat said."""
 
     number: int
-    steps: dict[int, list[Step]] = field(default_factory=dict)
+    steps: dict[int, KeptSteps] = field(default_factory=lambda: defaultdict(KeptSteps))
     """By rank, in order."""
     built: ModelBuilt | None = None
     done: dict[int, RepeatDone] = field(default_factory=dict)
@@ -41,24 +44,24 @@ class Measured:
 
     repeat: Repeat
     window: SteadyWindow
-    ranks: dict[int, list[Step]]
+    ranks: dict[int, KeptSteps]
     speaker: int
     """The rank whose steady window took longest."""
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> KeptSteps:
         return self.ranks[self.speaker]
 
-    @property
+    @cached_property
     def totals(self) -> list[float]:
         """Seconds of each step: the slowest rank's."""
-        return [max(step.total for step in steps) for steps in zip(*self.ranks.values(), strict=True)]
+        return _slowest(self.ranks)
 
-    @property
+    @cached_property
     def wall(self) -> float:
-        return sum(step.total for step in self.steps)
+        return sum(self.steps.totals)
 
-    @property
+    @cached_property
     def samples(self) -> int:
         """Of all ranks; a step that the gradient scaler skipped did no work."""
         return sum(step.samples for steps in self.ranks.values() for step in steps if not step.skipped)
@@ -68,7 +71,7 @@ class Measured:
         return self.samples / self.wall
 
     def phase(self, name: str) -> float:
-        return fmean(step.phases.get(name, 0.0) for step in self.steps)
+        return fmean(self.steps.phase(name))
 
 
 def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
@@ -76,11 +79,10 @@ def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
     length = min((len(steps) for steps in repeat.steps.values()), default=0)
     if length <= warmup_steps:
         return None
-    slowest = [max(step.total for step in steps) for steps in zip(*_cut(repeat.steps, 0, length).values(), strict=True)]
-    unsettled = stats.warmup_length(slowest)
+    unsettled = stats.warmup_length(_slowest(_cut(repeat.steps, 0, length)))
     first = max(warmup_steps, unsettled)
     ranks = _cut(repeat.steps, first, length)
-    speaker = max(ranks, key=lambda rank: sum(step.total for step in ranks[rank]))
+    speaker = max(ranks, key=lambda rank: sum(ranks[rank].totals))
     steps = ranks[speaker]
     window = SteadyWindow(
         repeat=repeat.number,
@@ -93,5 +95,10 @@ def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
     return Measured(repeat, window, ranks, speaker)
 
 
-def _cut(steps: dict[int, list[Step]], first: int, last: int) -> dict[int, list[Step]]:
+def _slowest(ranks: dict[int, KeptSteps]) -> list[float]:
+    """Of each step, the seconds that the slowest rank took."""
+    return [max(totals) for totals in zip(*(steps.totals for steps in ranks.values()), strict=True)]
+
+
+def _cut(steps: dict[int, KeptSteps], first: int, last: int) -> dict[int, KeptSteps]:
     return {rank: own[first:last] for rank, own in sorted(steps.items())}

@@ -134,6 +134,8 @@ class _Metrics:
     def __init__(self, found: Sequence[Measured]) -> None:
         self.found = found
         self.made: list[Metric] = []
+        self._steps = sum(measured.window.steps for measured in found)
+        self._effective = sum(stats.effective_size(measured.totals) for measured in found)
 
     def add(
         self, name: str, estimate: Callable[[Measured], float | None], distribution: Distribution | None = None
@@ -143,9 +145,7 @@ class _Metrics:
         known = [value for value in estimates if value is not None]
         if not known or len(known) < len(estimates):
             return
-        steps = sum(measured.window.steps for measured in self.found)
-        effective = sum(stats.effective_size(measured.totals) for measured in self.found)
-        self.made.append(metric_of(name, known, steps, effective, distribution))
+        self.made.append(metric_of(name, known, self._steps, self._effective, distribution))
 
     def get(self, name: str) -> Metric | None:
         return next((metric for metric in self.made if metric.name == name), None)
@@ -158,18 +158,20 @@ def _times(metrics: _Metrics) -> None:
     if built and (tokens := built.tokens_per_sample):
         metrics.add("token_throughput", lambda m: m.throughput * tokens)
     metrics.add("step_time", lambda m: m.wall / m.window.steps, stats.describe([m.totals for m in found]))
-    for phase in dict.fromkeys(name for m in found for step in m.steps for name in step.phases):
-        per_step = [[step.phases.get(phase, 0.0) for step in m.steps] for m in found]
+    for phase in dict.fromkeys(name for m in found for name in m.steps.phases):
+        per_step = [m.steps.phase(phase) for m in found]
         metrics.add(f"phase_{phase}", lambda m, phase=phase: m.phase(phase), stats.describe(per_step))  # type: ignore[misc]
-    metrics.add("mean_of_rates", lambda m: fmean(_samples_at(m, i) / total for i, total in enumerate(m.totals)))
+    metrics.add("mean_of_rates", _mean_of_rates)
     if len(found[0].ranks) > 1:
         metrics.add("straggler_skew", _skew)
     metrics.add("starved_steps", _starved)
     metrics.add("closure_error", _closure_error)
 
 
-def _samples_at(measured: Measured, step: int) -> int:
-    return sum(steps[step].samples for steps in measured.ranks.values() if not steps[step].skipped)
+def _mean_of_rates(measured: Measured) -> float:
+    columns = zip(*measured.ranks.values(), strict=True)
+    samples = (sum(step.samples for step in steps if not step.skipped) for steps in columns)
+    return fmean(made / total for made, total in zip(samples, measured.totals, strict=True))
 
 
 def _busy(step: Step) -> float:
@@ -196,7 +198,7 @@ def _closure_error(measured: Measured) -> float | None:
         return None
     every = measured.repeat.steps[measured.speaker]
     phases = max(abs(sum(step.phases.values()) / step.total - 1) for step in every)
-    return max(phases, abs(sum(step.total for step in every) / done.wall - 1))
+    return max(phases, abs(sum(every.totals) / done.wall - 1))
 
 
 def _efficiency(
@@ -234,7 +236,7 @@ def _costs(metrics: _Metrics) -> None:
         return lambda m: max((size for done in m.repeat.done.values() if (size := of(done))), default=None)
 
     def first_steps(measured: Measured, count: int) -> float:
-        return max(sum(step.total for step in steps[:count]) for steps in measured.repeat.steps.values())
+        return max(sum(steps.totals[:count]) for steps in measured.repeat.steps.values())
 
     metrics.add("peak_memory_allocated", largest(lambda done: done.peak_allocated))
     metrics.add("peak_memory_reserved", largest(lambda done: done.peak_reserved))

@@ -10,8 +10,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -60,7 +60,7 @@ class MetricLogger:
         """`config` is flat, by dot-key; `text` the same as YAML. Raises UsageError where a tracker cannot start."""
         self._writer = writer
         self._config = config
-        self._epoch: list[Step] = []
+        self._epoch: _Pass | None = None
         self._trackers: list[Tracker] = [TensorBoard(writer.path / TENSORBOARD, text)]
         if settings.wandb:
             self._trackers.append(WeightsAndBiases(writer.path, settings, config))
@@ -68,9 +68,10 @@ class MetricLogger:
     def steps(self, steps: Sequence[Step]) -> None:
         """Rank 0's next steps."""
         for step in steps:
-            if self._epoch and (step.epoch, step.repeat) != (self._epoch[0].epoch, self._epoch[0].repeat):
+            if self._epoch and (step.epoch, step.repeat) != (self._epoch.epoch, self._epoch.repeat):
                 self._end_epoch()
-            self._epoch.append(step)
+            self._epoch = self._epoch or _Pass(step.repeat, step.epoch)
+            self._epoch.take(step)
             values = {
                 "rank0/step_time_ms": step.total * 1e3,
                 "rank0/samples_per_second": step.samples / step.total,
@@ -98,8 +99,7 @@ class MetricLogger:
         self._writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
 
     def close(self, summary: Summary, succeeded: bool = True) -> None:
-        if self._epoch:
-            self._end_epoch()
+        self._end_epoch()
         self.summary(summary)
         results = {metric.name: metric.estimate for metric in summary.metrics}
         self._tell(lambda tracker: tracker.close(self._config, results, succeeded))
@@ -114,19 +114,42 @@ class MetricLogger:
                 log.warning("%s failed and gets no more data: %s", type(tracker).__name__, error)
 
     def _end_epoch(self) -> None:
-        steps, self._epoch = self._epoch, []
-        seconds, samples = sum(step.total for step in steps), sum(step.samples for step in steps)
-        losses = [step.loss for step in steps if step.loss is not None]
-        epoch = Epoch(
-            repeat=steps[0].repeat,
-            epoch=steps[0].epoch,
-            steps=len(steps),
-            samples=samples,
-            seconds=seconds,
-            samples_per_second=samples / seconds,
-            loss=fmean(losses) if losses else None,
+        if self._epoch:
+            self._writer.append(EPOCHS, self._epoch.ended())
+        self._epoch = None
+
+
+@dataclass
+class _Pass:
+    """An epoch that goes on."""
+
+    repeat: int
+    epoch: int
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    losses: int = 0
+    loss: float = 0.0
+    """The sum of them."""
+
+    def take(self, step: Step) -> None:
+        self.steps += 1
+        self.samples += step.samples
+        self.seconds += step.total
+        if step.loss is not None:
+            self.losses += 1
+            self.loss += step.loss
+
+    def ended(self) -> Epoch:
+        return Epoch(
+            repeat=self.repeat,
+            epoch=self.epoch,
+            steps=self.steps,
+            samples=self.samples,
+            seconds=self.seconds,
+            samples_per_second=self.samples / self.seconds,
+            loss=self.loss / self.losses if self.losses else None,
         )
-        self._writer.append(EPOCHS, epoch)
 
 
 def to_csv(metrics: Sequence[Metric]) -> str:

@@ -1,5 +1,6 @@
 """What is kept of a training benchmark."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ LIGHTER = (
     "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
     "--model.activation_checkpointing=true"
 )
+RECENT = 20  # steps behind the figures on display
 
 
 @dataclass
@@ -22,8 +24,13 @@ class TrainProgress(Progress):
     planned: int = 0
     step: events.Step | None = None
     """Rank 0's latest."""
-    steps: list[events.Step] = field(default_factory=list)
-    """Rank 0's, of the repeat in hand."""
+    steps: deque[events.Step] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Rank 0's last ones, of the repeat in hand."""
+
+    def take(self, steps: Sequence[events.Step]) -> None:
+        """Rank 0's next steps."""
+        self.step = steps[-1]
+        self.steps += steps
 
 
 class TrainRecorder(Recorder[TrainSettings]):
@@ -127,13 +134,11 @@ class TrainRecorder(Recorder[TrainSettings]):
     def _take_steps(self, event: events.StepsMeasured) -> None:
         if event.steps and event.steps[0].repeat == self.profiled:
             if event.rank == 0:
-                self.progress.step = event.steps[-1]
-                self.progress.steps += event.steps
+                self.progress.take(event.steps)
             return
         for step in event.steps:
-            self._repeats[step.repeat].steps.setdefault(step.rank, []).append(step)
+            self._repeats[step.repeat].steps[step.rank].append(step)
             self.writer.append(STEPS, step)
         if event.rank == 0 and event.steps:
-            self.progress.step = event.steps[-1]
-            self.progress.steps += event.steps
+            self.progress.take(event.steps)
             self.metrics.steps(event.steps)

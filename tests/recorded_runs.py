@@ -48,10 +48,11 @@ def write_run(
     """A run directory with `steps` steps in each repeat, the first WARMUP of which are warm-up."""
     writer = RunWriter(results, experiment, CONFIG, command="train-bench", argv=[], world_size=ranks, git=None)
     writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": [], "torch": {"version": "2.13.0"}})
-    measured = [Repeat(number, {rank: [] for rank in range(ranks)}) for number in range(repeats)]
+    measured = [Repeat(number) for number in range(repeats)]
     for repeat, number, rank in itertools.product(measured, range(steps), range(ranks)):
-        repeat.steps[rank].append(step(number, repeat.number, rank))
-        writer.append(STEPS, repeat.steps[rank][-1])
+        made = step(number, repeat.number, rank)
+        repeat.steps[rank].append(made)
+        writer.append(STEPS, made)
     for second in range(3):
         writer.append(TELEMETRY, TelemetrySample(time=1e9 + second, cost=1e-4, cpu=CpuSample(load=0.5)))
     summary = summarise(measured, WARMUP, None, "fp32")

@@ -1,4 +1,5 @@
 import io
+from collections import deque
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ def progress() -> TrainProgress:
         gpus=[GpuSample(index=0, utilization=0.97, memory_used_bytes=3 << 30, power_w=412.0)],
         cpu=CpuSample(load=0.5, memory_rss_bytes=1 << 30),
     )
-    return TrainProgress(1, 3, 2, planned=60, step=steps[-1], telemetry=telemetry, steps=steps)
+    return TrainProgress(1, 3, 2, planned=60, step=steps[-1], telemetry=telemetry, steps=deque(steps))
 
 
 def rendered(found: TrainProgress, width: int = 100) -> str:

@@ -30,7 +30,7 @@ def repeat_of(steps: list[Step], number: int = 0, wall: float | None = None) -> 
     )
     repeat = Repeat(number, built=built)
     for one in steps:
-        repeat.steps.setdefault(one.rank, []).append(one)
+        repeat.steps[one.rank].append(one)
     for rank, own in repeat.steps.items():
         elapsed = sum(s.total for s in own) if wall is None else wall
         repeat.done[rank] = RepeatDone(
