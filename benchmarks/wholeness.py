@@ -12,14 +12,14 @@ import yaml
 from safetensors.numpy import load as load_tensors
 
 from gpubench.errors import RunDirectoryError
-from gpubench.runs import COMPLETED, INTERRUPTED, RUN, RUNNING, SUMMARY, Run
+from gpubench.runs import COMPLETED, INTERRUPTED, ROOM, RUN, RUNNING, SUMMARY, Run
 
 HEAD, CHECKSUM = 12, 4  # bytes before and behind a record of TensorBoard
 
 
 def asides(folder: Path) -> list[Path]:
     """What was being written when the end came: a document's hidden other half, which no reader looks at."""
-    return [path for path in folder.rglob(".*") if path.is_file()]
+    return [path for path in folder.rglob(".*") if path.is_file() and path.name != ROOM]
 
 
 def complaints(folder: Path) -> Iterator[str]:
