@@ -5,7 +5,7 @@
 One run of each command goes to its end, and says how long that takes; the instants are drawn evenly from it. After
 each kill: no process of the run is left, everything in its directory reads, its status is true (readers call a run
 whose host is gone interrupted), and `gpubench compare` says what it is. Then one more run, beside all the killed ones,
-goes to its end. Prints Markdown; the exit code is 1 if anything is wrong.
+goes to its end. Bar: nothing is wrong after any kill.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+import bars
 import psutil
-from overhead import print_table
+from tables import table
 from wholeness import asides, complaints
 
 from gpubench.runs import RUN, Run
@@ -76,11 +77,19 @@ def main() -> int:
             results = Path(folder) / name
             kill_all = compares if name == COMPARE else runs
             tallies.append(kill_all(Tally(name), results, [chance.random() for _ in range(options.instants)]))
-    print_table([HEADINGS, *(tally.row(options.instants) for tally in tallies)])
-    wrong = [f"{tally.name}: {problem}" for tally in tallies for problem in tally.wrong]
-    for problem in wrong:
-        print(f"wrong: {problem}")
-    return 1 if wrong else 0
+    print(table([HEADINGS, *(tally.row(options.instants) for tally in tallies)]))
+    for tally in tallies:
+        for problem in tally.wrong:
+            print(f"wrong: {tally.name}: {problem}")
+    return bars.conclude([judge(tally, options.instants) for tally in tallies])
+
+
+def judge(tally: Tally, instants: int) -> bars.Bar:
+    """Of the kills, without runs that had ended before their instant came, and of the run after them."""
+    total = instants - tally.finished_first + 1
+    return bars.every(
+        f"{tally.name}: kills, and a run after them, with nothing wrong", total - min(total, len(tally.wrong)), total
+    )
 
 
 def parse() -> argparse.Namespace:

@@ -84,6 +84,20 @@ BENCHMARKS = (
         6,
     ),
     Benchmark(
+        "kills",
+        "What does `kill -9` leave behind?",
+        ("benchmarks/kills.py", "--instants", "10"),
+        "no process, nothing that does not read, and no status that is not true, after any kill",
+        5,
+    ),
+    Benchmark(
+        "endurance",
+        "Does a long run stay as quick and as small as a short one?",
+        ("benchmarks/endurance.py",),
+        "1,000 bytes for each further step, 20,000 for each sample; 10 s and half a millisecond a step to end",
+        2,
+    ),
+    Benchmark(
         "memory-check",
         "Does a prediction of memory hold on the device?",
         ("benchmarks/memory_check.py", "--results", "results/memory-check", "--config=gpt2", "--precision=bf16"),

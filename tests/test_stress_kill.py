@@ -20,8 +20,9 @@ def test_whenever_its_host_is_killed_a_run_reads_and_leaves_no_process(command: 
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    _, _, row = done.stdout.splitlines()
+    row, _, verdict = done.stdout.splitlines()[-3:]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:2] == [command, str(instants)]
+    assert verdict.startswith("met")
     assert int(cells[3]) > 0, row  # directories
     assert cells[-2:] == ["0", "0"], row  # processes, and what is wrong
