@@ -11,6 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from gpubench import runs
 from gpubench.benchmark import Outcome
 from gpubench.comparison.causes import finding_changes
 from gpubench.comparison.result import Causes
@@ -455,7 +456,7 @@ def test_a_run_that_was_not_diagnosed_says_why_there_is_no_profile(error: Interr
 def test_the_document_is_plain_json_with_whole_nanoseconds() -> None:
     against = Against(made.profile(), made.findings(), made.changes())
     document = to_document(made.profile(), made.findings(), against)
-    again = json.loads(json.dumps(document, allow_nan=False))
+    again = json.loads(runs.to_json(document))
     assert msgspec.convert(again["profile"], Profile) == made.profile()
     assert msgspec.convert(again["findings"], Findings) == made.findings()
     assert again["against"]["kernels"][0]["before"] == 30 * made.MS
