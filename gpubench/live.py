@@ -5,29 +5,19 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
 from gpubench.recording import Progress, Recorder
+from gpubench.screen import BAR, Fitting, bar
 from gpubench.telemetry import TelemetrySample
 from gpubench.train_recording import TrainProgress
 
 REDRAW_SECONDS = 0.5  # the host shares the machine with the workers: draw seldom
 LINE_SECONDS = 5.0
-BAR = 24  # characters
-COLOURS = {
-    "data_wait": "red",
-    "host_to_device": "yellow",
-    "forward": "green",
-    "backward": "blue",
-    "exposed_communication": "magenta",
-    "optimizer": "cyan",
-    "other": "bright_black",
-}
-
 
 P = TypeVar("P", bound=Progress, contravariant=True)
 
@@ -85,18 +75,6 @@ class Lines(Silence):
         self._console.print(self._drawing.describe(recorder.progress), soft_wrap=True, highlight=False)
 
 
-class Fitting:
-    """The first of some tables that fits without cutting anything, or the last."""
-
-    def __init__(self, *tables: RenderableType) -> None:
-        self._tables = tables
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        unbounded = options.update(max_width=10_000)
-        fit = (one for one in self._tables if console.measure(one, options=unbounded).maximum <= options.max_width)
-        yield next(fit, self._tables[-1])
-
-
 class LiveTable(Silence):
     """Redrawn in place; wiped when the run is over, so that the report stands alone."""
 
@@ -137,16 +115,14 @@ def describe(progress: TrainProgress) -> str:
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
     """The state of a run as a table, which leaves its bars out where there is no room for them."""
-    return Group(Text(experiment, style="bold"), Fitting(_table(progress, BAR), _table(progress, 0)))
+    return Group(Text(experiment, style="bold"), Fitting(_table(progress, length) for length in (BAR, 0)))
 
 
-def _table(progress: TrainProgress, bar_width: int) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    table.add_row("now", progress.place)
+def _table(progress: TrainProgress, length: int) -> Table:
+    """length: of its bars."""
+    table = head(progress.place)
     if progress.step is None:
-        table.add_row("", progress.doing.replace("_", " "))
+        table.add_row("", units.words(progress.doing))
         return table
     step, step_time = progress.step, _step_time(progress)
     table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
@@ -157,7 +133,8 @@ def _table(progress: TrainProgress, bar_width: int) -> Table:
         f"{units.rate(progress.ranks * step.samples / step_time, 'samples/s')}   {units.seconds(step_time)} a step",
     )
     for name, share, seconds in _phases(progress):
-        table.add_row(name.replace("_", " "), bar(share, COLOURS.get(name, "white"), units.seconds(seconds), bar_width))
+        figures = f"{units.whole_percent(share):>5}  {units.seconds(seconds)}"
+        table.add_row(units.words(name), bar(share, name, length).append(" " * bool(length) + figures))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
     if progress.planned:
@@ -165,11 +142,13 @@ def _table(progress: TrainProgress, bar_width: int) -> Table:
     return table
 
 
-def bar(share: float, colour: str, label: str, width: int = BAR) -> Text:
-    """`width` characters of bar, and the figures."""
-    filled = round(share * width)
-    figures = f"{share:4.0%}  {label}"
-    return Text.assemble(("█" * filled, colour), ("░" * (width - filled), "bright_black"), " " * bool(width), figures)
+def head(now: str) -> Table:
+    """What every view begins with, to be added to: names, and what there is to say of them."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("now", now)
+    return table
 
 
 def _step_time(progress: TrainProgress) -> float:
@@ -192,7 +171,7 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
     for gpu in sample.gpus:
         parts = []
         if gpu.utilization is not None:
-            parts.append(f"{gpu.utilization:.0%} busy")
+            parts.append(f"{units.whole_percent(gpu.utilization)} busy")
         if gpu.memory_used_bytes is not None:
             parts.append(units.size(gpu.memory_used_bytes))
         if gpu.power_w is not None:
@@ -201,5 +180,5 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
     if sample.cpu and sample.cpu.load is not None:
         memory = sample.cpu.memory_rss_bytes
         held = f"   {units.size(memory)} in the workers" if memory else ""
-        rows.append(("CPU", f"{sample.cpu.load:.0%} busy{held}"))
+        rows.append(("CPU", f"{units.whole_percent(sample.cpu.load)} busy{held}"))
     return rows

@@ -7,16 +7,16 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.live import Fitting, hardware
+from gpubench.live import hardware, head
 from gpubench.pipe_progress import PipeProgress, RankProgress
+from gpubench.screen import Fitting, plain_table
 from gpubench.timeline import PARTS
 
-SHARES = {"compute": "compute", "recv_wait": "receive", "send_wait": "send", "idle": "idle"}
-EVERYTHING = ("rank", "steps", "sample", "step", "step time", *SHARES.values(), "doing")
+EVERYTHING = ("rank", "sample", "evaluation", "evaluation time", *map(units.words, PARTS), "doing")
 LAYOUTS = (  # from the widest table to the narrowest
     (EVERYTHING, None),
     (EVERYTHING, 12),
-    (("rank", "sample", "step", "doing"), 18),
+    (("rank", "sample", "evaluation", "doing"), 15),
 )
 
 
@@ -24,54 +24,49 @@ def describe(progress: PipeProgress) -> str:
     """The state of a run in one plain line."""
     parts = [progress.place]
     if not any(state.spans for state in progress.states):
-        return "  ".join([*parts, _words(progress.doing)])
+        return "  ".join([*parts, units.words(progress.doing)])
     parts.append(f"samples {progress.finished}/{progress.total or '?'}")
     if progress.finished == progress.total:  # what is measured beside it, or compared with it
         busy = [state.doing for state in progress.states if not state.doing.startswith("waiting")]
-        return "  ".join([*parts, _words(busy[0] if busy else progress.doing)])
+        return "  ".join([*parts, units.words(busy[0] if busy else progress.doing)])
     parts += [f"rank {rank} {_where(state)}" for rank, state in enumerate(progress.states)]
     return "  ".join(parts)
 
 
 def draw(experiment: str, progress: PipeProgress) -> RenderableType:
     """The state of a run as a table."""
-    head = Table.grid(padding=(0, 2))
-    head.add_column(style="dim", no_wrap=True)
-    head.add_column(no_wrap=True)
-    head.add_row("now", progress.place)
-    head.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
+    table = head(progress.place)
+    table.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
     for name, text in hardware(progress.telemetry):
-        head.add_row(name, text)
-    return Group(Text(experiment, style="bold"), head, Fitting(*(_ranks(progress, *layout) for layout in LAYOUTS)))
+        table.add_row(name, text)
+    return Group(Text(experiment, style="bold"), table, Fitting(_ranks(progress, *layout) for layout in LAYOUTS))
 
 
 def _ranks(progress: PipeProgress, columns: Sequence[str], words: int | None) -> Table:
     """`words` is the most characters in a line of what a rank is doing."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for name in columns:
         is_words = name == "doing"
         justify: JustifyMethod = "left" if is_words else "right"
-        table.add_column(name, justify=justify, no_wrap=not is_words, max_width=words if is_words else None)
+        heading = name.replace(" ", "\n")
+        table.add_column(heading, justify=justify, no_wrap=not is_words, max_width=words if is_words else None)
     for rank, state in enumerate(progress.states):
-        cells = _cells(state) | {"rank": str(rank), "doing": _words(state.doing)}
+        cells = _cells(state) | {"rank": str(rank), "doing": units.words(state.doing)}
         table.add_row(*(cells[name] for name in columns))
     return table
 
 
 def _cells(state: RankProgress) -> dict[str, str]:
-    span = f"{state.evaluations[0]}-{state.evaluations[1] - 1}" if state.evaluations else ""
+    own = f"{state.evaluations[0]}-{state.evaluations[1] - 1}" if state.evaluations else ""
     sample, step = ("" if number is None else str(number) for number in (state.sample, state.step))
     taken = "" if state.evaluation is None else units.seconds(state.evaluation)
-    shares = {SHARES[part]: f"{state.times.share(part):.0%}" if state.times else "" for part in PARTS}
-    return {"steps": span, "sample": sample, "step": step, "step time": taken} | shares
+    times = state.times
+    shares = {units.words(part): units.whole_percent(times.share(part)) if times else "" for part in PARTS}
+    return {"sample": sample, "evaluation": " of ".join(filter(None, (step, own))), "evaluation time": taken} | shares
 
 
 def _where(state: RankProgress) -> str:
-    """ "sample 3 step 17", or what it does where it has none in hand."""
+    """ "sample 3 evaluation 17", or what it does where it has none in hand."""
     if state.sample is None:
-        return _words(state.doing)
-    return f"sample {state.sample}" + (f" step {state.step}" if state.step is not None else "")
-
-
-def _words(doing: str) -> str:
-    return doing.replace("_", " ")
+        return units.words(state.doing)
+    return f"sample {state.sample}" + (f" evaluation {state.step}" if state.step is not None else "")

@@ -37,6 +37,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def words(name: str) -> str:
+    """A name of the program's own as people write it."""
+    return name.replace("_", " ")
+
+
 def size(value: float) -> str:
     for scale, unit in _BINARY:
         if abs(value) >= scale:
@@ -46,6 +51,10 @@ def size(value: float) -> str:
 
 def percent(value: float) -> str:
     return f"{value * 100:.1f} %" if abs(value) >= 0.0995 else f"{value * 100:.2g} %"
+
+
+def whole_percent(value: float) -> str:
+    return f"{value * 100:.0f} %"
 
 
 def difference(fraction: float) -> str:

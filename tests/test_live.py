@@ -43,10 +43,10 @@ def test_the_table_shows_where_the_run_stands() -> None:
         "2.5000",
         "640 samples/s",
         "100 ms a step",
-        "25%  25 ms",
-        "75%  75 ms",
-        "97% busy   3 GiB   412 W",
-        "50% busy   1 GiB in the workers",
+        "25 %  25 ms",
+        "75 %  75 ms",
+        "97 % busy   3 GiB   412 W",
+        "50 % busy   1 GiB in the workers",
         "5 s in this repeat",
     ):
         assert expected in text, text
@@ -56,7 +56,7 @@ def test_on_a_narrow_terminal_bars_give_way_to_figures() -> None:
     text = rendered(progress(), width=40)
     assert "…" not in text
     assert "█" not in text
-    for expected in ("640 samples/s   100 ms a step", "25%  25 ms", "5 s in this repeat", "50% busy   1 GiB in the"):
+    for expected in ("640 samples/s   100 ms a step", "25 %  25 ms", "5 s in this repeat", "50 % busy   1 GiB in the"):
         assert expected in text, text
 
 

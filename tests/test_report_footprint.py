@@ -46,7 +46,7 @@ def rendered(
     footprint: Footprint, findings: Findings | None = None, width: int = 120, label: str = "", colour: bool = False
 ) -> str:
     console = Console(
-        file=io.StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None,
+        file=io.StringIO(), width=width, force_terminal=True, color_system="standard" if colour else None,
         no_color=False,
     )  # fmt: skip
     show(footprint, findings, console, label, ("results/exp/run/memory.json",))

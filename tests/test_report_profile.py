@@ -30,7 +30,7 @@ HOSTILE = "[bold]<script>\x1b[2J\nline[/bold]"
 
 
 def rendered(profile: Profile, findings: Findings | None = None, width: int = 120, trace: str | None = None) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     show(profile, findings or made.findings(), console, trace)
     return said_by(console)
 
@@ -46,7 +46,7 @@ def unwrapped(text: str) -> str:
 
 
 def compared(before: Profile, after: Profile, findings_after: Findings, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     show_against(before, after, made.changes(), made.findings(), findings_after, console)
     return said_by(console)
 

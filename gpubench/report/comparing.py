@@ -1,6 +1,6 @@
 """What a comparison has to say, in the terminal: at any width, by leaving out columns and never parts of a number."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +16,9 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.report import causing, comparing_memory, phrases, plain, profiling
+from gpubench.report import causing, comparing_memory, phrases, plain, profiling, sheets
 from gpubench.report.headline import headline
+from gpubench.screen import Fitting, plain_table, say
 
 HALF_BAR = 12  # characters on each side of the waterfall's axis
 STYLES = {
@@ -42,7 +43,7 @@ NAME = 10  # characters in which the name of a metric can be folded and still be
 def show(comparisons: Comparisons, console: Console, *, everything: bool = False) -> None:
     """`everything` puts into the table of verdicts what has no news there, as when somebody asked for it by name."""
     for line in comparisons.left_out:
-        _say(console, f"left out: {plain.clean(line)}", "yellow")
+        say(console, f"left out: {plain.clean(line)}", "yellow")
     for number, comparison in enumerate(comparisons.comparisons):
         if number:
             console.print()
@@ -53,25 +54,12 @@ def show(comparisons: Comparisons, console: Console, *, everything: bool = False
         _say_gate(console, result)
 
 
-def fitting(console: Console, tables: Iterable[Table]) -> Table:
-    """The first that fits without cutting anything, or the last. There is one at least."""
-    unbounded = console.options.update(max_width=10_000)
-    for table in tables:
-        if console.measure(table, options=unbounded).maximum <= console.width:
-            break
-    return table
-
-
-def plain_table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="dim")
-
-
 def _show_comparison(comparison: Comparison, console: Console, everything: bool) -> None:
-    _say(console, headline(comparison), "bold")
-    _say(console, f"baseline   {phrases.side(comparison.baseline)}", "dim")
-    _say(console, f"candidate  {phrases.side(comparison.candidate)}", "dim")
+    say(console, headline(comparison), "bold")
+    say(console, f"baseline   {phrases.side(comparison.baseline)}", "dim")
+    say(console, f"candidate  {phrases.side(comparison.candidate)}", "dim")
     for reason in comparison.comparability.reasons:
-        _say(console, plain.clean(reason))
+        say(console, plain.clean(reason))
     if comparison.comparability.differences:
         _show_differences(comparison.comparability.differences, console)
     if verdicts := phrases.shown(comparison.verdicts, everything):
@@ -79,13 +67,13 @@ def _show_comparison(comparison: Comparison, console: Console, everything: bool)
     if waterfall := comparison.explanation.waterfall:
         _show_waterfall(waterfall, console)
     for note in comparison.explanation.notes:
-        _say(console, plain.clean(note))
+        say(console, plain.clean(note))
     if comparison.memory:
         _show_memory(comparison.memory, console)
     if comparison.causes:
         _show_causes(comparison.causes, console)
     for warning in comparison.warnings:
-        _say(console, f"warning: {plain.clean(warning)}", "yellow")
+        say(console, f"warning: {plain.clean(warning)}", "yellow")
 
 
 def _show_differences(differences: Sequence[Difference], console: Console) -> None:
@@ -101,17 +89,17 @@ def _show_differences(differences: Sequence[Difference], console: Console) -> No
     console.print()
     console.print(table)
     if rest:
-        _say(console, rest, "dim")
+        say(console, rest, "dim")
 
 
 def _show_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     console.print()
     narrowest = VERDICTS[-1] if _room_for_names(verdicts, console) >= NAME else BARE
-    console.print(fitting(console, (_verdict_table(verdicts, columns) for columns in (*VERDICTS, narrowest))))
+    console.print(Fitting(_verdict_table(verdicts, columns) for columns in (*VERDICTS, narrowest)))
     for note in phrases.notes(verdicts):
-        _say(console, note, "dim")
+        say(console, note, "dim")
     if leading := phrases.leading(verdicts):
-        _say(console, phrases.method(leading), "dim")
+        say(console, phrases.method(leading), "dim")
 
 
 def _verdict_table(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Table:
@@ -153,26 +141,26 @@ def _style(verdict: Verdict) -> str:
 def _show_waterfall(waterfall: Waterfall, console: Console) -> None:
     layouts = (("bar", "interval"), ("bar",), ("interval",), ())
     console.print()
-    console.print(fitting(console, (_waterfall_table(waterfall, extras) for extras in layouts)))
+    console.print(Fitting(_waterfall_table(waterfall, extras) for extras in layouts))
 
 
 def _show_causes(causes: Causes, console: Console) -> None:
     console.print()
     for line in causing.bottlenecks(causes):
-        _say(console, line)
+        say(console, line)
     profiling.show_fates(causes.findings, console, alike=not causes.obstacle)
     if work := causing.work(causes):
-        profiling.show_sheets([work], console)
+        sheets.show([work], console)
     for note in causing.notes(causes):
-        _say(console, note, "dim")
+        say(console, note, "dim")
 
 
 def _show_memory(memory: Memory, console: Console) -> None:
     console.print()
-    _say(console, comparing_memory.sentence(memory))
+    say(console, comparing_memory.sentence(memory))
     for line in comparing_memory.peaks(memory):
-        _say(console, line, "dim")
-    profiling.show_sheets(comparing_memory.tables(memory), console)
+        say(console, line, "dim")
+    sheets.show(comparing_memory.tables(memory), console)
 
 
 def _waterfall_table(waterfall: Waterfall, extras: Sequence[str]) -> Table:
@@ -205,8 +193,3 @@ def signed_bar(share: float) -> Text:
 def _say_gate(console: Console, result: GateResult) -> None:
     style = STYLES.get(result.outcome, "yellow")
     console.print(Text.assemble((f"{result.outcome}: ", style), phrases.gate(result)), soft_wrap=True)
-
-
-def _say(console: Console, line: str, style: str = "") -> None:
-    """A sentence, which the terminal may wrap; rich would count its columns."""
-    console.print(Text(line, style=style), soft_wrap=True)

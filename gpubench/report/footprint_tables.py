@@ -11,12 +11,13 @@ from rich.text import Text
 from gpubench import units
 from gpubench.findings import Findings
 from gpubench.memory.footprint import Amounts, Footprint, Footprints, Holder, ModuleFootprint, PhaseFootprint
-from gpubench.report import finding_phrases, footprint_phrases, profiling
+from gpubench.report import footprint_phrases, profiling, sheets
 from gpubench.report.footprint_phrases import category, ordered, share
 from gpubench.report.plain import clean
 from gpubench.report.profile_phrases import words
 from gpubench.report.sheets import GAP, Sheet, sheet
 from gpubench.runs import SCHEMA_VERSION
+from gpubench.screen import plain_table, say, say_unbroken
 
 HOLDERS = 8
 MODULES = 8
@@ -47,25 +48,25 @@ def show(
     footprint: Footprint, findings: Findings | None, console: Console, label: str = "", files: Sequence[str] = ()
 ) -> None:
     """From the sentence that matters to what to do about it. label: the file, or what ran. files: what was kept."""
-    _say(console, footprint_phrases.headline(footprint), "bold")
+    say(console, footprint_phrases.headline(footprint), "bold")
     if findings and findings.headline:
-        _say(console, clean(findings.headline), "bold")
-    _say(console, footprint_phrases.about(footprint, label), "dim")
+        say(console, clean(findings.headline), "bold")
+    say(console, footprint_phrases.about(footprint, label), "dim")
     if said := footprint_phrases.lost(footprint):
-        _say(console, said, "bold yellow")
+        say(console, said, "bold yellow")
     console.print()
     console.print(_phases(footprint, console.width))
     console.print()
     console.print(_legend(footprint))
     _show_explained("The peak by count", _counts(footprint), console)
     _show_explained("What corrects the prediction", _corrections(footprint), console)
-    profiling.show_sheets([holders(footprint), modules(footprint)], console)
+    sheets.show([holders(footprint), modules(footprint)], console)
     if findings:
-        show_findings(findings, console)
+        profiling.show_findings(findings, console, "peak")
     for note in footprint.notes:
-        _say(console, f"note: {clean(note)}", "yellow")
+        say(console, f"note: {clean(note)}", "yellow")
     for file in files:
-        console.print(Text(f"kept: {clean(file)}"), soft_wrap=True)
+        say_unbroken(console, f"kept: {clean(file)}")
 
 
 def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def _phases(footprint: Footprint, width: int) -> Table:
     stages = [[footprint_phrases.STAGES[phase.stage], *[""] * (len(heads) - 1)] for phase in footprint.phases]
     longest = [max(map(len, column)) for column in zip(heads, *(cells for _, cells in rows), *stages, strict=True)]
     room = min(BAR, width - sum(longest) - GAP * len(longest))
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for head in [*heads[:-1], *[""] * (room >= SMALLEST_BAR), heads[-1]]:
         table.add_column(head, justify="left" if head in ("phase", "") else "right", no_wrap=True)
     for stage, group in groupby(rows, key=lambda row: row[0].stage):
@@ -202,7 +203,7 @@ def _block(name: str, length: int) -> Text:
 
 def _legend(footprint: Footprint) -> Table:
     """What each block stands for, and what it comes to at the overall peak."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column("")
     table.add_column("at the peak", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
@@ -237,24 +238,14 @@ def _show_explained(title: str, rows: Iterable[Explained], console: Console) -> 
     if not told:
         return
     console.print()
-    _say(console, title, "dim")
+    say(console, title, "dim")
     longest = max(len(name) for name, _, _ in told)
     grid = Table.grid(padding=(0, GAP, 0, 0))
     for name, size, why in told:
         if console.width < EXPLAINED:
-            _say(console, f"{name:{longest}}  {size}".rstrip())
-            _say(console, f"   {why}", "dim")
+            say(console, f"{name:{longest}}  {size}".rstrip())
+            say(console, f"   {why}", "dim")
         else:
             grid.add_row(Text(name), Text(size, justify="right"), Text(why))
     if grid.rows:
         console.print(grid)
-
-
-def show_findings(findings: Findings, console: Console) -> None:
-    profiling.show_findings(console, findings, "peak")
-    for missing, rules in finding_phrases.unanswered(findings):
-        _say(console, f"not judged for want of {missing}: {rules}", "dim")
-
-
-def _say(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(line, style=style))

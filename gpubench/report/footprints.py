@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.memory_recording import MemoryRecorder
-from gpubench.report import footprint_tables, frame, profiling, trying_tables
+from gpubench.report import footprint_tables, frame, sheets, trying_tables
+from gpubench.report.plain import clean
 from gpubench.runs import TRACES
+from gpubench.screen import say
 
 
 def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: Console) -> None:
@@ -21,17 +22,17 @@ def _show_run(outcome: Outcome, console: Console) -> None:
     assert isinstance(recorder, MemoryRecorder)
     found = recorder.batch_sizes
     if found:
-        console.print(Text(trying_tables.batch_sizes_sentence(found), style="bold"), soft_wrap=True)
-        console.print(Text(trying_tables.line_sentence(found), style="dim"), soft_wrap=True)
-        profiling.show_sheets([trying_tables.batch_sizes(found)], console)
+        say(console, trying_tables.batch_sizes_sentence(found), "bold")
+        say(console, trying_tables.line_sentence(found), "dim")
+        sheets.show([trying_tables.batch_sizes(found)], console)
         console.print()
     if recorder.footprints:
         _show_footprint(recorder, console)
     elif not found:
         why = outcome.error.message if outcome.error else outcome.status
-        console.print(Text(f"nothing was followed: {why}"), soft_wrap=True)
+        say(console, f"nothing was followed: {clean(why)}")
     if recorder.trades:
-        profiling.show_sheets([trying_tables.trades(recorder.trades)], console)
+        sheets.show([trying_tables.trades(recorder.trades)], console)
 
 
 def _show_footprint(recorder: MemoryRecorder, console: Console) -> None:

@@ -13,6 +13,7 @@ from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
 from gpubench.metrics import Metric
 from gpubench.report import comparing, phrases, plain
+from gpubench.screen import plain_table, say, say_unbroken
 from gpubench.summary import Summary
 
 
@@ -38,8 +39,7 @@ def show(
         console.print()
         comparing.show(comparisons, console)
     for outcome in outcomes:
-        path = plain.clean(str(outcome.recorder.writer.path))
-        console.print(f"{outcome.status}: {path}", soft_wrap=True, markup=False)
+        say_unbroken(console, f"{outcome.status}: {plain.clean(str(outcome.recorder.writer.path))}")
 
 
 def _show_diagnosis(outcome: Outcome, console: Console) -> None:
@@ -47,7 +47,7 @@ def _show_diagnosis(outcome: Outcome, console: Console) -> None:
     diagnosis = outcome.recorder.diagnosis
     if diagnosis and outcome.recorder.command != "profile":
         found = units.counted(len(diagnosis.findings.findings), "finding")
-        console.print(f"profile: {diagnosis.findings.headline}; {found} in report.html", soft_wrap=True, markup=False)
+        say(console, f"profile: {diagnosis.findings.headline}; {found} in report.html")
 
 
 def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
@@ -60,7 +60,7 @@ def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
 
 def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table:
     """Those of `names` that are known and news; with quantiles of the single values, unless it has to be narrow."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     spreads = () if narrow else ("median", "p95", "p99")
     for column in ("metric", "estimate", "+- 95 %", *spreads):
         gives_way = column == "metric"

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from gpubench import inference, units
 from gpubench.comparison.result import Noise, NullMetric
-from gpubench.report import comparing, documents, phrases
+from gpubench.report import documents, phrases
+from gpubench.screen import Fitting, plain_table, say
 
 CHANGES = (0.005, 0.01, 0.02)  # whose price in repeats is given
 COLUMNS = ("metric", "spread", "within", "noise floor", "false verdicts", "of single repeats", "resolvable")
@@ -18,13 +19,13 @@ NARROWEST = ("metric", "resolvable")
 
 
 def show(noise: Noise, console: Console) -> None:
-    console.print(Text(headline(noise), style="bold"), soft_wrap=True)
+    say(console, headline(noise), "bold")
     if not noise.metrics:
         return
     console.print()
-    console.print(comparing.fitting(console, (_table(noise, columns) for columns in (*LAYOUTS, NARROW, NARROWEST))))
+    console.print(Fitting(_table(noise, columns) for columns in (*LAYOUTS, NARROW, NARROWEST)))
     for line in (caption(noise), *budget(noise)):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        say(console, line, "dim")
 
 
 def to_markdown(noise: Noise) -> str:
@@ -85,7 +86,7 @@ def budget(noise: Noise) -> list[str]:
 
 
 def _table(noise: Noise, columns: Sequence[str]) -> Table:
-    table = comparing.plain_table()
+    table = plain_table()
     for column in columns:
         first = column == "metric"
         table.add_column(column, justify="left" if first else "right", no_wrap=not first, overflow="fold")

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gpubench import units
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
-from gpubench.live import Fitting
 from gpubench.pipe_settings import PipeSettings
 from gpubench.report import frame, pipe_phrases
+from gpubench.screen import Fitting, plain_table, say
 from gpubench.stages import Digest, Pipeline, Stage
 from gpubench.summary import Summary
 from gpubench.timeline import PARTS
@@ -62,31 +61,31 @@ def headline(settings: PipeSettings, summary: Summary) -> str:
 
 def _show_run(outcome: Outcome, console: Console) -> None:
     summary, settings = outcome.summary, outcome.recorder.settings
-    console.print(Text(headline(settings, summary), style="bold"), soft_wrap=True)
+    say(console, headline(settings, summary), "bold")
     pipeline, narrow = summary.pipeline, console.width < 80
     if pipeline is None:
-        console.print("nothing was measured: the pipeline was never built")
+        say(console, "nothing was measured: the pipeline was never built")
         return
-    console.print(pipeline.assignment, soft_wrap=True)
-    console.print(Fitting(*(_stages(pipeline.stages, columns) for columns in STAGES)))
+    say(console, pipeline.assignment)
+    console.print(Fitting(_stages(pipeline.stages, columns) for columns in STAGES))
     console.print()
     if summary.metrics:
         console.print(frame.metrics_table(summary, HEADLINES, narrow))
-        console.print(Text(_caption(summary, pipeline), style="dim"), soft_wrap=True)
+        say(console, _caption(summary, pipeline), "dim")
         if len(pipeline.stages) > 1:
             console.print(_baselines(summary, pipeline))
             console.print()
     else:
         made = f"{len(pipeline.samples)} of {units.counted(settings.work.samples, 'sample')}"
-        console.print(f"no repeat was completed: {made} finished", soft_wrap=True)
+        say(console, f"no repeat was completed: {made} finished")
     for line in _words(pipeline):
-        console.print(line, soft_wrap=True)
+        say(console, line)
 
 
 def _stages(stages: Sequence[Stage], columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for column in columns:
-        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
+        table.add_column(units.words(column), justify="right", no_wrap=True)
     for stage in stages:
         cells = {part: units.percent(stage.times.share(part)) if stage.times else "" for part in PARTS} | {
             "rank": str(stage.rank),
@@ -107,7 +106,7 @@ def _caption(summary: Summary, pipeline: Pipeline) -> str:
 
 
 def _baselines(summary: Summary, pipeline: Pipeline) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for column in ("the same samples by", "makespan", "pipeline's speed-up"):
         table.add_column(column, justify="left" if column.startswith("the") else "right", no_wrap=column == "makespan")
     for cells in pipe_phrases.baselines({metric.name: metric for metric in summary.metrics}, len(pipeline.stages)):

@@ -1,5 +1,7 @@
 """Text of others, made fit for one line of a terminal or a page."""
 
+from gpubench import units
+
 
 def clean(text: str) -> str:
     """One line in which control characters, line ends and lone surrogates are spelled out."""
@@ -10,6 +12,11 @@ def cell(text: str) -> str:
     """The same for a cell of a CSV: what a spreadsheet would run as a formula has an apostrophe in front."""
     safe = clean(text)
     return f"'{safe}" if safe.startswith(("=", "+", "-", "@")) else safe
+
+
+def words(name: str) -> str:
+    """A name, of a metric or phase, as people write it."""
+    return units.words(clean(name))
 
 
 def shorten(text: str, limit: int) -> str:

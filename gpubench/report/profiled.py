@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from gpubench.benchmark import Outcome
 from gpubench.report import frame, profiling, training
+from gpubench.report.plain import clean
 from gpubench.runs import TRACES
+from gpubench.screen import say
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
@@ -16,11 +17,11 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 def _show_run(outcome: Outcome, console: Console) -> None:
     recorder = outcome.recorder
-    console.print(Text(training.headline(recorder.settings, outcome.summary), style="bold"), soft_wrap=True)
+    say(console, training.headline(recorder.settings, outcome.summary), "bold")
     diagnosis = recorder.diagnosis
     if diagnosis is None:
         why = outcome.error.message if outcome.error else outcome.status
-        console.print(Text(f"no profile: {why}"))
+        say(console, f"no profile: {clean(why)}")
         return
     trace = recorder.writer.path / TRACES / diagnosis.traces[0].name
     unit = recorder.settings.profiling.unit

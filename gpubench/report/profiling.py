@@ -14,22 +14,13 @@ from gpubench.report import finding_phrases, likeness, profile_against, profile_
 from gpubench.report.plain import clean
 from gpubench.report.profile_against import Against
 from gpubench.runs import SCHEMA_VERSION
+from gpubench.screen import BAR, bar, plain_table, say, say_unbroken
 from gpubench.trace.profile import KernelChange, Profile, Rank
 
-BAR = 24  # characters
-SMALLEST_BAR = 8
+SMALLEST_BAR = 8  # characters
 SEVERITIES = {"high": "red", "medium": "yellow", "low": "cyan"}
 OUTCOMES = {"confirmed": "green", "no effect": "yellow", "inconclusive": "yellow", "worse": "red", "failed": "magenta"}
 FATES = {"gone": "green", "still there": "yellow", "new": "red"}
-COLOURS = {
-    "compute": "blue",
-    "communication": "magenta",
-    "copies": "yellow",
-    "data_loader": "red",
-    "operators": "green",
-    "optimizer": "cyan",
-}
-"""Of the parts of a step; one that is not here is white."""
 
 
 def show(
@@ -46,22 +37,22 @@ def show(
     this program, which can be told to record more.
     """
     first = profile.ranks[0]
-    _say(console, clean(findings.headline), "bold")
-    _say(console, profile_phrases.about(profile, unit), "dim")
+    say(console, clean(findings.headline), "bold")
+    say(console, profile_phrases.about(profile, unit), "dim")
     loudness = "bold yellow" if profile_phrases.is_distorted(findings.overhead) else "dim"
-    _say(console, profile_phrases.caveat(first, findings.overhead, unit), loudness)
+    say(console, profile_phrases.caveat(first, findings.overhead, unit), loudness)
     if len(profile.ranks) > 1:
-        show_sheets([profile_tables.ranks(profile, unit)], console)
+        sheets.show([profile_tables.ranks(profile, unit)], console)
         _say_all(console, map(profile_phrases.straggler, profile.stragglers))
     console.print()
     console.print(_parts(first, console.width, unit))
-    show_sheets(profile_tables.tables(first), console)
+    sheets.show(profile_tables.tables(first), console)
     if sentences := profile_phrases.sentences(first, unit):
         console.print()
         _say_all(console, sentences)
-    show_findings(console, findings, profile_phrases.whole(first, unit))
-    _show_unknown(console, profile, findings, own)
-    _say_unbroken(console, profile_phrases.perfetto(trace or first.label))
+    show_findings(findings, console, profile_phrases.whole(first, unit))
+    _show_unknown(console, profile, own)
+    say_unbroken(console, profile_phrases.perfetto(trace or first.label))
 
 
 def show_against(
@@ -75,24 +66,24 @@ def show_against(
     """Two traces of one program: what became of its time and of its findings."""
     ours, theirs = before.ranks[0], after.ranks[0]
     unlike = likeness.differences(before, after)
-    _say(console, profile_against.speed(ours, theirs, not unlike), "bold")
+    say(console, profile_against.speed(ours, theirs, not unlike), "bold")
     if unlike:
-        _say(console, profile_against.reservation(unlike), "bold yellow")
+        say(console, profile_against.reservation(unlike), "bold yellow")
     for name, profile, findings in (("before", before, findings_before), ("after", after, findings_after)):
-        _say(console, f"{name}: {clean(findings.headline)}")
-        _say(console, f"  {profile_phrases.about(profile)}", "dim")
-    show_sheets(profile_against.tables(ours, theirs, changes, not unlike), console)
+        say(console, f"{name}: {clean(findings.headline)}")
+        say(console, f"  {profile_phrases.about(profile)}", "dim")
+    sheets.show(profile_against.tables(ours, theirs, changes, not unlike), console)
     console.print()
     show_fates(finding_changes(findings_before, findings_after), console, alike=not unlike)
-    show_findings(console, findings_after, profile_phrases.whole(theirs))
-    _show_unknown(console, after, findings_after)
+    show_findings(findings_after, console, profile_phrases.whole(theirs))
+    _show_unknown(console, after)
 
 
 def show_fates(changes: Iterable[FindingChange], console: Console, *, alike: bool = True) -> None:
     """What became of each finding, a line each. alike: of the same work, so that one can be gone."""
     for change in changes:
         style = FATES[change.fate] if change.fate and alike else ""
-        _say(console, f"{profile_against.fate(change, alike)}: {profile_against.about(change)}", style)
+        say(console, f"{profile_against.fate(change, alike)}: {profile_against.about(change)}", style)
 
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
@@ -115,45 +106,35 @@ def _parts(rank: Rank, width: int, unit: str) -> Table:
         (part.name, profile_phrases.share(rank, part.time), profile_phrases.duration(rank, part.time)) for part in parts
     ]
     room = width - sum(max(len(cell) for cell in column) + 2 for column in zip(*cells, strict=True))
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column(profile_phrases.per(rank, unit), no_wrap=True)
     if room >= SMALLEST_BAR:
         table.add_column("", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for part, (name, share, time) in zip(parts, cells, strict=True):
-        bars = [_bar(part.time / rank.wall, min(BAR, room), part.style)] if room >= SMALLEST_BAR else []
+        bars = [bar(part.time / rank.wall, part.style, min(BAR, room))] if room >= SMALLEST_BAR else []
         table.add_row(Text(name), *bars, Text(share), Text(time))
     return table
 
 
-def _bar(share: float, room: int, style: str) -> Text:
-    filled = round(share * room)
-    return Text.assemble(("█" * filled, COLOURS.get(style, "white")), ("░" * (room - filled), "bright_black"))
-
-
-def show_sheets(shown: Iterable[sheets.Sheet], console: Console) -> None:
-    for sheet in filter(None, shown):
-        console.print()
-        console.print(sheets.table(sheet, console.width))
-        if sheet.rest:
-            _say(console, f"and {sheet.rest}", "dim")
-
-
-def show_findings(console: Console, findings: Findings, whole: str) -> None:
+def show_findings(findings: Findings, console: Console, whole: str) -> None:
+    """What is wrong, what to keep, and what could not be judged. whole: what a saving is of."""
     for number, finding in enumerate(findings.findings, 1):
         console.print()
         console.print(_title(number, finding))
         console.print(_lines(finding, whole))
     if not findings.findings:
-        _say(console, "no finding: no rule found anything above its threshold")
+        say(console, "no finding: no rule found anything above its threshold")
     console.print()
     if findings.interrupted:
-        _say(console, finding_phrases.INTERRUPTED, "yellow")
+        say(console, finding_phrases.INTERRUPTED, "yellow")
     if together := finding_phrases.combination(findings):
-        _say(console, together)
+        say(console, together)
     if findings.keep:
-        _say_unbroken(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")
+        say_unbroken(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")
+    for missing, rules in finding_phrases.unanswered(findings):
+        say(console, f"not judged for want of {missing}: {rules}", "dim")
 
 
 def _title(number: int, finding: Finding) -> Text:
@@ -173,24 +154,13 @@ def _lines(finding: Finding, whole: str) -> Table:
     return grid
 
 
-def _show_unknown(console: Console, profile: Profile, findings: Findings, own: bool = False) -> None:
-    for missing, rules in finding_phrases.unanswered(findings):
-        _say(console, f"not judged for want of {missing}: {rules}", "dim")
+def _show_unknown(console: Console, profile: Profile, own: bool = False) -> None:
     for sentence in profile_phrases.missing(profile, own):
-        _say(console, sentence, "dim")
+        say(console, sentence, "dim")
     for note in profile_phrases.doubts(profile):
-        _say(console, f"note: {note}", "yellow")
+        say(console, f"note: {note}", "yellow")
 
 
 def _say_all(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        _say(console, line)
-
-
-def _say(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(line, style=style))
-
-
-def _say_unbroken(console: Console, line: str, style: str = "") -> None:
-    """What is to be copied out of the terminal."""
-    console.print(Text(line, style=style), soft_wrap=True)
+        say(console, line)

@@ -1,14 +1,15 @@
 """Tables as text, for the terminal and the page alike; the terminal shows as much of one as it has room for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import JustifyMethod
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from gpubench.report.plain import clean, shorten
+from gpubench.screen import plain_table, say
 
 GAP = 2  # characters between columns
 READABLE = 24  # characters into which a name or a place can be shortened and still be told
@@ -57,13 +58,22 @@ def sheet(title: str, rows: Sequence[Mapping[str, str]], rest: str = "") -> Shee
     return Sheet(title, columns, [tuple(clean(row.get(name, "")) for name in columns) for row in rows], rest)
 
 
+def show(shown: Iterable[Sheet | None], console: Console) -> None:
+    """Those that have rows, each below an empty line."""
+    for one in filter(None, shown):
+        console.print()
+        console.print(table(one, console.width))
+        if one.rest:
+            say(console, f"and {one.rest}", "dim")
+
+
 def table(shown: Sheet, width: int) -> Table:
     """In at most `width` characters: columns are left out from the right until words can be read, then shortened."""
     kept = list(range(len(shown.columns)))
     while len(kept) > 2 and not _readable(shown, kept, width):
         kept.pop()
     limits = _limits(shown, kept, width)
-    drawn = Table(box=None, pad_edge=False, header_style="dim")
+    drawn = plain_table()
     for place in kept:
         justify: JustifyMethod = "right" if shown.figures[place] else "left"
         drawn.add_column(Text(shown.columns[place]), justify=justify, no_wrap=True)

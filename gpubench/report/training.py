@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gpubench import units
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
-from gpubench.live import BAR, COLOURS, Fitting, bar
 from gpubench.report import frame
+from gpubench.screen import Fitting, bar, plain_table, say
 from gpubench.settings import TrainSettings
 from gpubench.summary import Summary
 
@@ -42,12 +41,13 @@ def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: 
 
 def _show_run(outcome: Outcome, console: Console) -> None:
     summary, settings = outcome.summary, outcome.recorder.settings
-    console.print(Text(headline(settings, summary), style="bold"), soft_wrap=True)
+    say(console, headline(settings, summary), "bold")
     if not summary.metrics:
-        console.print("nothing was measured: no repeat got past its warm-up")
+        say(console, "nothing was measured: no repeat got past its warm-up")
         return
-    console.print(_metrics(summary, narrow=console.width < 80))
-    console.print(Fitting(_phases(summary, BAR), _phases(summary, 0)))
+    console.print(frame.metrics_table(summary, HEADLINES, narrow=console.width < 80))
+    say(console, _caption(summary), "dim")
+    console.print(Fitting(_phases(summary, with_bars) for with_bars in (True, False)))
     if summary.ranks:
         console.print(_ranks(summary))
 
@@ -61,31 +61,29 @@ def headline(settings: TrainSettings, summary: Summary) -> str:
     return what + frame.speed(summary)
 
 
-def _metrics(summary: Summary, narrow: bool) -> Group:
+def _caption(summary: Summary) -> str:
     repeats, steps = len(summary.steady), sum(window.steps for window in summary.steady)
     step_time = summary["step_time"]
     cut = max(window.first for window in summary.steady)
-    caption = f"{repeats} repeat{'s' * (repeats != 1)}, {steps} steady steps worth {step_time.effective_n or 0:.0f}"
-    caption += f" independent ones, after up to {cut} of warm-up; +- is over repeats\n"
-    return Group(frame.metrics_table(summary, HEADLINES, narrow), Text(caption, style="dim"))
+    caption = f"{units.counted(repeats, 'repeat')}, {steps} steady steps worth {step_time.effective_n or 0:.0f}"
+    return f"{caption} independent ones, after up to {cut} of warm-up; +- is over repeats\n"
 
 
-def _phases(summary: Summary, bar_width: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("phase", no_wrap=True)
-    table.add_column("of a step", no_wrap=True)
+def _phases(summary: Summary, with_bars: bool) -> Table:
+    table = plain_table()
+    for column in ("phase", *["of a step"] * with_bars, "share", "time"):
+        table.add_column(column, justify="right" if column in ("share", "time") else "left", no_wrap=True)
     step_time = summary["step_time"].estimate
     for metric in summary.metrics:
         if metric.name.startswith("phase_"):
             name = metric.name.removeprefix("phase_")
-            label = units.quantity(metric.estimate, metric.unit)
-            drawn = bar(metric.estimate / step_time, COLOURS.get(name, "white"), label, bar_width)
-            table.add_row(name.replace("_", " "), drawn)
+            share, time = metric.estimate / step_time, units.quantity(metric.estimate, metric.unit)
+            table.add_row(units.words(name), *[bar(share, name)] * with_bars, units.percent(share), time)
     return table
 
 
 def _ranks(summary: Summary) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for column in ("rank", "step time", "busy", "slowest in steps"):
         table.add_column(column, justify="right", no_wrap=column != "slowest in steps")
     for rank in summary.ranks:

@@ -1,0 +1,44 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from gpubench.screen import bar, say, say_unbroken
+
+SENTENCE = "the step waits for batches, and the loader for something else than a core"
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=30, force_terminal=terminal, color_system=None)
+
+
+def said(found: Console) -> list[str]:
+    return found.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_sentence_is_broken_between_words_on_a_terminal() -> None:
+    terminal = console(terminal=True)
+    say(terminal, SENTENCE)
+    lines = said(terminal)
+    assert len(lines) == 3
+    assert " ".join(line.strip() for line in lines) == SENTENCE
+
+
+def test_a_sentence_in_a_file_is_one_line() -> None:
+    file = console(terminal=False)
+    say(file, SENTENCE)
+    assert said(file) == [SENTENCE]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_to_be_copied_is_never_broken_and_brackets_are_no_markup(terminal: bool) -> None:
+    path = "completed: results/[bold]trial[/bold]/20261121-105421-739-4586"
+    copied = console(terminal)
+    say_unbroken(copied, path)
+    assert said(copied) == [path]
+
+
+def test_a_bar_is_as_long_as_asked_for_whatever_its_share() -> None:
+    assert [bar(share, "forward", 8).plain for share in (0.0, 0.25, 1.0)] == ["░" * 8, "██" + "░" * 6, "█" * 8]
+    assert bar(0.5, "forward").spans[0].style == "green"
+    assert bar(0.5, "of a later version").spans[0].style == "white"
