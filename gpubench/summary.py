@@ -9,14 +9,13 @@ from statistics import fmean, median_low
 
 import msgspec
 
-from gpubench import hardware, stats
+from gpubench import cautions, hardware, stats
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, Step
 from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
 from gpubench.stages import Pipeline
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
 from gpubench.telemetry import TelemetrySample, energy_between, throttled
 
-CLOSURE_LIMIT = 0.005
 EXPOSED = "exposed_communication"
 
 
@@ -124,8 +123,8 @@ def held_down(telemetry: Sequence[TelemetrySample], windows: Sequence[SteadyWind
 
 def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
     """What may be wrong with the measurement of any command."""
-    said = ["fewer than two repeats were measured: there is no interval; raise --repeats"] * (repeats == 1)
-    return said + [f"clocks were held down by {reason} for {share:.0%} of the time" for reason, share in slowed.items()]
+    said = [f"{cautions.LONE}: {cautions.MORE}"] * (repeats == 1)
+    return said + list(filter(None, [cautions.held_down(slowed)]))
 
 
 class _Metrics:
@@ -280,15 +279,11 @@ def _warnings(
     precision: str,
 ) -> list[str]:
     said = shared_warnings(len(metrics.found), slowed)
-    for measured in metrics.found:
-        if not measured.window.settled:
-            number = measured.repeat.number
-            said.append(
-                f"repeat {number} (counting from 0) may not have settled: raise training.warmup_steps or --steps"
-            )
+    if unsettled := cautions.unsettled([measured.window.settled for measured in metrics.found]):
+        said.append(f"{unsettled}: {cautions.LONGER}")
     closure = metrics.get("closure_error")
-    if closure and max(closure.repeats) > CLOSURE_LIMIT:
-        said.append(f"closure is off by {max(closure.repeats):.1%}: phases, steps and wall disagree")
+    if closure and (unclosed := cautions.unclosed(closure.repeats)):
+        said.append(unclosed)
     skipped = metrics.get("skipped_steps")
     if skipped and sum(skipped.repeats):
         said.append(

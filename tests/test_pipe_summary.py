@@ -238,7 +238,7 @@ def test_a_dear_remainder_is_told_with_the_better_split() -> None:
 
 def test_one_repeat_is_not_enough_for_an_interval() -> None:
     assert summary_of(LINE, repeats_of(LINE, 1)).warnings == [
-        "fewer than two repeats were measured: there is no interval; raise --repeats"
+        "one repeat only, which tells nothing of how processes differ: raise --repeats"
     ]
 
 

@@ -6,14 +6,13 @@ from statistics import fmean
 
 import numpy as np
 
-from gpubench import units
+from gpubench import cautions, units
 from gpubench.comparison import conditions
 from gpubench.comparison.comparability import differences
 from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
 from gpubench.comparison.evidence import ENDS, RunEvidence, Series, Side
 from gpubench.comparison.sampling import one_after_the_other
 from gpubench.runs import COMPLETED
-from gpubench.summary import CLOSURE_LIMIT
 
 ENOUGH_REPEATS = 3
 FEWEST_STEPS = 10  # of a loss that can be said to fall
@@ -130,8 +129,7 @@ def _throttled(side: Side) -> str | None:
     shares: Counter[str] = Counter()
     for run in side.runs:
         shares.update({reason: share / len(side.runs) for reason, share in run.throttled.items()})
-    reasons = [f"{reason} for {units.percent(share)}" for reason, share in shares.most_common() if share]
-    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
+    return cautions.held_down(shares)
 
 
 def _strangers(side: Side) -> str | None:
@@ -157,19 +155,13 @@ def _contended(side: Side) -> str | None:
 
 
 def _unsettled(side: Side) -> str | None:
-    windows = [window for run in side.runs for window in run.windows]
-    number = sum(not window.settled for window in windows)
-    if not number:
-        return None
-    said = f"{number} of {len(windows)} repeats may not have reached the end of the warm-up"
-    return f"{said}: raise training.warmup_steps or --steps" if side.runs[0].record else said
+    said = cautions.unsettled([window.settled for run in side.runs for window in run.windows])
+    return f"{said}: {cautions.LONGER}" if said and side.runs[0].record else said
 
 
 def _unclosed(side: Side) -> str | None:
-    errors = [max(metric.repeats) for run in side.runs if (metric := run.metrics.get("closure_error"))]
-    if max(errors, default=0.0) <= CLOSURE_LIMIT:
-        return None
-    return f"closure is off by {units.percent(max(errors))}: phases, steps and wall disagree"
+    known = [metric for run in side.runs if (metric := run.metrics.get("closure_error"))]
+    return cautions.unclosed([error for metric in known for error in metric.repeats])
 
 
 def _scattered(side: Side) -> str | None:
@@ -181,9 +173,9 @@ def _few(side: Side) -> str | None:
     number = sum(run.repeats for run in side.runs)
     if number >= ENOUGH_REPEATS:
         return None
-    more = "raise --repeats" if side.runs[0].record else "give a folder of logs"
+    more = cautions.MORE if side.runs[0].record else "give a folder of logs"
     if number < 2:
-        return f"one repeat only, which tells nothing of how processes differ: {more}"
+        return f"{cautions.LONE}: {more}"
     return f"{number} repeats only, whose interval is wide: {more}"
 
 
