@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpubench import errors, events
+from gpubench import errors, events, units
 from gpubench.channel import EVERYONE
 from gpubench.errors import GpubenchError, SettingsError, WorkerLost
 from gpubench.ranks import machine
@@ -47,7 +47,7 @@ class Peer:
     @property
     def where(self) -> str:
         doing, step = self.position
-        doing = doing.replace("_", " ")
+        doing = units.words(doing)
         if doing == "a step":
             return f"in step {step}"
         if self.waits_for is not None:

@@ -169,10 +169,10 @@ def _phase_notes(waterfall: Waterfall | None) -> Iterator[_Note]:
     for phase in waterfall.phases:
         if not _established(phase) or abs(phase.change) < WORTH_TELLING * moved:
             continue
-        said = f"{_words(phase)} takes {units.signed_seconds(phase.change)}"
+        said = f"{units.words(phase.phase)} takes {units.signed_seconds(phase.change)}"
         a = " a sample" if waterfall.per == "sample" else ""
         if total and 0 < phase.change / total <= 1:
-            said += f" of the {units.signed_seconds(total)}{a} ({phase.change / total:.0%})".replace("%", " %")
+            said += f" of the {units.signed_seconds(total)}{a} ({units.whole_percent(phase.change / total)})"
         else:
             said += f"{a}, while the whole takes {units.signed_seconds(total)}"
         yield _Note(abs(phase.change), said)
@@ -231,7 +231,3 @@ def _mean_of(side: Side, metric: str) -> float | None:
 
 def _established(phase: PhaseChange) -> bool:
     return phase.interval is not None and (phase.interval[0] > 0 or phase.interval[1] < 0)
-
-
-def _words(phase: PhaseChange) -> str:
-    return phase.phase.replace("_", " ")

@@ -1,5 +1,6 @@
 """The bottleneck in one sentence: where most of the time goes, and what it waits for."""
 
+from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
@@ -56,8 +57,8 @@ def _on_cpu(case: Case) -> str:
     if not told:
         return "CPU: nothing is known of what the main thread did"
     (first, most), *others = told
-    rest = [f"{_whole(share)} {DOES[name]}" for name, share in others[:2]]
-    return f"CPU: {', '.join([f'{_whole(most)} of {phrases.whole(case)} {DOES[first]}', *rest])}"
+    rest = [f"{units.whole_percent(share)} {DOES[name]}" for name, share in others[:2]]
+    return f"CPU: {', '.join([f'{units.whole_percent(most)} of {phrases.whole(case)} {DOES[first]}', *rest])}"
 
 
 def _clean_phases(case: Case) -> str | None:
@@ -68,8 +69,8 @@ def _clean_phases(case: Case) -> str | None:
         return None
     told.sort(key=lambda one: one[1], reverse=True)
     (first, most), *others = told
-    rest = [f"{_whole(share)} {PHASES[name]}" for name, share in others[:2]]
-    return f"CPU: {', '.join([f'{_whole(most)} of a clean step {PHASES[first]}', *rest])}"
+    rest = [f"{units.whole_percent(share)} {PHASES[name]}" for name, share in others[:2]]
+    return f"CPU: {', '.join([f'{units.whole_percent(most)} of a clean step {PHASES[first]}', *rest])}"
 
 
 def _on_gpu(case: Case, device: Breakdown) -> str:
@@ -83,15 +84,15 @@ def _on_gpu(case: Case, device: Breakdown) -> str:
     share = measures.share(case, most)
     computes = measures.share(case, device.compute)
     if share < TOLD:
-        return f"GPU computes {_whole(computes)} of the time{_busiest(case)}"
+        return f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}"
     if lost == "idle":
-        return f"GPU idle {_whole(share)}: {_why_idle(case, device.idle)}"
+        return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle)}"
     if lost == "copies":
-        return f"GPU copies {_whole(share)} of the time and computes {_whole(computes)}"
+        return f"GPU copies {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}"
     does = "communicates" if every_rank_is_traced(case) else "communicates, or waits for other ranks,"
     slow = slowest(case)
     why = "" if slow is None else f"; rank {slow.rank} keeps the others waiting"
-    return f"GPU {does} {_whole(share)} of the time and computes {_whole(computes)}{why}"
+    return f"GPU {does} {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}{why}"
 
 
 def _why_idle(case: Case, idle: int) -> str:
@@ -100,9 +101,9 @@ def _why_idle(case: Case, idle: int) -> str:
     if not causes:
         return "the trace does not tell why"
     (most, first), *others = causes
-    said = f"{_whole(most / idle)} of it {WAITS[first]}"
+    said = f"{units.whole_percent(most / idle)} of it {WAITS[first]}"
     if most / idle < 0.5 and others and others[0][0] / idle >= TOLD:
-        said += f", {_whole(others[0][0] / idle)} {WAITS[others[0][1]]}"
+        said += f", {units.whole_percent(others[0][0] / idle)} {WAITS[others[0][1]]}"
     return said
 
 
@@ -112,8 +113,4 @@ def _busiest(case: Case) -> str:
     if not known:
         return ""
     most = max(known, key=lambda phase: phase.device)
-    return f", {_whole(measures.share(case, most.device))} in {most.name}"
-
-
-def _whole(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"
+    return f", {units.whole_percent(measures.share(case, most.device))} in {most.name}"

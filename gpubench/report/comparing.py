@@ -122,7 +122,7 @@ def _room_for_names(verdicts: Sequence[Verdict], console: Console) -> int:
 def _cells(verdict: Verdict) -> dict[str, Text]:
     baseline, candidate = phrases.values(verdict)
     return {
-        "metric": Text(phrases.metric(verdict.metric)),
+        "metric": Text(plain.words(verdict.metric)),
         "baseline": Text(baseline),
         "candidate": Text(candidate),
         "change": Text(phrases.change(verdict)),

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from gpubench import units
 from gpubench.comparison.result import Memory, MemoryPeak, PhaseMemory, SizeChange
 from gpubench.report.footprint_phrases import PLACES, STAGES, added, category, share
-from gpubench.report.plain import clean
-from gpubench.report.profile_phrases import words
+from gpubench.report.plain import clean, words
 from gpubench.report.sheets import Sheet, sheet
 
 FOLDED = 0.001  # of the baseline's peak: what changed by less is told together

@@ -93,7 +93,7 @@ def _comparison(comparison: Comparison, everything: bool) -> list[str]:
 def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     if not verdicts:
         return []
-    rows = [[phrases.metric(one.metric), *phrases.values(one), phrases.change(one), one.verdict] for one in verdicts]
+    rows = [[plain.words(one.metric), *phrases.values(one), phrases.change(one), one.verdict] for one in verdicts]
     lines = table(["metric", "baseline", "candidate", "change", "verdict"], rows)
     lines += [f"- {escape(note)}" for note in phrases.notes(verdicts)]
     leading = phrases.leading(verdicts)

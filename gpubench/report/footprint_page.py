@@ -13,8 +13,7 @@ from gpubench.memory.footprint import Amounts, Footprint, Timeline, TimelineMark
 from gpubench.report import footprint_phrases, footprint_tables, lanes, profile_page, svg, wording
 from gpubench.report.figures import Figure
 from gpubench.report.footprint_phrases import category, ordered, share
-from gpubench.report.plain import clean
-from gpubench.report.profile_phrases import words
+from gpubench.report.plain import clean, words
 from gpubench.report.scales import Scale, Series, measure, ticks
 from gpubench.report.templating import environment
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from gpubench import units
 from gpubench.memory.footprint import CATEGORIES, Amounts, Correction, Footprint, Peak, Source, Stage
 from gpubench.memory.history import Phase
-from gpubench.report.plain import clean
-from gpubench.report.profile_phrases import words
+from gpubench.report.plain import clean, words
 
 TOLD = 0.05  # of the peak: a smaller part is no news in a headline
 PARTS = 4  # that a headline names
@@ -146,7 +145,7 @@ def added(size: int | None) -> str:
 def share(part: float, whole: float) -> str:
     """In whole percent; the small ones to two digits."""
     fraction = part / whole if whole else 0.0
-    return f"{fraction * 100:.0f} %" if abs(fraction) >= 0.0995 or not fraction else units.percent(fraction)
+    return units.whole_percent(fraction) if abs(fraction) >= 0.0995 or not fraction else units.percent(fraction)
 
 
 def _place(footprint: Footprint) -> str:

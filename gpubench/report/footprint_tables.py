@@ -13,8 +13,7 @@ from gpubench.findings import Findings
 from gpubench.memory.footprint import Amounts, Footprint, Footprints, Holder, ModuleFootprint, PhaseFootprint
 from gpubench.report import footprint_phrases, profiling, sheets
 from gpubench.report.footprint_phrases import category, ordered, share
-from gpubench.report.plain import clean
-from gpubench.report.profile_phrases import words
+from gpubench.report.plain import clean, words
 from gpubench.report.sheets import GAP, Sheet, sheet
 from gpubench.runs import SCHEMA_VERSION
 from gpubench.screen import plain_table, say, say_unbroken

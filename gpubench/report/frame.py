@@ -72,7 +72,7 @@ def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table
         spread = metric.distribution
         cells = [spread.median, spread.p95, spread.p99] if spread and not narrow else []
         table.add_row(
-            name.replace("_", " "),
+            units.words(name),
             units.quantity(metric.estimate, metric.unit),
             half_width(metric),
             *(units.quantity(cell, metric.unit) for cell in cells),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gpubench import units
 from gpubench.comparison.result import Comparability, Comparison, Verdict
-from gpubench.report.phrases import cell, change, decimals, figures, large, leading, metric, to_settle, width
-from gpubench.report.plain import clean
+from gpubench.report.phrases import cell, change, decimals, figures, large, leading, to_settle, width
+from gpubench.report.plain import clean, words
 
 SPEEDS = ("faster", "slower")
 
@@ -18,9 +18,9 @@ def headline(comparison: Comparison) -> str:
     if verdict is None:
         return "nothing to compare: no metric is known of both sides"
     if verdict.verdict == "withheld":
-        return f"withheld: {clean(verdict.reason or metric(verdict.metric))}"
+        return f"withheld: {clean(verdict.reason or words(verdict.metric))}"
     if verdict.verdict == "rejected":  # the reason begins with the side that it is about
-        return f"rejected, {clean(verdict.reason or metric(verdict.metric))}"
+        return f"rejected, {clean(verdict.reason or words(verdict.metric))}"
     sentence = _sentence(verdict, comparison)
     if not comparability.comparable:
         sentence += f", although {_obstacle(comparability)}"
@@ -41,7 +41,7 @@ def _obstacle(comparability: Comparability) -> str:
 
 def _sentence(verdict: Verdict, comparison: Comparison) -> str:
     baseline, candidate = clean(comparison.baseline.label), clean(comparison.candidate.label)
-    name, margin = metric(verdict.metric), units.percent(verdict.margin)
+    name, margin = words(verdict.metric), units.percent(verdict.margin)
     if verdict.verdict == "equivalent":
         return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, within the {margin} margin"
     if verdict.verdict == "inconclusive":
@@ -80,7 +80,7 @@ def _measured(verdict: Verdict) -> str:
 
 def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
     """The change without its sign, which the verb has: "is 3.1 % slower than base in step time (95 % ...)"."""
-    name, word, ends = metric(verdict.metric), verdict.verdict, width(verdict)
+    name, word, ends = words(verdict.metric), verdict.verdict, width(verdict)
     if not large(ratio):
         places = decimals(ratio - 1, ends)
         edges = [f"{edge * 100:.{places}f}" for edge in sorted(abs(end - 1) for end in ends or ())]

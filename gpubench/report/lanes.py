@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.report import profile_phrases, svg
-from gpubench.report.plain import shorten
-from gpubench.report.profile_phrases import words
+from gpubench.report.plain import shorten, words
 from gpubench.report.scales import Scale, measure, ticks
 from gpubench.trace.profile import CAUSES, Box, Lane, Rank, Timeline
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from gpubench import inference, units
 from gpubench.comparison.result import Noise, NullMetric
 from gpubench.report import documents, phrases
+from gpubench.report.plain import words
 from gpubench.screen import Fitting, plain_table, say
 
 CHANGES = (0.005, 0.01, 0.02)  # whose price in repeats is given
@@ -41,7 +42,7 @@ def headline(noise: Noise) -> str:
         return "nothing to learn from: no metric was measured often enough"
     runs = units.counted(len(noise.runs), "run")
     whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
-    sentence = f"{whose}: {phrases.metric(leading.metric)} varies by"
+    sentence = f"{whose}: {words(leading.metric)} varies by"
     sentence += f" {units.percent(leading.spread)} where nothing was changed"
     if leading.resolvable is None:
         return sentence
@@ -51,7 +52,7 @@ def headline(noise: Noise) -> str:
 def cells(metric: NullMetric) -> dict[str, str]:
     """By column. False verdicts are out of so many splits."""
     return {
-        "metric": phrases.metric(metric.metric),
+        "metric": words(metric.metric),
         "spread": units.percent(metric.spread),
         "within": _percent(metric.within),
         "noise floor": units.difference(metric.noise_floor),
@@ -82,7 +83,7 @@ def budget(noise: Noise) -> list[str]:
         needed = inference.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
         price = f"{needed} repeats a side" if needed else "out of reach"
         prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
-    return [f"to resolve a change of {phrases.metric(leading.metric)} by {', '.join(prices)}"]
+    return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
 
 
 def _table(noise: Noise, columns: Sequence[str]) -> Table:

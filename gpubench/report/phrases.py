@@ -18,7 +18,7 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.report.plain import clean
+from gpubench.report.plain import clean, words
 
 LEADERS = ("throughput", "throughput_per_device", "step_time", "peak_memory_total")
 ASIDE = ("treatment", "protocol", "code")
@@ -44,7 +44,7 @@ def notes(verdicts: Sequence[Verdict]) -> list[str]:
     said: dict[str, list[str]] = {}
     for verdict in verdicts:
         if text := note(verdict):
-            said.setdefault(text, []).append(metric(verdict.metric))
+            said.setdefault(text, []).append(words(verdict.metric))
     return [f"{', '.join(names)}: {text}" for text, names in said.items()]
 
 
@@ -66,7 +66,7 @@ def method(verdict: Verdict) -> str:
         parts.append(f"noise floor {units.difference(verdict.noise_floor)}")
     if verdict.resolvable is not None:
         parts.append(f"resolvable change {units.difference(verdict.resolvable)}")
-    return f"{metric(verdict.metric)}: {'; '.join(part for part in parts if part)}"
+    return f"{words(verdict.metric)}: {'; '.join(part for part in parts if part)}"
 
 
 def side(summary: SideSummary) -> str:
@@ -147,10 +147,6 @@ def worse(result: GateResult, interval: bool = True) -> str:
     edges = ", ".join(_signed(edge, places, "-") for edge in sorted(sign * end for end in ends or ()))
     measured = f"{'better' if sign < 0 else 'worse'} by {_signed(abs(result.worsening), places, '-')} %"
     return f"{measured} [{edges}]" if edges and interval else measured
-
-
-def metric(name: str) -> str:
-    return clean(name).replace("_", " ")
 
 
 def cell(value: Any) -> str:
@@ -244,4 +240,4 @@ def _evidence(verdict: Verdict) -> str:
 def _move(phase: PhaseChange, whole: float) -> Move:
     edges = ", ".join(units.signed_seconds(edge) for edge in phase.interval or ())
     share = units.signed_percent(phase.change / whole) if whole else ""
-    return Move(metric(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
+    return Move(words(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")

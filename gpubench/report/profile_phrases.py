@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpubench import units
-from gpubench.report.plain import clean
+from gpubench.report.plain import clean, words
 from gpubench.trace.launches import SHORT_KERNEL
 from gpubench.trace.profile import Compiled, Launches, Profile, Rank, Straggler
 
@@ -49,10 +49,6 @@ def parts(rank: Rank) -> list[Part]:
             *(Part(f"idle, {words(cause)}", cause, time) for cause, time in rank.idle.items()),
         ]
     return [part for part in found if part.time]
-
-
-def words(name: str) -> str:
-    return clean(name).replace("_", " ")
 
 
 def kernel_name(signature: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpubench import units
-from gpubench.report.profile_phrases import bound_known, calls, duration, kernel_name, name, share, steps, words
+from gpubench.report.plain import words
+from gpubench.report.profile_phrases import bound_known, calls, duration, kernel_name, name, share, steps
 from gpubench.report.sheets import Sheet, sheet
 from gpubench.trace.profile import Copy, Operator, Profile, Rank
 

@@ -9,6 +9,7 @@ from gpubench import units
 from gpubench.comparison.result import Comparison, GateResult, Outcome, Verdict
 from gpubench.report import phrases
 from gpubench.report.headline import headline
+from gpubench.report.plain import words
 
 Standing = Literal["established", "equivalent", "inconclusive", "withheld", "rejected"]
 
@@ -42,7 +43,7 @@ def sign(outcome: Outcome) -> str:
 
 def name(metric: str) -> str:
     """A metric or phase as people write it."""
-    return phrases.metric(metric.removeprefix("phase_"))
+    return words(metric.removeprefix("phase_"))
 
 
 def change(verdict: Verdict) -> str:
