@@ -166,7 +166,7 @@ class PipeRecorder(Recorder[PipeSettings]):
             self.writer.append(TIMELINE, span)
             if span.step is not None:
                 place = (span.repeat, span.rank)
-                values = {f"rank{span.rank}/evaluation_time_ms": span.total * 1e3}
+                values = {f"rank{span.rank}/evaluation_time": span.total}
                 self.metrics.scalars(span.repeat, self._evaluations[place], span.time, values)
                 self._evaluations[place] += 1
 
@@ -176,7 +176,7 @@ class PipeRecorder(Recorder[PipeSettings]):
             if name and content:
                 self.writer.replace(name, content)
         self._keep_sample(sample)
-        latency = {"sample/latency_ms": (sample.finished - sample.started) * 1e3}
+        latency = {"sample_latency": sample.finished - sample.started}
         self.metrics.scalars(sample.repeat, sample.sample, sample.finished, latency)
 
     def _keep_sample(self, sample: events.Sample) -> None:

@@ -73,16 +73,19 @@ class MetricLogger:
             self._epoch = self._epoch or _Pass(step.repeat, step.epoch)
             self._epoch.take(step)
             values = {
-                "rank0/step_time_ms": step.total * 1e3,
-                "rank0/samples_per_second": step.samples / step.total,
-                **{f"rank0/phase_ms/{name}": seconds * 1e3 for name, seconds in step.phases.items()},
+                "rank0/step_time": step.total,
+                "rank0/throughput": step.samples / step.total,
+                **{f"rank0/phase_{name}": seconds for name, seconds in step.phases.items()},
             }
             if step.loss is not None:
                 values["rank0/loss"] = step.loss
             self.scalars(step.repeat, step.step, step.time, values)
 
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
-        """Figures of one moment, `when` in seconds since the epoch."""
+        """Figures of one moment, `when` in seconds since the epoch.
+
+        One of a metric goes by the metric's name and is in its unit, behind "rank<r>/" where it is one rank's.
+        """
         self._tell(lambda tracker: tracker.scalars(repeat, step, when, values))
 
     def graph(self, definition: bytes) -> None:

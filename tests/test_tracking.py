@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpubench.events import Step
+from gpubench.metrics import DEFINITIONS
 from gpubench.runs import RunWriter
 from gpubench.settings import LoggingSettings
 from gpubench.steady import Repeat
@@ -64,6 +65,19 @@ def test_a_tracker_that_fails_is_dropped_and_the_rest_goes_on(
     assert calls == 1
     assert "TensorBoard failed and gets no more data: disk full" in caplog.text
     assert (writer.path / "summary.json").exists()
+
+
+def test_curves_go_by_the_metrics_names_and_are_in_their_units(writer: RunWriter) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = MetricLogger(writer, LoggingSettings(), {}, "")
+    logger.steps([step(0, 0)])
+    logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    curves = EventAccumulator(str(writer.path / "tensorboard" / "repeat-0"))
+    curves.Reload()
+    found = {tag: curves.Scalars(tag)[0].value for tag in curves.Tags()["scalars"]}
+    assert found == {"rank0/step_time": 0.5, "rank0/throughput": 8.0, "rank0/phase_forward": 0.5, "rank0/loss": 0.0}
+    assert {"step_time", "throughput", "phase_forward"} <= DEFINITIONS.keys()
 
 
 def test_hyperparameters_of_any_type_are_written(writer: RunWriter) -> None:
