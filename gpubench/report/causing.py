@@ -3,6 +3,7 @@
 from gpubench import units
 from gpubench.comparison.result import Bottleneck, Causes
 from gpubench.report import profile_against
+from gpubench.report.finding_phrases import NOTHING
 from gpubench.report.plain import clean
 from gpubench.report.sheets import Sheet
 
@@ -36,7 +37,7 @@ def work(causes: Causes) -> Sheet | None:
 
 def notes(causes: Causes) -> list[str]:
     """What a reader must know of the figures, and why some are not there."""
-    found = [] if causes.findings else ["no rule found anything above its threshold"]
+    found = [] if causes.findings else [NOTHING]
     found.append(CAVEAT)
     if causes.obstacle:
         found.append(f"kernels and operators are not set side by side: {clean(causes.obstacle)}")

@@ -13,6 +13,7 @@ from gpubench.report.profile_phrases import SWITCHES, recorded_with
 
 NUMBERS = ("active",)  # settings of the profiler that are no switches
 WIDE = 2.0  # +-100 % of the step
+NOTHING = "no rule found anything above its threshold"
 INTERRUPTED = "verification was interrupted: what was not tried by then is only expected"
 
 

@@ -125,7 +125,7 @@ def show_findings(findings: Findings, console: Console, whole: str) -> None:
         console.print(_title(number, finding))
         console.print(_lines(finding, whole))
     if not findings.findings:
-        say(console, "no finding: no rule found anything above its threshold")
+        say(console, f"no finding: {finding_phrases.NOTHING}")
     console.print()
     if findings.interrupted:
         say(console, finding_phrases.INTERRUPTED, "yellow")

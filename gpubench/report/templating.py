@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpubench import __version__, units
 from gpubench.control_characters import spelled_out
-from gpubench.report import phrases, pipe_phrases, plain, wording
+from gpubench.report import finding_phrases, phrases, pipe_phrases, plain, wording
 
 LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
 
@@ -45,7 +45,7 @@ def environment() -> Environment:
         rests_on=wording.rests_on,
         typeset=wording.typeset,
     )
-    made.globals["version"] = __version__
+    made.globals.update(version=__version__, no_finding=finding_phrases.NOTHING)
     return made
 
 
