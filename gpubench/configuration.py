@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gpubench import foreign_files, yaml_text
+from gpubench.configs import presets
 from gpubench.dotkeys import flatten, nest
-from gpubench.errors import SettingsError, UsageError
+from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.pipe_settings import PipeSettings
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section
 
@@ -184,25 +185,21 @@ def nearest(cls: type[RunSettings], key: str) -> str:
     """A hint that offers the valid key closest to `key`."""
     known = [*fields(cls), *cls.aliases]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close:
-        close = [leaves[m] for m in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.6)]
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"{SHOWN_BY}; --help the common ones"
+    if near := did_you_mean(key, known):
+        return near
+    close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)
+    return offer([leaves[name] for name in close]) or f"{SHOWN_BY}; --help the common ones"
 
 
 def find_config(name: str) -> Path:
     """The file of a preset, or the file itself. Raises SettingsError naming the nearest preset."""
-    folder = Path(str(files("gpubench.configs")))
-    presets = sorted(path.stem for path in folder.glob("*.yaml"))
-    if name in presets:
-        return folder / f"{name}.yaml"
+    known = presets()
+    if name in known:
+        return Path(str(files("gpubench.configs"))) / f"{name}.yaml"
     if os.path.isfile(name):  # noqa: PTH113 - Path's own raises for a name too long or a folder out of bounds
         return Path(name)
-    close = difflib.get_close_matches(name, presets, n=1)
-    known = f"presets are {', '.join(presets)}"
-    raise SettingsError(f"no preset or file {name!r}", f"did you mean {close[0]!r}? {known}" if close else known)
+    hint = f"{did_you_mean(name, known)} presets are {', '.join(known)}".lstrip()
+    raise SettingsError(f"no preset or file {name!r}", hint)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -254,7 +251,7 @@ def _variable(cls: type[RunSettings], hint: str) -> str:
     quoted = hint.split("'")
     if len(quoted) != 3:
         return hint
-    return f"did you mean {ENVIRONMENT_PREFIX}{canonical(cls, quoted[1]).upper().replace('.', '__')}?"
+    return offer([f"{ENVIRONMENT_PREFIX}{canonical(cls, quoted[1]).upper().replace('.', '__')}"])
 
 
 def _describe(problem: Any, origins: Mapping[str, str]) -> str:

@@ -20,6 +20,9 @@ The number is the exit code. They are caught in one place, `gpubench.commands`, 
 lines; any other exception is a bug and keeps its traceback.
 """
 
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
 
 class GpubenchError(Exception):
     """A failure with a message for the user, and if there is one, the next move."""
@@ -90,6 +93,17 @@ class HandoverError(RunFailed):
 
 class Interrupted(GpubenchError):
     exit_code = 130
+
+
+def offer(names: Sequence[str]) -> str:
+    """ "did you mean 'a' or 'b'?"; nothing where there is nothing to offer."""
+    quoted = " or ".join(f"'{name}'" for name in names)
+    return f"did you mean {quoted}?" if names else ""
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """A hint that offers the known names nearest to `name`; nothing where none is as near as `cutoff`, 0 to 1."""
+    return offer(get_close_matches(name, list(known), n=most, cutoff=cutoff))
 
 
 def by_name(name: str) -> type[GpubenchError]:

@@ -1,11 +1,10 @@
 """Faults that a pipeline can be asked to provoke in itself: `--inject drop,rank=1,sample=3`."""
 
-import difflib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpubench.errors import SettingsError
+from gpubench.errors import SettingsError, did_you_mean
 
 FORM = "KIND,rank=R,sample=S[,seconds=T]"
 DEFAULT_SECONDS = 1.0
@@ -72,10 +71,8 @@ def parse(text: str, world_size: int, samples: int) -> Fault:
 def _kind(name: str) -> FaultKind:
     if name in set(FaultKind):
         return FaultKind(name)
-    close = difflib.get_close_matches(name, list(FaultKind), n=1, cutoff=0.0)
-    raise SettingsError(
-        f"inject: there is no fault {name!r}", f"did you mean {close[0]}? (one of {', '.join(FaultKind)})"
-    )
+    near = did_you_mean(name, FaultKind, cutoff=0)
+    raise SettingsError(f"inject: there is no fault {name!r}", f"{near} (one of {', '.join(FaultKind)})")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -4,11 +4,10 @@ Nothing is matched by part of a name: an L40S is no L4, an H100 PCIe reaches thr
 slice ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") has a fraction of its card. A name that is not listed is unknown.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpubench.errors import DeviceError
+from gpubench.errors import DeviceError, did_you_mean
 
 _DATA_TYPES = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "bf16": "bf16"}  # by precision setting
 
@@ -50,8 +49,8 @@ def find_by_key(key: str) -> Accelerator:
     """The accelerator called `key`, such as "h200"; DeviceError naming the nearest key if there is none."""
     if found := _BY_KEY.get(_normalised(key)):
         return found
-    (nearest,) = difflib.get_close_matches(_normalised(key), _BY_KEY, n=1, cutoff=0)
-    raise DeviceError(f"no accelerator is called '{key}'", f"did you mean '{nearest}'? Known: {', '.join(_BY_KEY)}")
+    near = did_you_mean(_normalised(key), _BY_KEY, cutoff=0)
+    raise DeviceError(f"no accelerator is called '{key}'", f"{near} known are {', '.join(_BY_KEY)}")
 
 
 def peak_flops(name: str, precision: str) -> Peak | None:

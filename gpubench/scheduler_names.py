@@ -2,11 +2,13 @@
 
 import importlib.util
 import re
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from gpubench import errors
 from gpubench.errors import SettingsError
+
+EXAMPLE = "for example DDIMScheduler or EulerDiscreteScheduler"
 
 
 @cache
@@ -26,10 +28,8 @@ def check_scheduler_name(name: str) -> None:
     if name in names:
         return
     near = [known for known in names if known.lower() in (name.lower(), f"{name}scheduler".lower())]
-    near = (
-        near or get_close_matches(name, names, n=1) or [known for known in names if name.lower() in known.lower()][:3]
-    )
-    hint = f"did you mean {' or '.join(near)}?" if near else "for example DDIMScheduler or EulerDiscreteScheduler"
+    within = [known for known in names if name.lower() in known.lower()][:3]
+    hint = errors.offer(near) or errors.did_you_mean(name, names) or errors.offer(within) or EXAMPLE
     raise SettingsError(f"diffusers has no scheduler {name!r}", hint)
 
 

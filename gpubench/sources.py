@@ -3,10 +3,9 @@
 import os
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
-from gpubench.errors import DataError
+from gpubench.errors import DataError, did_you_mean
 from gpubench.settings import DataSettings
 from gpubench.zoo import Task
 
@@ -38,10 +37,8 @@ def check_source(data: DataSettings) -> None:
         if not names_callable(data.source):
             raise DataError(f"data.source {data.source!r} is not module:callable", "for example mypackage.data:train")
     elif data.source not in SYNTHETIC:
-        close = get_close_matches(data.source, SYNTHETIC + FROM_PATH, n=1)
-        choices = f"give {CHOICES}"
-        hint = f"did you mean {close[0]!r}? {choices}" if close else choices
-        raise DataError(f"unknown data.source {data.source!r}", hint)
+        near = did_you_mean(data.source, SYNTHETIC + FROM_PATH)
+        raise DataError(f"unknown data.source {data.source!r}", f"{near} give {CHOICES}".lstrip())
 
 
 SUITED: dict[str, tuple[Task | None, ...]] = {

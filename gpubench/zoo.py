@@ -4,14 +4,13 @@ Every dropout is set to 0, also where the published recipe has 0.1: a run is the
 attention is available on every device, and FLOPs are comparable. Nothing here needs a network.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Literal
 
-from gpubench.errors import ModelError
+from gpubench.errors import ModelError, did_you_mean
 
 
 class Task(StrEnum):
@@ -294,8 +293,7 @@ def find(name: str) -> ModelSpec:
     """The built-in model called `name`; ModelError for any other name."""
     if name in MODELS:
         return MODELS[name]
-    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
-    guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(MODELS)}"
+    guess = did_you_mean(name.lower(), MODELS) or f"choose one of {', '.join(MODELS)}"
     raise ModelError(
         f"model.name: there is no built-in model, and no folder, called {name!r}",
         f"{guess}; a model of your own is module:callable, or a folder holding config.json",

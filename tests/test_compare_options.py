@@ -218,7 +218,7 @@ def test_markdown_can_be_appended_to_a_pull_request(command_line: CommandLine, l
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["--metric", "mss"], "mss", "did you mean ms?"),
+        (["--metric", "mss"], "mss", "did you mean 'ms'?"),
         (["--fail-on", "step_time>2%"], "names no metric that was compared for slower", "there is ms"),
     ],
 )

@@ -214,7 +214,7 @@ def test_an_unknown_variable_is_answered_with_the_nearest(
     with pytest.raises(SettingsError) as refusal:
         load(TrainSettings)
     assert refusal.value.message == f"unknown setting in environment variable {variable}"
-    assert refusal.value.hint == f"did you mean {offered}?"
+    assert refusal.value.hint == f"did you mean '{offered}'?"
 
 
 @pytest.mark.parametrize("text", ["training: 5", "training:", "training: [1]"])

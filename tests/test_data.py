@@ -517,8 +517,9 @@ def test_too_large_a_batch_is_told_with_the_arithmetic(text: DataSettings) -> No
 
 def test_data_without_samples_is_told(own: str) -> None:
     data = without_path(f"{own}:Empty")
-    with pytest.raises(DataError, match="holds no samples"):
+    with pytest.raises(DataError, match="holds no samples") as refusal:
         feed(data, opened(data, None))
+    assert refusal.value.hint == "give one whose length is not 0"
 
 
 def test_synthetic_data_needs_a_model_with_known_inputs() -> None:

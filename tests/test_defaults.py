@@ -177,7 +177,7 @@ def test_nccl_needs_gpus() -> None:
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:
     with pytest.raises(ModelError, match="'resnet5'") as refusal:
         complete(settings(model="resnet5"))
-    assert "did you mean resnet50?" in str(refusal.value.hint)
+    assert "did you mean 'resnet50'?" in str(refusal.value.hint)
 
 
 def test_a_model_folder_needs_a_configuration(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_what_takes_time_takes_as_long_as_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("dropp,rank=1,sample=3", "there is no fault 'dropp'", "did you mean drop?"),
+        ("dropp,rank=1,sample=3", "there is no fault 'dropp'", "did you mean 'drop'?"),
         ("repeat,rank=1,sample=3", "there is no fault 'repeat'", "one of drop, duplicate, late"),
         ("", "there is no fault ''", "one of drop, duplicate, late"),
         ("drop,rank=1", "no sample is given", "write KIND,rank=R,sample=S"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubench.comparison.foreign import Column, LogEvidence, open_log
+from gpubench.comparison.foreign import READS, Column, LogEvidence, open_log
 from gpubench.errors import DataError, UsageError
 
 MS = Column.of("ms", "ms")
@@ -176,5 +176,6 @@ def test_a_missing_column_offers_the_nearest_and_lists_all(tmp_path: Path) -> No
 def test_a_folder_or_nothing_at_all_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     for name, reason in (("folder.csv", "Is a directory"), ("none.csv", "No such file or directory")):
-        with pytest.raises(DataError, match=f"{name} cannot be read: {reason}"):
+        with pytest.raises(DataError, match=f"{name} cannot be read: {reason}") as refusal:
             open_log(tmp_path / name, MS)
+        assert refusal.value.hint == READS

@@ -191,7 +191,7 @@ def test_a_candidate_that_left_work_undone_passes_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("step_tme>2%", "names no metric that was compared for new", "did you mean step_time?"),
+        ("step_tme>2%", "names no metric that was compared for new", "did you mean 'step_time'?"),
         ("zzz>2%", "names no metric", "there is step_time, final_loss, mfu, hfu, skipped_steps"),
         ("phase_*>2%", "names no metric", "there is"),
         ("final_loss>2%", "neither more nor less of final_loss is worse", "step_time>2%"),

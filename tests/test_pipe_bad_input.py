@@ -77,7 +77,11 @@ def test_a_split_that_no_scheduler_could_make_right_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["--scheduler", "DDIMSchedular"], "diffusers has no scheduler 'DDIMSchedular'", "did you mean DDIMScheduler?"),
+        (
+            ["--scheduler", "DDIMSchedular"],
+            "diffusers has no scheduler 'DDIMSchedular'",
+            "did you mean 'DDIMScheduler'?",
+        ),
         (["--scheduler", "ancestral"], "diffusers has no scheduler 'ancestral'", "EulerAncestralDiscreteScheduler"),
         (["--scheduler", "zzz"], "diffusers has no scheduler 'zzz'", "for example DDIMScheduler"),
         (["--scheduler", ""], "diffusers has no scheduler ''", "Scheduler"),
@@ -115,7 +119,7 @@ def test_a_prompts_file_without_prompts_is_named(
     ("fault", "error", "hint"),
     [
         ("", "inject: there is no fault ''", "one of drop, duplicate"),
-        ("drp,rank=0,sample=0", "inject: there is no fault 'drp'", "did you mean drop?"),
+        ("drp,rank=0,sample=0", "inject: there is no fault 'drp'", "did you mean 'drop'?"),
         ("drop", "inject: no rank is given", "KIND,rank=R,sample=S"),
         ("drop,rank=0", "inject: no sample is given", "KIND,rank=R,sample=S"),
         ("drop,0,1", "inject: '0' is no key=value", "KIND,rank=R,sample=S"),

@@ -258,7 +258,7 @@ def test_the_names_are_those_of_diffusers_and_reading_them_loads_neither_it_nor_
     [
         ("DDIMSheduler", "DDIMScheduler"),
         ("PNDM", "PNDMScheduler"),
-        ("heun", "FlowMatchHeunDiscreteScheduler or HeunDisc"),
+        ("heun", "'FlowMatchHeunDiscreteScheduler' or 'HeunDisc"),
         ("xyzzy", "for example"),
     ],
 )
@@ -287,7 +287,7 @@ def test_an_option_whose_default_is_none_is_read_as_what_it_looks_like() -> None
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"solver_ordr": "3"}, "no option 'solver_ordr'", "did you mean solver_order?"),
+        ({"solver_ordr": "3"}, "no option 'solver_ordr'", "did you mean 'solver_order'?"),
         ({"xyzzy": "3"}, "no option 'xyzzy'", "it has num_train_timesteps"),
         ({"solver_order": "many"}, "cannot be 'many'", "default is 2"),
         ({"use_karras_sigmas": "yes"}, "cannot be 'yes'", "default is False"),

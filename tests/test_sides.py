@@ -100,11 +100,11 @@ def test_a_copy_of_a_run_is_the_same_run(results: Path) -> None:
 
 
 def test_a_misspelt_name_offers_the_nearest(results: Path) -> None:
-    assert refusal("exp-c").hint == "did you mean exp-b?"
+    assert refusal("exp-c").hint == "did you mean 'exp-b'?"
     assert refusal("nothing like it").hint == "experiments under results are exp-a, exp-b"
-    assert refusal("results/exp-bb").hint == "did you mean exp-b?"
+    assert refusal("results/exp-bb").hint == "did you mean 'exp-b'?"
     almost = runs(results)[0].name[:-1]
-    assert refusal(almost).hint == f"did you mean {runs(results)[0].name}?"
+    assert refusal(almost).hint == f"did you mean '{runs(results)[0].name}'?"
 
 
 def test_without_any_results_the_hint_says_what_to_give(tmp_path: Path) -> None:

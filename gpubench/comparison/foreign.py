@@ -1,7 +1,6 @@
 """Logs of other tools: one column of a CSV, TSV or JSON-lines file, a row a step, as the evidence of one repeat."""
 
 import csv
-import difflib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from gpubench import stats
 from gpubench.comparison.evidence import RunEvidence, Series
 from gpubench.comparison.steps import StepTable
-from gpubench.errors import DataError, UsageError
+from gpubench.errors import DataError, UsageError, did_you_mean
 from gpubench.foreign_files import LONGEST, too_long
 from gpubench.metrics import Better, Metric
 from gpubench.runs import COMPLETED
@@ -153,10 +152,9 @@ class _Cells:
             return names.index(name)
         if name in names:
             raise DataError(f"{self._path} has {names.count(name)} columns {name!r}", "rename all but one")
-        close = difflib.get_close_matches(name, names, n=1)
         known = ", ".join(names[:MOST_LISTED]) + (", ..." if len(names) > MOST_LISTED else "")
-        offer = f"did you mean {close[0]!r}? " if close else ""
-        raise DataError(f"{self._path} has no column {name!r}", f"{offer}columns are {known or 'none'}")
+        hint = f"{did_you_mean(name, names)} columns are {known or 'none'}".lstrip()
+        raise DataError(f"{self._path} has no column {name!r}", hint)
 
 
 def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:

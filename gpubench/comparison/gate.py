@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from scipy.special import stdtr
@@ -20,7 +19,7 @@ from scipy.special import stdtr
 from gpubench.comparison.comparability import PER_DEVICE
 from gpubench.comparison.result import GateResult, Verdict
 from gpubench.comparison.verdicts import Judged
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, did_you_mean
 from gpubench.inference import CONFIDENCE, Ratio
 
 SIGNIFICANT = (1 - CONFIDENCE) / 2
@@ -156,8 +155,8 @@ def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdic
 
 def nearest(wanted: str, names: Sequence[str]) -> str:
     """A hint for a metric that is not there."""
-    close = get_close_matches(wanted.replace(" ", "_"), names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"there is {', '.join(names) or 'none at all'}"
+    near = did_you_mean(wanted.replace(" ", "_"), names, most=3, cutoff=0.5)
+    return near or f"there is {', '.join(names) or 'none at all'}"
 
 
 def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:

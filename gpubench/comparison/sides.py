@@ -10,7 +10,7 @@ from pathlib import Path
 from gpubench.comparison.evidence import DAMAGED, RunEvidence, Side, open_run
 from gpubench.comparison.foreign import SUFFIXES, Column, open_log
 from gpubench.comparison.sampling import WELL_KNOWN
-from gpubench.errors import GpubenchError, RunDirectoryError
+from gpubench.errors import GpubenchError, RunDirectoryError, offer
 from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
@@ -206,7 +206,9 @@ def _children(path: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+        raise RunDirectoryError(
+            f"{path} cannot be read: {error.strerror}", "check the path, and that you may read it"
+        ) from None
 
 
 def _nearest(path: Path, results: Path) -> str:
@@ -220,10 +222,9 @@ def _nearest(path: Path, results: Path) -> str:
     return f"experiments under {results} are {_listed(experiments)}" if experiments else WHAT
 
 
-def _closest(name: str, known: Mapping[str, str]) -> str | None:
+def _closest(name: str, known: Mapping[str, str]) -> str:
     """A hint that offers what goes by nearly that name."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {known[close[0]]}?" if close else None
+    return offer([known[close] for close in difflib.get_close_matches(name, known, n=1)])
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from gpubench.errors import DataError
+from gpubench.errors import DataError, did_you_mean
 
 
 def load(source: str) -> Dataset[Any]:
@@ -29,7 +29,8 @@ def load(source: str) -> Dataset[Any]:
         raise DataError(f"data.source {source!r}: there is no module {error.name!r}", hint) from None
     for part in name.split("."):
         if not hasattr(found, part):
-            raise DataError(f"data.source {source!r}: module {module_name!r} has no {name!r}")
+            hint = did_you_mean(part, dir(found)) or "name a class or function of it"
+            raise DataError(f"data.source {source!r}: module {module_name!r} has no {name!r}", hint)
         found = getattr(found, part)
     _check_callable(source, found)
     return _checked(source, found())

@@ -184,7 +184,7 @@ def _length(dataset: Any) -> int:
 
 def _batches(data: DataSettings, samples: int, batch_size: int, world_size: int) -> int:
     if samples == 0:
-        raise DataError(f"data.source {data.source} holds no samples")
+        raise DataError(f"data.source {data.source} holds no samples", "give one whose length is not 0")
     if (per_rank := samples // world_size) < batch_size:
         ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
         share = f", {per_rank} for each" if world_size > 1 else ""

@@ -154,7 +154,9 @@ class _Luggage:
             return TupleOf(tuple(self.value(what, item) for item in value))
         if type(value) is dict and all(type(key) is str for key in value):
             return DictOf({key: self.value(what, item) for key, item in value.items()})
-        raise SettingsError(f"{what} is a {type(value).__name__}, which cannot travel between ranks")
+        raise SettingsError(
+            f"{what} is a {type(value).__name__}, which cannot travel between ranks", "choose another --scheduler"
+        )
 
     def payload(self) -> Tensor:
         """All parts in one new tensor, made on their device."""

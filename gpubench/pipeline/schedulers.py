@@ -5,14 +5,13 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench.errors import SettingsError
+from gpubench.errors import SettingsError, did_you_mean
 from gpubench.pipeline import conventions
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
@@ -149,7 +148,9 @@ def _check_signature(scheduler: "SchedulerMixin", eta: float) -> None:
     known = {"model_output", "timestep", "sample", "old_pred_original_sample", "timestep_back"}
     unknown = [key for key, value in parameters.items() if value.default is value.empty and key not in known]
     if unknown:
-        raise SettingsError(f"{name}.step() needs {', '.join(unknown)}, which nobody here holds")
+        raise SettingsError(
+            f"{name}.step() needs {', '.join(unknown)}, which nobody here holds", "choose another --scheduler"
+        )
     if eta and "eta" not in parameters:
         raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")
 
@@ -157,9 +158,7 @@ def _check_signature(scheduler: "SchedulerMixin", eta: float) -> None:
 def _option(name: str, key: str, value: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
     known = [parameter for parameter in parameters if parameter != "self"]
     if key not in known:
-        close = get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
-        raise SettingsError(f"{name} has no option {key!r}", hint)
+        raise SettingsError(f"{name} has no option {key!r}", did_you_mean(key, known) or f"it has {', '.join(known)}")
     if not isinstance(value, str):
         return value
     default = parameters[key].default
