@@ -279,6 +279,9 @@ def test_the_headline_names_the_work() -> None:
     assert headline(run()) == "resnet18, fp32, batch 16 on cpu"
     assert headline(run(settings={"distributed.world_size": 2})) == "resnet18, fp32, batch 16 x 2 ranks on cpu"
     assert headline(log("old.csv")) == "old.csv, column step_ms"
+    undone = run()
+    undone.settings.pop("precision")
+    assert headline(undone) == "resnet18, ?, batch 16 on cpu"
     lost = run()
     lost.settings.clear()
     assert headline(lost) == "train-bench, settings unknown"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gpubench.comparison import naming
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
@@ -124,21 +125,13 @@ def headline(run: RunEvidence) -> str:
     if not settings:
         return f"{run.record.command}, settings unknown"
     if run.record.command == "pipe-infer":
-        return _pipeline_headline(run, run.record.world_size)
-    facts = (settings.get(key) for key in ("model.name", "precision", "training.batch_size", "device"))
-    model, precision, batch, device = ("?" if fact is None else fact for fact in facts)
-    ranks = f" x {run.record.world_size} ranks" if run.record.world_size > 1 else ""
+        model, scheduler = (run.workload.get(key) for key in ("model", "scheduler"))
+        return naming.pipeline(settings, model, scheduler, run.record.world_size)
+    device = settings.get("device") or "?"
     if _predicted(run):
         named = settings.get("memory.device_model") or (device if device == "cpu" else "a GPU")
         device = f"{named}, predicted"
-    return f"{model}, {precision}, batch {batch}{ranks} on {device}"
-
-
-def _pipeline_headline(run: RunEvidence, ranks: int) -> str:
-    model, scheduler = (run.workload.get(key) or "?" for key in ("model", "scheduler"))
-    keys = ("precision", "sampling.steps", "work.samples", "device")
-    precision, steps, samples, device = (run.settings.get(key) or "?" for key in keys)
-    return f"{model}, {precision}, {steps} steps of {scheduler}, {samples} samples over {ranks} ranks on {device}"
+    return f"{naming.training(settings, run.record.world_size)} on {device}"
 
 
 def summarise_side(side: Side) -> SideSummary:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from gpubench.benchmark import Outcome
+from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
 from gpubench.memory_recording import MemoryRecorder
 from gpubench.report import footprint_tables, frame, sheets, trying_tables
@@ -40,6 +41,7 @@ def _show_footprint(recorder: MemoryRecorder, console: Console) -> None:
     settings, ranks = recorder.settings, recorder.footprints
     fullest = max(ranks, key=lambda found: found.peak.level.total)
     batch = recorder.batch_sizes.largest if recorder.batch_sizes else settings.training.batch_size
-    label = f"{settings.model.name}, batch {batch}" + (f", rank {fullest.rank}" if len(ranks) > 1 else "")
+    label = naming.training(frame.by_key(settings) | {"training.batch_size": batch})
+    label += f", rank {fullest.rank}" if len(ranks) > 1 else ""
     files = sorted(recorder.writer.path.joinpath(TRACES).glob("*.snapshot.pickle"))
     footprint_tables.show(fullest, recorder.advice, console, label, [str(file) for file in files])

@@ -14,6 +14,7 @@ from gpubench.dotkeys import flatten
 from gpubench.metrics import Metric
 from gpubench.report import comparing, phrases, plain
 from gpubench.screen import plain_table, say, say_unbroken
+from gpubench.settings import RunSettings
 from gpubench.summary import Summary
 
 
@@ -52,10 +53,15 @@ def _show_diagnosis(outcome: Outcome, console: Console) -> None:
 
 def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
     """The settings in which two runs differ, as each has them: ("precision=bf16", "precision=fp32")."""
-    ours, theirs = (flatten(outcome.recorder.settings.model_dump(mode="json")) for outcome in (base, other))
+    ours, theirs = (by_key(outcome.recorder.settings) for outcome in (base, other))
     keys = [key for key in ours if ours[key] != theirs[key]]
     first, second = (" ".join(f"{key}={values[key]}" for key in keys) for values in (ours, theirs))
     return first or "the first", second or "the same again"
+
+
+def by_key(settings: RunSettings) -> dict[str, Any]:
+    """The settings by dot-key, as config.yaml has them."""
+    return flatten(settings.model_dump(mode="json"))
 
 
 def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from gpubench import units
 from gpubench.benchmark import Outcome
+from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
 from gpubench.pipe_settings import PipeSettings
 from gpubench.report import frame, pipe_phrases
@@ -52,10 +53,7 @@ def headline(settings: PipeSettings, summary: Summary) -> str:
     """The run in one line."""
     model = summary.pipeline.model if summary.pipeline else settings.model.name or settings.model.unet
     scheduler = summary.pipeline.scheduler if summary.pipeline else settings.sampling.scheduler
-    what = f"{model}, {settings.precision}, {settings.sampling.steps} steps"
-    what += f" of {scheduler}" if scheduler else ""
-    what += f", {units.counted(settings.work.samples, 'sample')}"
-    what += f" over {units.counted(settings.distributed.world_size, 'rank')} on {settings.device}"
+    what = naming.pipeline(frame.by_key(settings), model, scheduler, settings.distributed.world_size)
     return what + frame.speed(summary)
 
 

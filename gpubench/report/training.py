@@ -7,6 +7,7 @@ from rich.table import Table
 
 from gpubench import units
 from gpubench.benchmark import Outcome
+from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
 from gpubench.report import frame
 from gpubench.screen import Fitting, bar, plain_table, say
@@ -54,11 +55,8 @@ def _show_run(outcome: Outcome, console: Console) -> None:
 
 def headline(settings: TrainSettings, summary: Summary) -> str:
     """The run in one line."""
-    what = f"{settings.model.name}, {settings.precision}, batch {settings.training.batch_size}"
-    if settings.distributed.world_size > 1:
-        what += f" x {settings.distributed.world_size} ranks"
-    what += f" on {settings.device}"
-    return what + frame.speed(summary)
+    what = naming.training(frame.by_key(settings), settings.distributed.world_size)
+    return f"{what} on {settings.device}{frame.speed(summary)}"
 
 
 def _caption(summary: Summary) -> str:
