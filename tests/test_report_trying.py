@@ -106,7 +106,7 @@ def test_the_line_runs_through_the_predictions_from_what_no_sample_adds() -> Non
     root = drawn(looked())
     (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
     points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", path.get("d") or "")]
-    x, y = Scale(0, 10.6, 0, 1000), Scale(0, 1.08 * 11 * MIB, HEIGHT, 0)
+    x, y = Scale(0, 10.6, 0, 100), Scale(0, 1.08 * 11 * MIB, HEIGHT, 0)
     assert points[0] == pytest.approx((0, y(MIB)), abs=0.1)
     assert points[-1] == pytest.approx((x(10.6), y(11.6 * MIB)), abs=0.1)
 
@@ -115,7 +115,7 @@ def test_a_line_that_begins_below_nothing_is_drawn_from_nothing_on() -> None:
     root = drawn(looked(line=Line(-2.0 * MIB, MIB, 0.5)))
     (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
     x, y = re.findall(r"M([\d.]+),([\d.]+)", path.get("d") or "")[0]
-    assert float(x) == pytest.approx(1000 * 2 / 10.6, abs=5)
+    assert float(x) == pytest.approx(100 * 2 / 10.6, abs=0.5)
     assert float(y) == pytest.approx(HEIGHT, abs=2)
 
 

@@ -106,7 +106,7 @@ def over_time(footprint: Footprint) -> Markup | None:
         Markup('<g transform="translate(0 {})">{}</g>').format(f"{TOP:g}", svg.curves(HEIGHT, areas)),
         *_strip(held, x),
         *_steps(held, x),
-        *_labels(footprint, x(footprint.peak.position) / 10, y, capacity),
+        *_labels(footprint, x(footprint.peak.position), y, capacity),
     ]
     said = "; ".join(f"{category(name)} {units.size(size)}" for name, size in ordered(footprint.peak.amounts))
     return svg.drawing("memory over the history", f"at the peak: {said}", TOP + HEIGHT + STRIP + FOOT, parts)
@@ -186,7 +186,7 @@ def _steps(held: Timeline, x: Scale) -> list[Markup]:
 def _spans(marks: Sequence[TimelineMark], x: Scale) -> list[tuple[TimelineMark, float, float]]:
     """Each mark with where it begins and where the next does, in percent; what is too short for a point is left out."""
     ends = [*(mark.at for mark in marks), x.high][1:]
-    return [(mark, x(mark.at) / 10, x(end) / 10) for mark, end in zip(marks, ends, strict=True) if end > mark.at]
+    return [(mark, x(mark.at), x(end)) for mark, end in zip(marks, ends, strict=True) if end > mark.at]
 
 
 def _step(number: int | None) -> str:

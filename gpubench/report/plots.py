@@ -69,16 +69,16 @@ def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:
             y_measure.name,
         ),
         svg.bottom_axis(
-            ((x(tick.value) / 10, tick) for tick in ticks(x.low, x.high, 5, x_measure)),
+            ((x(tick.value), tick) for tick in ticks(x.low, x.high, 5, x_measure)),
             bottom,
             top,
             _axis_name(plane.x_name, x_measure),
         ),
     ]
     for span in plane.spans:
-        parts.append(svg.bar(x(span.start) / 10, x(span.end) / 10, top, plane.height, "shade"))
+        parts.append(svg.bar(x(span.start), x(span.end), top, plane.height, "shade"))
         if span.label:
-            parts.append(svg.text(x(span.start) / 10, top - 5, span.label, "note"))
+            parts.append(svg.text(x(span.start), top - 5, span.label, "note"))
     drawn = [part for curve in curves for part in _curve(curve, x, y)]
     parts += [Markup('<g transform="translate(0 {})">{}</g>').format(f"{top:g}", svg.curves(plane.height, drawn))]
     parts += _end_labels(curves, y, top)
@@ -140,7 +140,7 @@ def distributions(
     parts = [
         svg.left_axis(((top + y(tick.value), tick) for tick in ticks(0, y.high, 3, y_measure)), "% of steps"),
         svg.bottom_axis(
-            ((x(tick.value) / 10, tick) for tick in ticks(low, high, 5, x_measure)),
+            ((x(tick.value), tick) for tick in ticks(low, high, 5, x_measure)),
             foot,
             top,
             _axis_name(plane.x_name, x_measure),
@@ -160,7 +160,7 @@ def distributions(
         parts.append(svg.text(0, place + 4, name, f"tick outside {style}"))
         means = [float(np.mean(values)) for values in series]
         parts += [
-            svg.dot(x(mean) / 10, place, 4, f"mean {style}", units.quantity(mean, plane.x_unit))
+            svg.dot(x(mean), place, 4, f"mean {style}", units.quantity(mean, plane.x_unit))
             for mean in means
             if low <= mean <= high
         ]
@@ -173,7 +173,7 @@ def _medians(
     """A line at each median, its label on a row of its own and on the side that has room."""
     parts = []
     for row, (style, name, median) in enumerate(medians):
-        place, y = x(median) / 10, top - 22 + 16 * row
+        place, y = x(median), top - 22 + 16 * row
         said = f"{name} median {units.quantity(median, plane.x_unit)}".strip()
         parts += [
             svg.line(place, y - 9, place, bottom, f"median {style}"),

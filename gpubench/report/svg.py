@@ -1,7 +1,7 @@
 """SVG that fits any width: x in percent of the drawing, y in pixels, so that text keeps its size on a phone.
 
-Only curves need numbers for x: they live in an inner drawing, 1000 wide, which is stretched and which cuts off what
-lies beyond. Colours come from classes of the page's style sheet. Everything that is put in is escaped.
+Only curves cannot say %: they live in an inner drawing, 100 wide, which is stretched and which cuts off what lies
+beyond. Colours come from classes of the page's style sheet. Everything that is put in is escaped.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gpubench.report.scales import Series, Tick
 
-WIDTH = 1000.0  # of the inner drawing
+WIDTH = 100.0  # of the inner drawing: percent, as everywhere else
 
 
 def drawing(title: str, description: str, height: float, parts: Iterable[Markup]) -> Markup:
@@ -93,7 +93,7 @@ def _hint(hint: str) -> Markup:
 
 
 def _points(x: Series, y: Series) -> list[str]:
-    return [f"{a:g},{b:g}" for a, b in zip(np.round(x, 1).tolist(), np.round(y, 1).tolist(), strict=True)]
+    return [f"{a:g},{b:g}" for a, b in zip(np.round(x, 2).tolist(), np.round(y, 1).tolist(), strict=True)]
 
 
 def _number(value: float) -> str:

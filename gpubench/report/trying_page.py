@@ -14,7 +14,7 @@ from gpubench.report import svg, trying_tables, wording
 from gpubench.report.figures import Figure
 from gpubench.report.finding_phrases import options
 from gpubench.report.plots import FOOT, HEAD
-from gpubench.report.scales import Scale, measure, ticks, widen
+from gpubench.report.scales import Scale, Series, measure, ticks, widen
 
 HEIGHT = 220.0
 NEAR = 1.5  # times the limit: a point beyond it would only press the plot flat, and so would a limit beyond the points
@@ -183,7 +183,7 @@ def _through(line: Line, x: Scale, y: Scale) -> Markup:
     within = (totals >= y.low) & (totals <= y.high)
     if not within.any():
         return Markup("")
-    return svg.path(10 * x.places(sizes[within]), y.places(totals[within]), "line a")
+    return svg.path(x.places(sizes[within]), y.places(totals[within]), "line a")
 
 
 def _labels(spots: Sequence[Spot], x: Scale, y: Scale) -> Iterator[Markup]:
@@ -216,10 +216,8 @@ def _side(place: float) -> str:
     return "after" if place < 50 else "before"
 
 
-def _along(scale: Scale, values: Sequence[float]) -> Any:
-    """Places in the inner drawing, which is ten times as wide as percent are."""
-    places = scale.places(np.asarray(values, dtype=np.float64))
-    return 10 * places if scale.end == 100 else places
+def _along(scale: Scale, values: Sequence[float]) -> Series:
+    return scale.places(np.asarray(values, dtype=np.float64))
 
 
 def _around(values: Sequence[float], start: float, end: float) -> Scale:
