@@ -50,4 +50,4 @@ def bars(memory: Memory) -> Markup | None:
             hint = f"{category(kind)} {units.size(size)}"
             parts.append(svg.bar(x(start), x(start + size), y + 5, lanes.THICKNESS, hue(kind), hint))
             start += size
-    return svg.drawing("peak of both sides by category", "; ".join(told), bottom + lanes.FOOT, parts)
+    return svg.drawing("peak of both sides by category", "; ".join(told), bottom + svg.FOOT, parts)

@@ -10,11 +10,11 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.findings import Findings
 from gpubench.memory.footprint import Amounts, Footprint, Timeline, TimelineMark
-from gpubench.report import footprint_phrases, footprint_tables, lanes, profile_page, svg, wording
+from gpubench.report import footprint_phrases, footprint_tables, lanes, plots, profile_page, svg, wording
 from gpubench.report.figures import Figure
 from gpubench.report.footprint_phrases import category, ordered, share
 from gpubench.report.plain import clean, words
-from gpubench.report.scales import Scale, Series, measure, ticks
+from gpubench.report.scales import Axis, Scale, Series, measure, ticks
 from gpubench.report.templating import environment
 
 STYLES = {
@@ -35,7 +35,6 @@ STYLES = {
 HEIGHT = 260.0
 TOP = 30.0  # room for the names of the steps
 STRIP = 16.0  # pixels of the row of phases under the plot
-FOOT = 8.0
 NEAR = 1.5  # times the peak: a capacity beyond it would only press the plot flat
 
 
@@ -94,22 +93,18 @@ def over_time(footprint: Footprint) -> Markup | None:
     capacity = footprint.capacity if footprint.capacity and footprint.capacity <= NEAR * top else None
     y = Scale(0, max(top, float(capacity or 0)) * 1.08, HEIGHT, 0)
     x = Scale(0, max(1, len(stacked[0][1]) - 1), 0, svg.WIDTH)
-    measured = measure("B", y.high)
     places = x.places(np.arange(len(stacked[0][1]), dtype=np.float64))
     areas = [svg.area(places, y.places(low), y.places(high), hue(name)) for name, low, high in stacked]
     if held.reserved is not None:
         areas.append(svg.path(places, y.places(np.asarray(held.reserved, dtype=np.float64)), "line error"))
     parts = [
-        svg.left_axis(
-            ((TOP + y(tick.value), tick) for tick in ticks(0, y.high, round(HEIGHT / 40), measured)), measured.name
-        ),
-        Markup('<g transform="translate(0 {})">{}</g>').format(f"{TOP:g}", svg.curves(HEIGHT, areas)),
+        *plots.framed(None, Axis(y, "B", count=round(HEIGHT / 40)), areas, TOP),
         *_strip(held, x),
         *_steps(held, x),
         *_labels(footprint, x(footprint.peak.position), y, capacity),
     ]
     said = "; ".join(f"{category(name)} {units.size(size)}" for name, size in ordered(footprint.peak.amounts))
-    return svg.drawing("memory over the history", f"at the peak: {said}", TOP + HEIGHT + STRIP + FOOT, parts)
+    return svg.drawing("memory over the history", f"at the peak: {said}", TOP + HEIGHT + STRIP + 8, parts)
 
 
 def phases(footprint: Footprint) -> Markup | None:
@@ -130,7 +125,7 @@ def phases(footprint: Footprint) -> Markup | None:
             parts.append(svg.bar(x(start), x(start + size), y + 5, lanes.THICKNESS, hue(kind), hint))
             start += size
         told.append(name)
-    return svg.drawing("peak of each phase", "; ".join(told), bottom + lanes.FOOT, parts)
+    return svg.drawing("peak of each phase", "; ".join(told), bottom + svg.FOOT, parts)
 
 
 def _labels(footprint: Footprint, place: float, y: Scale, capacity: int | None) -> list[Markup]:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.events import Span
 from gpubench.report import svg
-from gpubench.report.scales import Scale, measure, ticks
+from gpubench.report.scales import Axis, Scale
 from gpubench.stages import Stage
 from gpubench.timeline import OF_KIND, PARTS, Part
 
@@ -17,7 +17,6 @@ HUES = 6  # of samples, in turn
 PITCH = 34.0
 THICKNESS = 22.0
 TOP = 8.0
-FOOT = 44.0
 ROOM_FOR_NUMBER = 2.5  # percent of the drawing
 
 
@@ -64,15 +63,14 @@ def chart(found: Sequence[Bar], ranks: int) -> Markup | None:
     if ended <= began:
         return None
     x = Scale(began, ended, 0, 100)
-    measured = measure("s", ended - began)
+    axis = Axis(Scale(0, ended - began, 0, 100), "s", "time since the first rank began", 6)
     bottom = TOP + PITCH * ranks
-    places = [(x(began + tick.value), tick) for tick in ticks(0, ended - began, 6, measured)]
     order = {sample: place for place, sample in enumerate(sorted({bar.sample for bar in drawn}))}
-    parts = [svg.bottom_axis(places, bottom, TOP, f"time since the first rank began, {measured.name}")]
+    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
     parts += _rank_names(range(ranks))
     parts += [part for bar in drawn for part in _drawn(bar, x, order[bar.sample])]
     said = f"{units.counted(ranks, 'rank')}, {units.seconds(ended - began)}, {units.counted(len(order), 'micro-batch')}"
-    return svg.drawing("What each rank did over time", said, bottom + FOOT, parts)
+    return svg.drawing("What each rank did over time", said, bottom + svg.FOOT, parts)
 
 
 def _drawn(bar: Bar, x: Scale, place: int) -> list[Markup]:
@@ -99,8 +97,8 @@ def shares(stages: Sequence[Stage]) -> Markup | None:
         return None
     bottom = TOP + PITCH * len(known)
     x = Scale(0, 1, 0, 100)
-    places = [(x(tick.value), tick) for tick in ticks(0, 1, 5, measure("fraction", 1))]
-    parts = [svg.bottom_axis(places, bottom, TOP, "of the makespan, %"), *_rank_names(rank for rank, _ in known)]
+    axis = Axis(x, "fraction", "of the makespan")
+    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label), *_rank_names(rank for rank, _ in known)]
     said = []
     for row, (rank, times) in enumerate(known):
         start = 0.0
@@ -112,7 +110,7 @@ def shares(stages: Sequence[Stage]) -> Markup | None:
             )
             start += share
         said.append(f"rank {rank} computes {units.percent(times.share('compute'))}")
-    return svg.drawing("Where each rank's time went", "; ".join(said), bottom + FOOT, parts)
+    return svg.drawing("Where each rank's time went", "; ".join(said), bottom + svg.FOOT, parts)
 
 
 def _rank_names(ranks: Iterable[int]) -> list[Markup]:

@@ -10,14 +10,13 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.report import profile_phrases, svg
 from gpubench.report.plain import shorten, words
-from gpubench.report.scales import Scale, measure, ticks
+from gpubench.report.scales import Axis, Scale
 from gpubench.trace.profile import CAUSES, Box, Lane, Rank, Timeline
 
 PITCH = 46.0
 THICKNESS = 22.0
 NAME = 15.0  # pixels from a row's top to the foot of its name
 TOP = 4.0
-FOOT = 44.0
 OUTLINED = 0.5  # percent of the drawing, from which on a box can lose a pixel to its outline
 LONGEST = 120  # characters of a name on hover
 LETTER = 2.2  # percent of a phone's drawing that a letter takes
@@ -58,13 +57,13 @@ def timeline(found: Timeline, whole: str = "step") -> Markup | None:
     lanes = [lane for lane in found.lanes if lane.boxes]
     if not lanes or found.wall <= 0:
         return None
-    x, measured = Scale(0, found.wall, 0, 100), measure("s", found.wall / 1e9)
+    x = Scale(0, found.wall, 0, 100)
+    axis = Axis(Scale(0, found.wall / 1e9, 0, 100), "s", f"time since the {whole} began", 6)
     bottom = TOP + PITCH * len(lanes)
-    places = [(x(tick.value * 1e9), tick) for tick in ticks(0, found.wall / 1e9, 6, measured)]
-    parts = [svg.bottom_axis(places, bottom, TOP, f"time since the {whole} began, {measured.name}")]
+    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
     parts += [part for row, lane in enumerate(lanes) for part in _lane(row, lane, x)]
     said = "; ".join(f"{words(lane.name)}, {units.counted(len(lane.boxes), 'piece')}" for lane in lanes)
-    return svg.drawing(f"What the {whole} did over time", said, bottom + FOOT, parts)
+    return svg.drawing(f"What the {whole} did over time", said, bottom + svg.FOOT, parts)
 
 
 def partition(ranks: Sequence[Rank]) -> Markup | None:
@@ -74,8 +73,8 @@ def partition(ranks: Sequence[Rank]) -> Markup | None:
         return None
     bottom = TOP + PITCH * len(known)
     x = Scale(0, 1, 0, 100)
-    places = [(x(tick.value), tick) for tick in ticks(0, 1, 5, measure("fraction", 1))]
-    drawn, said = [svg.bottom_axis(places, bottom, TOP, "of the wall time, %")], []
+    axis = Axis(x, "fraction", "of the wall time")
+    drawn, said = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)], []
     for row, rank in enumerate(known):
         name = profile_phrases.name(rank)
         drawn.append(svg.text(0, _top(row) + NAME, name if len(known) > 1 else "", "lane-name"))
@@ -85,7 +84,7 @@ def partition(ranks: Sequence[Rank]) -> Markup | None:
             drawn.append(_box(x(start), x(end), row, part.style, f"{part.name} {figure}"))
             said.append(f"{name} {part.name} {figure}")
             start = end
-    return svg.drawing("Where the time went", "; ".join(said), bottom + FOOT, drawn)
+    return svg.drawing("Where the time went", "; ".join(said), bottom + svg.FOOT, drawn)
 
 
 def _lane(row: int, lane: Lane, x: Scale) -> list[Markup]:

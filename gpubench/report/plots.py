@@ -1,6 +1,6 @@
 """Plots with two axes: values over steps or time, and distributions. Style `a` is the baseline, `b` the candidate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,11 +8,10 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.report import svg
-from gpubench.report.scales import Measure, Scale, Series, histogram, measure, reduce, ticks, widen
+from gpubench.report.scales import Axis, Scale, Series, histogram, reduce, widen
 
 COLUMNS = 600  # as many as a plot is pixels wide on most screens
-FOOT = 44.0  # pixels under a plot for its horizontal axis
-HEAD = 20.0  # and above it for its unit
+HEAD = 20.0  # pixels above a plot for its unit
 SIDES = ("a", "b")
 
 
@@ -56,41 +55,38 @@ def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:
     """Curves over steps or time; None if there is nothing to draw. A long one becomes its mean within its extremes."""
     if not curves:
         return None
-    top, bottom = HEAD, HEAD + plane.height
     low, high = plane.y_range or _extent([curve.y for curve in curves])
     low, high = widen(0.0 if plane.from_zero else low, high)
     y = Scale(max(low, 0.0) if plane.from_zero else low, high, plane.height, 0)
     right = max(float(np.max(curve.x)) for curve in curves)
     x = Scale(0, right if right > 0 else 1, 0, svg.WIDTH)
-    y_measure, x_measure = measure(plane.y_unit, high), measure(plane.x_unit, x.high)
+    inner = [svg.bar(x(span.start), x(span.end), 0, plane.height, "shade") for span in plane.spans]
+    inner += [part for curve in curves for part in _curve(curve, x, y)]
+    up = Axis(y, plane.y_unit, count=round(plane.height / 40))
     parts = [
-        svg.left_axis(
-            ((top + y(tick.value), tick) for tick in ticks(y.low, y.high, round(plane.height / 40), y_measure)),
-            y_measure.name,
-        ),
-        svg.bottom_axis(
-            ((x(tick.value), tick) for tick in ticks(x.low, x.high, 5, x_measure)),
-            bottom,
-            top,
-            _axis_name(plane.x_name, x_measure),
-        ),
+        *framed(Axis(x, plane.x_unit, plane.x_name), up, inner),
+        *(svg.text(x(span.start), HEAD - 5, span.label, "note") for span in plane.spans if span.label),
+        *_end_labels(curves, y),
     ]
-    for span in plane.spans:
-        parts.append(svg.bar(x(span.start), x(span.end), top, plane.height, "shade"))
-        if span.label:
-            parts.append(svg.text(x(span.start), top - 5, span.label, "note"))
-    drawn = [part for curve in curves for part in _curve(curve, x, y)]
-    parts += [Markup('<g transform="translate(0 {})">{}</g>').format(f"{top:g}", svg.curves(plane.height, drawn))]
-    parts += _end_labels(curves, y, top)
-    return svg.drawing(plane.title, plane.description, bottom + FOOT, parts)
+    return svg.drawing(plane.title, plane.description, HEAD + plane.height + svg.FOOT, parts)
+
+
+def framed(
+    x: Axis | None, y: Axis, inner: Iterable[Markup], top: float = HEAD, foot: float | None = None
+) -> list[Markup]:
+    """Both axes, and the inner drawing from `top` on, which is as tall as the scale of `y` says.
+
+    x: None for a plot that has something else below; foot: pixels from the top to the bottom axis, if not right below.
+    """
+    height = y.scale.start
+    parts = [svg.left_axis(((top + place, tick) for place, tick in y.ticks), y.label)]
+    if x:
+        parts.append(svg.bottom_axis(x.ticks, foot or top + height, top, x.label))
+    return [*parts, Markup('<g transform="translate(0 {})">{}</g>').format(f"{top:g}", svg.curves(height, inner))]
 
 
 def _extent(series: Sequence[Series]) -> tuple[float, float]:
     return float(min(np.min(values) for values in series)), float(max(np.max(values) for values in series))
-
-
-def _axis_name(name: str, measured: Measure) -> str:
-    return f"{name}, {measured.name}" if measured.name else name
 
 
 def _curve(curve: Curve, x: Scale, y: Scale) -> list[Markup]:
@@ -102,7 +98,7 @@ def _curve(curve: Curve, x: Scale, y: Scale) -> list[Markup]:
     return [svg.area(places, y.places(envelope.low), y.places(envelope.high), f"extremes {curve.style}"), line]
 
 
-def _end_labels(curves: Sequence[Curve], y: Scale, top: float) -> list[Markup]:
+def _end_labels(curves: Sequence[Curve], y: Scale) -> list[Markup]:
     """Each style's name right of where its curves end, pushed apart where they would overlap."""
     ends: dict[tuple[str, str], list[float]] = {}
     for curve in curves:
@@ -112,7 +108,7 @@ def _end_labels(curves: Sequence[Curve], y: Scale, top: float) -> list[Markup]:
     parts, last = [], -np.inf
     for (style, label), places in sorted(ends.items(), key=lambda item: float(np.mean(item[1]))):
         last = max(float(np.mean(places)), last + 15)
-        parts.append(svg.text(100, top + last + 4, label, f"end label {style}"))
+        parts.append(svg.text(100, HEAD + last + 4, label, f"end label {style}"))
     return parts
 
 
@@ -136,25 +132,16 @@ def distributions(
     foot = bottom + 8 + 16 * len(shown)
     x = Scale(low, high, 0, svg.WIDTH)
     y = Scale(0, max(float(share.max()) for share in shares) * 1.08 or 1.0, plane.height, 0)
-    x_measure, y_measure = measure(plane.x_unit, high), measure("fraction", 1)
-    parts = [
-        svg.left_axis(((top + y(tick.value), tick) for tick in ticks(0, y.high, 3, y_measure)), "% of steps"),
-        svg.bottom_axis(
-            ((x(tick.value), tick) for tick in ticks(low, high, 5, x_measure)),
-            foot,
-            top,
-            _axis_name(plane.x_name, x_measure),
-        ),
-    ]
     outlines = []
     for (style, *_), share in zip(shown, shares, strict=True):
         corners, heights = x.places(np.repeat(edges, 2)), y.places(np.concatenate([[0], np.repeat(share, 2), [0]]))
         outlines.append(svg.area(corners, np.full(len(corners), plane.height), heights, f"fill {style}"))
         outlines.append(svg.path(corners, heights, f"line {style}"))
-    parts.append(Markup('<g transform="translate(0 {})">{}</g>').format(f"{top:g}", svg.curves(plane.height, outlines)))
-    parts += _medians(
-        [(style, name, float(np.median(values))) for style, name, values, _ in shown], plane, x, top, bottom
-    )
+    medians = [(style, name, float(np.median(values))) for style, name, values, _ in shown]
+    parts = [
+        *framed(Axis(x, plane.x_unit, plane.x_name), Axis(y, "fraction", "of steps", 3), outlines, top, foot),
+        *_medians(medians, plane, x, top, bottom),
+    ]
     for row, (style, name, _, series) in enumerate(shown):
         place = bottom + 12 + 16 * row
         parts.append(svg.text(0, place + 4, name, f"tick outside {style}"))
@@ -164,7 +151,7 @@ def distributions(
             for mean in means
             if low <= mean <= high
         ]
-    return svg.drawing(plane.title, plane.description, foot + FOOT, parts)
+    return svg.drawing(plane.title, plane.description, foot + svg.FOOT, parts)
 
 
 def _medians(
@@ -186,16 +173,12 @@ def marks(plane: Plane, sides: Sequence[tuple[str, str, Series]], end: float) ->
     """One row for each (style, name, moments): a tick at each moment from 0 to `end`, which has to be positive."""
     bottom = HEAD + 22 * len(sides)
     x = Scale(0, end, 0, 100)
-    measured = measure(plane.x_unit, end)
-    parts = [
-        svg.bottom_axis(
-            ((x(t.value), t) for t in ticks(0, end, 5, measured)), bottom, HEAD, _axis_name(plane.x_name, measured)
-        )
-    ]
+    axis = Axis(x, plane.x_unit, plane.x_name)
+    parts = [svg.bottom_axis(axis.ticks, bottom, HEAD, axis.label)]
     for row, (style, name, moments) in enumerate(sides):
         y = HEAD + 22 * row
         parts.append(svg.text(0, y + 14, name, f"tick outside {style}"))
         columns = np.unique(np.round(moments / end * COLUMNS)) * (100 / COLUMNS)
         width = 100 / COLUMNS
         parts += [svg.bar(column, column + width, y + 4, 13, f"fill solid {style}") for column in columns.tolist()]
-    return svg.drawing(plane.title, plane.description, bottom + FOOT, parts)
+    return svg.drawing(plane.title, plane.description, bottom + svg.FOOT, parts)

@@ -13,12 +13,11 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.comparison.result import Verdict, Waterfall
 from gpubench.report import phrases, svg, wording
-from gpubench.report.scales import Measure, Scale, Tick, measure, ticks, widen
+from gpubench.report.scales import Axis, Measure, Scale, Tick, measure, ticks, widen
 
 PITCH = 40.0
 THICKNESS = 16.0
 TOP = 8.0
-FOOT = 44.0
 
 _MARKS = {
     "established": "M-7 0L0-7L7 0L0 7Z",
@@ -47,7 +46,7 @@ def _rows(title: str, description: str, under: Sequence[Markup], rows: Sequence[
             svg.text(0, y + 4, row.name, "row-name"),
             svg.text(100, y + 4, row.value, "row-value"),
         ]
-    return svg.drawing(title, description, _foot(len(rows)) + FOOT, parts)
+    return svg.drawing(title, description, _foot(len(rows)) + svg.FOOT, parts)
 
 
 def _middle(row: int) -> float:
@@ -198,15 +197,14 @@ def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Mark
     largest = max((value for _, value, _ in items), default=0.0)
     if largest <= 0:
         return None
-    x, measured = Scale(0, largest * 1.04, 0, 100), measure(unit, largest)
+    x = Scale(0, largest * 1.04, 0, 100)
     rows = [
         Row(name, units.quantity(value, unit), [svg.bar(0, x(value), _middle(place) - THICKNESS / 2, THICKNESS, style)])
         for place, (name, value, style) in enumerate(items)
     ]
-    axis = svg.bottom_axis(
-        [(x(tick.value), tick) for tick in ticks(0, x.high, 4, measured)], _foot(len(rows)), TOP, measured.name
-    )
-    return _rows(title, "; ".join(f"{row.name} {row.value}" for row in rows), (), rows, axis)
+    axis = Axis(x, unit, count=4)
+    drawn = svg.bottom_axis(axis.ticks, _foot(len(rows)), TOP, axis.label)
+    return _rows(title, "; ".join(f"{row.name} {row.value}" for row in rows), (), rows, drawn)
 
 
 def stack(title: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:

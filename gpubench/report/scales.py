@@ -71,6 +71,31 @@ def ticks(low: float, high: float, count: int, measured: Measure) -> list[Tick]:
     ]
 
 
+@dataclass(frozen=True)
+class Axis:
+    """A scale with about `count` round values along it. `name`: what it measures."""
+
+    scale: Scale
+    unit: str
+    name: str = ""
+    count: int = 5
+
+    @property
+    def ticks(self) -> list[tuple[float, Tick]]:
+        """Each with its place on the page."""
+        found = ticks(self.scale.low, self.scale.high, self.count, self._measure)
+        return [(self.scale(tick.value), tick) for tick in found]
+
+    @property
+    def label(self) -> str:
+        """The name and the unit that the ticks are in: "time, ms"."""
+        return ", ".join(filter(None, (self.name, self._measure.name)))
+
+    @property
+    def _measure(self) -> Measure:
+        return measure(self.unit, self.scale.high)
+
+
 def _round_step(rough: float) -> float:
     """The nearest of 1, 2, 5 times a power of ten, as a ratio."""
     power: float = 10.0 ** math.floor(math.log10(rough))

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from gpubench.report.scales import Series, Tick
 
 WIDTH = 100.0  # of the inner drawing: percent, as everywhere else
+FOOT = 44.0  # pixels under a drawing for its bottom axis
 
 
 def drawing(title: str, description: str, height: float, parts: Iterable[Markup]) -> Markup:

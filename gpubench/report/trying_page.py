@@ -1,6 +1,6 @@
 """What was tried beside a memory run, on its page: batch sizes, and settings that trade memory against speed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from gpubench.memory.trades import Trade, Trades
 from gpubench.report import svg, trying_tables, wording
 from gpubench.report.figures import Figure
 from gpubench.report.finding_phrases import options
-from gpubench.report.plots import FOOT, HEAD
-from gpubench.report.scales import Scale, Series, measure, ticks, widen
+from gpubench.report.plots import HEAD, framed
+from gpubench.report.scales import Axis, Scale, Series, widen
 
 HEIGHT = 220.0
 NEAR = 1.5  # times the limit: a point beyond it would only press the plot flat, and so would a limit beyond the points
@@ -94,9 +94,7 @@ def peak_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
         spots.append(svg.text(0, height - 7, f"limit {units.size(limit)}", "label after"))
     told = [f"{size} {units.size(total)} predicted" for size, total in predicted.items()]
     told += [f"{size} {units.size(total)} measured" for size, total in measured.items()]
-    return _drawing(
-        "peak by batch size", "; ".join(told), ("batch size", x), ("B", y), [_through(found.line, x, y)], spots
-    )
+    return _drawing("peak by batch size", told, _sizes(x), Axis(y, "B"), [_through(found.line, x, y)], spots)
 
 
 def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
@@ -117,7 +115,7 @@ def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
     line = svg.path(
         _along(x, [one.batch_size for one in speeds]), _along(y, [one.throughput for one in speeds]), "line b"
     )
-    return _drawing("throughput by batch size", "; ".join(told), ("batch size", x), ("samples/s", y), [line], spots)
+    return _drawing("throughput by batch size", told, _sizes(x), Axis(y, "samples/s"), [line], spots)
 
 
 def scatter(found: Trades) -> Markup | None:
@@ -140,40 +138,20 @@ def scatter(found: Trades) -> Markup | None:
         else svg.dot(x(spot.peak), HEAD + y(spot.throughput), 4, "mark inconclusive", said)
         for spot, said in zip(spots, told, strict=True)
     ]
-    return _drawing(
-        "throughput against peak",
-        "; ".join(told),
-        ("peak", x),
-        ("samples/s", y),
-        [],
-        [*whiskers, *marks, *_labels(spots, x, y)],
-        "B",
-    )
+    drawn = [*whiskers, *marks, *_labels(spots, x, y)]
+    return _drawing("throughput against peak", told, Axis(x, "B", "peak", 4), Axis(y, "samples/s"), [], drawn)
 
 
 def _drawing(
-    title: str,
-    description: str,
-    across: tuple[str, Scale],
-    up: tuple[str, Scale],
-    inner: Sequence[Markup],
-    spots: Sequence[Markup],
-    x_unit: str = "",
+    title: str, told: Iterable[str], x: Axis, y: Axis, inner: Sequence[Markup], spots: Iterable[Markup]
 ) -> Markup:
-    """Two axes, curves in the inner drawing, and marks above them. across: name and scale; up: unit and scale."""
-    (x_name, x), (y_unit, y) = across, up
-    x_measure, y_measure = measure(x_unit, x.high), measure(y_unit, y.high)
-    count = min(4, max(1, int(x.high))) if not x_unit else 4  # there is no half a sample
-    name = f"{x_name}, {x_measure.name}" if x_measure.name else x_name
-    parts = [
-        svg.left_axis(((HEAD + y(tick.value), tick) for tick in ticks(y.low, y.high, 5, y_measure)), y_measure.name),
-        svg.bottom_axis(
-            ((x(tick.value), tick) for tick in ticks(x.low, x.high, count, x_measure)), HEAD + HEIGHT, HEAD, name
-        ),
-        Markup('<g transform="translate(0 {})">{}</g>').format(f"{HEAD:g}", svg.curves(HEIGHT, inner)),
-        *spots,
-    ]
-    return svg.drawing(title, description, HEAD + HEIGHT + FOOT, parts)
+    """Curves in the inner drawing, and marks above them."""
+    return svg.drawing(title, "; ".join(told), HEAD + HEIGHT + svg.FOOT, [*framed(x, y, inner), *spots])
+
+
+def _sizes(x: Scale) -> Axis:
+    """There is no half a sample."""
+    return Axis(x, "", "batch size", min(4, max(1, int(x.high))))
 
 
 def _through(line: Line, x: Scale, y: Scale) -> Markup:
