@@ -17,6 +17,7 @@ from gpubench.pipe_summary import summarise
 from gpubench.report import gantt
 from gpubench.report.page import run_page
 from gpubench.runs import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
+from gpubench.timeline import PARTS
 
 LINE = Line((4, 4, 6), micro_batches=5, jitter=0.02, transfer=0.01, decode=0.05)
 
@@ -70,6 +71,15 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
         "in all, 2 repeats",
     ):
         assert expected in page, expected
+
+
+def test_the_time_of_a_rank_is_a_bar_of_its_parts_in_the_colours_that_they_have_everywhere(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path))
+    drawn = page[page.index("<title>Where each rank&#39;s time went</title>") :].split("</svg>")[0]
+    ends = re.findall(r'class="(?:box )?hue-(\w+)" x="([\d.]+)%" y="[\d.]+" width="([\d.]+)%"', drawn)
+    assert [part for part, _, _ in ends] == [*PARTS] * len(LINE.counts)
+    assert [float(x) + float(width) for part, x, width in ends if part == "idle"] == pytest.approx([100] * 3, abs=0.02)
+    assert 'swatch hue-recv_wait"></span>recv wait' in page
 
 
 def test_steps_are_not_missed_where_there_are_none(tmp_path: Path) -> None:

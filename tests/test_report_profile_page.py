@@ -17,6 +17,7 @@ from gpubench.report.profile_against import Against
 from gpubench.report.profile_page import section, trace_page
 from gpubench.report.templating import environment
 from gpubench.runs import FINDINGS, PROFILE
+from gpubench.timeline import PARTS
 from gpubench.trace.phases import NAMES
 from gpubench.trace.profile import CAUSES, Box, KernelChange, Lane, Profile, Timeline
 
@@ -122,7 +123,7 @@ def test_the_legend_tells_each_style_once_at_the_lane_that_it_belongs_to() -> No
 
 
 def test_no_two_styles_of_a_timeline_share_a_colour() -> None:
-    styles = [*NAMES, "compute", "communication", "copy", "set", *CAUSES]
+    styles = list(dict.fromkeys([*NAMES, *PARTS, "compute", "communication", "copy", "set", *CAUSES]))
     assert len({lanes.hue(style) for style in styles}) == len(styles)
     sheet = environment().get_template("style.css").render()
     for theme in sheet.split("prefers-color-scheme: dark"):

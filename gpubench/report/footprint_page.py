@@ -14,7 +14,7 @@ from gpubench.report import footprint_phrases, footprint_tables, lanes, plots, p
 from gpubench.report.figures import Figure
 from gpubench.report.footprint_phrases import category, ordered, share
 from gpubench.report.plain import clean, words
-from gpubench.report.scales import Axis, Scale, Series, measure, ticks
+from gpubench.report.scales import Axis, Scale, Series
 from gpubench.report.templating import environment
 
 STYLES = {
@@ -109,23 +109,25 @@ def over_time(footprint: Footprint) -> Markup | None:
 
 def phases(footprint: Footprint) -> Markup | None:
     """A bar for each phase at its peak, split by category; None where nothing is held in any."""
-    most = max((phase.level.total for phase in footprint.phases), default=0)
-    if most <= 0:
-        return None
-    x, measured = Scale(0, most, 0, 100), measure("B", most)
-    bottom = lanes.TOP + lanes.PITCH * len(footprint.phases)
-    parts = [svg.bottom_axis([(x(t.value), t) for t in ticks(0, most, 5, measured)], bottom, lanes.TOP, measured.name)]
-    told = []
-    for row, phase in enumerate(footprint.phases):
-        y, start = lanes.TOP + lanes.PITCH * row + lanes.NAME, 0
-        name = f"{footprint_phrases.STAGES[phase.stage]}, {words(phase.phase)}: {units.size(phase.level.total)}"
-        parts.append(svg.text(0, y, name, "lane-name"))
-        for kind, size in ordered(phase.peak):
-            hint = f"{category(kind)} {units.size(size)}"
-            parts.append(svg.bar(x(start), x(start + size), y + 5, lanes.THICKNESS, hue(kind), hint))
-            start += size
-        told.append(name)
-    return svg.drawing("peak of each phase", "; ".join(told), bottom + svg.FOOT, parts)
+    stacks = [
+        stack(
+            f"{footprint_phrases.STAGES[phase.stage]}, {words(phase.phase)}: {units.size(phase.level.total)}",
+            phase.peak,
+        )
+        for phase in footprint.phases
+    ]
+    return lanes.stacked("peak of each phase", "; ".join(one.name for one in stacks), stacks, "B", "held")
+
+
+def stack(name: str, amounts: Amounts) -> lanes.Stack:
+    """What is held, split by category."""
+    return lanes.Stack(
+        name,
+        [
+            lanes.Piece(f"{category(kind)} {units.size(size)}", STYLES.get(kind, "other"), size)
+            for kind, size in ordered(amounts)
+        ],
+    )
 
 
 def _labels(footprint: Footprint, place: float, y: Scale, capacity: int | None) -> list[Markup]:

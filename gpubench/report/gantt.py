@@ -7,10 +7,10 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.events import Span
-from gpubench.report import svg
+from gpubench.report import lanes, svg
 from gpubench.report.scales import Axis, Scale
 from gpubench.stages import Stage
-from gpubench.timeline import OF_KIND, PARTS, Part
+from gpubench.timeline import OF_KIND, PARTS, Part, Times
 
 MOST_BARS = 3000  # that a browser draws at once
 HUES = 6  # of samples, in turn
@@ -93,24 +93,14 @@ def _what(bar: Bar) -> str:
 def shares(stages: Sequence[Stage]) -> Markup | None:
     """Where the makespan of each rank went, as a bar of its parts; None where no repeat was completed."""
     known = [(stage.rank, stage.times) for stage in stages if stage.times]
-    if not known:
-        return None
-    bottom = TOP + PITCH * len(known)
-    x = Scale(0, 1, 0, 100)
-    axis = Axis(x, "fraction", "of the makespan")
-    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label), *_rank_names(rank for rank, _ in known)]
-    said = []
-    for row, (rank, times) in enumerate(known):
-        start = 0.0
-        for part in PARTS:
-            share, name = times.share(part), part.replace("_", " ")
-            hint = f"rank {rank}, {name} {units.percent(share)}, {units.seconds(getattr(times, part))}"
-            parts.append(
-                svg.bar(x(start), x(start + share), _middle(row) - THICKNESS / 2, THICKNESS, f"part-{part}", hint)
-            )
-            start += share
-        said.append(f"rank {rank} computes {units.percent(times.share('compute'))}")
-    return svg.drawing("Where each rank's time went", "; ".join(said), bottom + svg.FOOT, parts)
+    stacks = [lanes.Stack(f"rank {rank}", [_piece(times, part) for part in PARTS]) for rank, times in known]
+    said = "; ".join(f"rank {rank} computes {units.percent(times.share('compute'))}" for rank, times in known)
+    return lanes.stacked("Where each rank's time went", said, stacks, "fraction", "of the makespan")
+
+
+def _piece(times: Times, part: Part) -> lanes.Piece:
+    share, seconds = times.share(part), getattr(times, part)
+    return lanes.Piece(f"{part.replace('_', ' ')} {units.percent(share)}, {units.seconds(seconds)}", part, share)
 
 
 def _rank_names(ranks: Iterable[int]) -> list[Markup]:

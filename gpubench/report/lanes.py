@@ -1,9 +1,10 @@
-"""What a step did, drawn: the timeline with a row for each lane, and the parts of the time as bars.
+"""Rows of boxes: the timeline of a step with a row for each lane, and bars that are stacked of their parts.
 
 A row's name stands above it, so that a name of any length has room on a phone.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -24,7 +25,7 @@ LETTER = 2.2  # percent of a phone's drawing that a letter takes
 HUES = frozenset(
     {
         *("other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer"),
-        *("scheduler", "recv_wait", "send_wait"),
+        *("scheduler", "recv_wait", "send_wait", "idle"),
         *("compute", "communication", "copy", "set"),
         *CAUSES,
     }
@@ -66,25 +67,63 @@ def timeline(found: Timeline, whole: str = "step") -> Markup | None:
     return svg.drawing(f"What the {whole} did over time", said, bottom + svg.FOOT, parts)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of a bar, so long in the unit of the axis; `style` is one of a timeline's."""
+
+    hint: str
+    style: str
+    size: float
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A bar and the name above it."""
+
+    name: str
+    pieces: Sequence[Piece]
+
+    @property
+    def size(self) -> float:
+        return sum(piece.size for piece in self.pieces)
+
+
+def stacked(title: str, said: str, stacks: Sequence[Stack], unit: str, of: str = "") -> Markup | None:
+    """Bars from zero, a row each, of the pieces that sum to them; None where they come to nothing.
+
+    said: the same in words; of: what they are sizes of. Fractions have an axis that ends at 1.
+    """
+    most = 1.0 if stacks and unit == "fraction" else max((stack.size for stack in stacks), default=0)
+    if most <= 0:
+        return None
+    bottom = TOP + PITCH * len(stacks)
+    axis = Axis(Scale(0, most, 0, 100), unit, of)
+    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
+    for row, stack in enumerate(stacks):
+        parts.append(svg.text(0, _top(row) + NAME, stack.name, "lane-name"))
+        start = 0.0
+        for piece in stack.pieces:
+            end = start + piece.size
+            parts.append(_box(axis.scale(start), axis.scale(end), row, piece.style, piece.hint))
+            start = end
+    return svg.drawing(title, said, bottom + svg.FOOT, parts)
+
+
 def partition(ranks: Sequence[Rank]) -> Markup | None:
     """Where the time of each rank went, as a bar of its parts; None where nothing took any time."""
     known = [rank for rank in ranks if rank.wall > 0]
-    if not known:
-        return None
-    bottom = TOP + PITCH * len(known)
-    x = Scale(0, 1, 0, 100)
-    axis = Axis(x, "fraction", "of the wall time")
-    drawn, said = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)], []
-    for row, rank in enumerate(known):
-        name = profile_phrases.name(rank)
-        drawn.append(svg.text(0, _top(row) + NAME, name if len(known) > 1 else "", "lane-name"))
-        start = 0.0
-        for part in profile_phrases.parts(rank):
-            end, figure = start + part.time / rank.wall, profile_phrases.share(rank, part.time)
-            drawn.append(_box(x(start), x(end), row, part.style, f"{part.name} {figure}"))
-            said.append(f"{name} {part.name} {figure}")
-            start = end
-    return svg.drawing("Where the time went", "; ".join(said), bottom + svg.FOOT, drawn)
+    stacks = [
+        Stack(profile_phrases.name(rank), [_piece(rank, part) for part in profile_phrases.parts(rank)])
+        for rank in known
+    ]
+    said = [f"{stack.name} {piece.hint}" for stack in stacks for piece in stack.pieces]
+    if len(stacks) == 1:
+        stacks = [replace(stacks[0], name="")]
+    return stacked("Where the time went", "; ".join(said), stacks, "fraction", "of the wall time")
+
+
+def _piece(rank: Rank, part: profile_phrases.Part) -> Piece:
+    return Piece(f"{part.name} {profile_phrases.share(rank, part.time)}", part.style, part.time / rank.wall)
 
 
 def _lane(row: int, lane: Lane, x: Scale) -> list[Markup]:

@@ -16,6 +16,7 @@ from gpubench.report import (
     footprint_page,
     gantt,
     hardware,
+    lanes,
     phrases,
     pipe_phrases,
     profile_page,
@@ -153,7 +154,7 @@ def _phases(run: RunEvidence) -> dict[str, Any] | None:
         if metric.name.startswith("phase_")
     }
     ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
-    styles = {name: f"phase-{name}" if name in PHASES else "phase-other" for name in ordered}
+    styles = {name: lanes.hue(name) for name in ordered}
     drawing = rows.stack("phases of a step", [(wording.name(name), found[name], styles[name]) for name in ordered])
     if drawing is None:
         return None
@@ -176,6 +177,7 @@ def _pipeline(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:
         "chart": Figure(f"What each rank did in repeat {first}", chart, note) if chart else None,
         "shares": gantt.shares(pipeline.stages),
         "parts": PARTS,
+        "legend": [(lanes.hue(part), wording.name(part)) for part in PARTS],
         "baselines": pipe_phrases.baselines(run.metrics, len(pipeline.stages)),
         "handover": pipe_phrases.handover(pipeline),
         "sizes": Figure("Size of a hand-over", bars) if bars else None,
