@@ -14,11 +14,10 @@ from gpubench.report import (
     comparing_memory_page,
     figures,
     footprint_page,
-    gantt,
     hardware,
     lanes,
     phrases,
-    pipe_phrases,
+    pipeline_page,
     profile_page,
     profile_phrases,
     recorded,
@@ -29,8 +28,6 @@ from gpubench.report import (
 from gpubench.report.ceilings import ceilings
 from gpubench.report.figures import Figure
 from gpubench.report.templating import environment
-from gpubench.stages import Pipeline
-from gpubench.timeline import PARTS
 
 LEADING = {"throughput": "", "step_time": " a step", "makespan": " in all"}  # figures, and what each is of
 PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
@@ -66,7 +63,7 @@ def run_page(run: RunEvidence, previous: Comparison | None, previous_run: RunEvi
         steps=figures.steps([side]),
         phases=_phases(run),
         distribution=distribution,
-        pipeline=_pipeline(run.pipeline, run) if run.pipeline else None,
+        pipeline=pipeline_page.section(run.pipeline, run) if run.pipeline else None,
         profile=_profile(run),
         footprint=_footprint(run),
         batch_sizes=trying_page.batch_sizes(run.batch_sizes) if run.batch_sizes else None,
@@ -147,7 +144,7 @@ def _in_short(run: RunEvidence) -> str:
 
 
 def _phases(run: RunEvidence) -> dict[str, Any] | None:
-    """The stacked bar of a step, and its parts: (name, seconds, share, class)."""
+    """The stacked bar of a step, and its parts: (name, class, time, share)."""
     found = {
         metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
         for metric in run.metrics.values()
@@ -159,30 +156,16 @@ def _phases(run: RunEvidence) -> dict[str, Any] | None:
     if drawing is None:
         return None
     whole = sum(found.values())
-    parts = [(wording.name(name), found[name], found[name] / whole, styles[name]) for name in ordered]
+    parts = [
+        (
+            wording.name(name),
+            styles[name],
+            wording.typeset(units.seconds(found[name])),
+            wording.typeset(units.percent(found[name] / whole)),
+        )
+        for name in ordered
+    ]
     return {"drawing": drawing, "parts": parts}
-
-
-def _pipeline(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:
-    first = min((span.repeat for span in run.spans), default=0)
-    found = gantt.bars(span for span in run.spans if span.repeat == first)
-    chart = gantt.chart(found, len(pipeline.stages))
-    sizes = pipe_phrases.handover_parts(pipeline.handover) if pipeline.handover else {}
-    bars = rows.bars("size of a hand-over", "B", [(name, size, "fill solid a") for name, size in sizes.items()])
-    note = "Boxes: at work on the sample of that number. Lines: waiting for it. Blank: idle."
-    if len(found) > gantt.MOST_BARS:
-        note += f" Only the first {gantt.MOST_BARS:,} of {len(found):,} are drawn."
-    return {
-        "pipeline": pipeline,
-        "chart": Figure(f"What each rank did in repeat {first}", chart, note) if chart else None,
-        "shares": gantt.shares(pipeline.stages),
-        "parts": PARTS,
-        "legend": [(lanes.hue(part), wording.name(part)) for part in PARTS],
-        "baselines": pipe_phrases.baselines(run.metrics, len(pipeline.stages)),
-        "handover": pipe_phrases.handover(pipeline),
-        "sizes": Figure("Size of a hand-over", bars) if bars else None,
-        "verification": pipe_phrases.verification(pipeline.verification),
-    }
 
 
 def _profile(run: RunEvidence) -> dict[str, Any] | None:

@@ -28,7 +28,18 @@ TEXTS = frozenset(
         "copy",
         "of type",
     }
-    | {"wait asked by", "where", "in phase", "launched by", "in call", "example", "part", "mostly idle for", "option"}
+    | {
+        "evaluations",
+        "wait asked by",
+        "where",
+        "in phase",
+        "launched by",
+        "in call",
+        "example",
+        "part",
+        "mostly idle for",
+        "option",
+    }
 )
 """Columns of words; all others hold figures."""
 

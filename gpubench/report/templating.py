@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gpubench import __version__, units
 from gpubench.control_characters import spelled_out
 from gpubench.report import finding_phrases, phrases, pipe_phrases, plain, wording
+from gpubench.report.sheets import Sheet
 
 LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
 
@@ -44,6 +45,7 @@ def environment() -> Environment:
         code_state=_code_state,
         rests_on=wording.rests_on,
         typeset=wording.typeset,
+        columns=_columns,
     )
     made.globals.update(version=__version__, no_finding=finding_phrases.NOTHING)
     return made
@@ -61,6 +63,14 @@ def _known(show: Callable[..., str]) -> Callable[..., str]:
         return wording.typeset(show(value, *unit)) if value is not None and math.isfinite(value) else "not known"
 
     return shown
+
+
+def _columns(shown: Sheet) -> list[tuple[str, str, str]]:
+    """As the macro `table` takes them."""
+    return [
+        (wording.opening(name), "number" if is_figure and place else "", name)
+        for place, (name, is_figure) in enumerate(zip(shown.columns, shown.figures, strict=True))
+    ]
 
 
 def _code_state(git: Mapping[str, Any]) -> str:
