@@ -73,6 +73,13 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
         assert expected in page, expected
 
 
+def test_a_phone_shows_no_number_that_is_wider_than_its_box(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, Line((4, 4), micro_batches=24)))
+    shown = re.findall(r'<text class="inside middle( on-desk)?"[^>]*>(\d+)<', page)
+    assert {number for desk, number in shown if desk} == {str(number) for number in range(10, 24)}
+    assert {number for desk, number in shown if not desk} == {str(number) for number in range(10)}
+
+
 def test_the_time_of_a_rank_is_a_bar_of_its_parts_in_the_colours_that_they_have_everywhere(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path))
     drawn = page[page.index("<title>Where each rank&#39;s time went</title>") :].split("</svg>")[0]

@@ -17,7 +17,7 @@ HUES = 6  # of samples, in turn
 PITCH = 34.0
 THICKNESS = 22.0
 TOP = 8.0
-ROOM_FOR_NUMBER = 2.5  # percent of the drawing
+DIGIT = 2.5  # percent of a phone's drawing that a digit takes; two have as much room on a desk
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ def _drawn(bar: Bar, x: Scale, place: int) -> list[Markup]:
     if bar.part != "compute":
         return [svg.bar(left, right, y - 3, 6, "wait", hint)]
     box = svg.bar(left, right, y - THICKNESS / 2, THICKNESS, f"box sample-{place % HUES}", hint)
-    if right - left < ROOM_FOR_NUMBER:
+    number = str(bar.sample)
+    if right - left < DIGIT:
         return [box]
-    return [box, svg.text((left + right) / 2, y + 4, str(bar.sample), "inside middle")]
+    where = "inside middle" if right - left >= DIGIT * len(number) else "inside middle on-desk"
+    return [box, svg.text((left + right) / 2, y + 4, number, where)]
 
 
 def _what(bar: Bar) -> str:
