@@ -1,8 +1,6 @@
 """The pages: what they say and in which order, that nothing escapes its place, and that a real browser shows them."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
@@ -12,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from browser import PHONE, browse, needs_browser, probed, width_on_a_phone
 
 from gpubench import stats
 from gpubench.comparison.evidence import RunEvidence, Series, Side, open_run
@@ -38,12 +37,6 @@ from gpubench.steady import SteadyWindow
 from gpubench.summary import Rank
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-    "--enable-logging=stderr", "--v=0",
-)  # fmt: skip
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
 SHARES = {"data_wait": 0.05, "forward": 0.3, "backward": 0.5, "optimizer": 0.15}
 START = 1_795_260_000.0
@@ -453,22 +446,18 @@ def test_a_real_run_directory_has_its_page(finished_run: Path) -> None:
     assert "counted by torch.utils.flop_counter.FlopCounterMode" in words
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+@needs_browser
 @pytest.mark.parametrize("kind", ["compare", "run"])
 def test_a_browser_shows_the_page_without_complaint(tmp_path: Path, kind: str) -> None:
     page, picture = tmp_path / "page.html", tmp_path / "page.png"
-    # The page has no scripts of its own; one is added here to measure what the browser made of it.
-    probe = (
-        "<script>for (const s of document.querySelectorAll('svg.drawing')) { const b = s.getBoundingClientRect();"
-        " s.setAttribute('data-size', `${Math.round(b.width)}x${Math.round(b.height)}`); }"
-        " document.body.dataset.wide = document.documentElement.scrollWidth;</script>"
-    )
     source = hostile_pages()[kind]
-    page.write_text(source.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe)
-    command = [str(BROWSER), *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=600,2000"]
-    done = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    measured = (
+        "for (const s of document.querySelectorAll('svg.drawing')) { const b = s.getBoundingClientRect();"
+        " s.setAttribute('data-size', `${Math.round(b.width)}x${Math.round(b.height)}`); }"
+        " document.body.dataset.wide = document.documentElement.scrollWidth;"
     )
+    page.write_text(probed(source, measured))
+    done = browse(page, "--window-size=600,2000", "--dump-dom")
     assert "CONSOLE" not in done.stderr
     sizes = re.findall(r'data-size="(\d+)x(\d+)"', done.stdout)
     assert len(sizes) == source.count('class="drawing"') > 5
@@ -477,5 +466,11 @@ def test_a_browser_shows_the_page_without_complaint(tmp_path: Path, kind: str) -
     assert wide
     assert int(wide[1]) <= 600, "the page has to be scrolled sideways"
 
-    subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=60, check=True)
+    browse(page, "--window-size=600,2000", f"--screenshot={picture}")
     assert picture.stat().st_size > 20_000
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", ["compare", "run"])
+def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path, kind: str) -> None:
+    assert width_on_a_phone(hostile_pages()[kind], tmp_path) <= PHONE

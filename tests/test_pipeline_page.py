@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from browser import PHONE, needs_browser, width_on_a_phone
 from piped import Line, sequential, verified
 
 from gpubench.comparison.compare import compare
@@ -157,3 +158,8 @@ def test_nothing_to_draw_is_no_drawing() -> None:
     assert gantt.chart([], 3) is None
     assert gantt.chart(gantt.bars([span(9, 0, 0, 0.0)]), 3) is None
     assert gantt.shares([]) is None
+
+
+@needs_browser
+def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path) -> None:
+    assert width_on_a_phone(page_of(write_run(tmp_path)), tmp_path) <= PHONE

@@ -3,18 +3,18 @@
 import io
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import footprints_made as made
 import msgspec
 import pytest
+from browser import PHONE, needs_browser, width_on_a_phone
 from footprints_made import GIB, MIB, PARAMETERS
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from test_page import BROWSER, HOSTILE, QUIET, Page
+from test_page import HOSTILE, Page
 from test_plots import parsed, texts
 
 from gpubench.findings import Findings
@@ -597,19 +597,7 @@ def test_no_two_categories_share_a_colour() -> None:
     assert footprint_page.hue(ATTACK) == "hue-other"
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+@needs_browser
 def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path) -> None:
-    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
-    probe = "<script>parent.document.body.dataset.wide = document.documentElement.scrollWidth</script>"
     source = page(made.predicted(), made.findings(), "memory.json")
-    inner.write_text(source.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe)
-    # A window of the browser is never narrower than 500 pixels; a frame is.
-    outer.write_text(f'<body><iframe src="{inner.as_uri()}" style="width:380px;height:900px;border:0"></iframe>')
-    command = [
-        str(BROWSER), *QUIET, "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=3000", "--dump-dom", outer.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    wide = re.search(r'data-wide="(\d+)"', done.stdout)
-    assert wide
-    assert int(wide[1]) <= 380
+    assert width_on_a_phone(source, tmp_path) <= PHONE

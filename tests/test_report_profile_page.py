@@ -1,14 +1,14 @@
 """A profile as a page: its drawings, its cards, and that nothing of a trace escapes its place."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import profiles_made as made
 import pytest
-from test_page import BROWSER, HOSTILE, QUIET, Page, record_of, run_of
+from browser import PHONE, needs_browser, width_on_a_phone
+from test_page import HOSTILE, Page, record_of, run_of
 
 from gpubench.findings import Findings, Unanswered
 from gpubench.report import lanes
@@ -249,20 +249,6 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert not re.search(r"url\(|@import|nan|inf%", source)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+@needs_browser
 def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path) -> None:
-    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
-    probe = "<script>parent.document.body.dataset.wide = document.documentElement.scrollWidth</script>"
-    inner.write_text(
-        page(ranks=2).replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe
-    )
-    # A window of the browser is never narrower than 500 pixels; a frame is.
-    outer.write_text(f'<body><iframe src="{inner.as_uri()}" style="width:380px;height:900px;border:0"></iframe>')
-    command = [
-        str(BROWSER), *QUIET, "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=3000", "--dump-dom", outer.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    wide = re.search(r'data-wide="(\d+)"', done.stdout)
-    assert wide
-    assert int(wide[1]) <= 380
+    assert width_on_a_phone(page(ranks=2), tmp_path) <= PHONE

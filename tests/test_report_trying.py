@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +11,12 @@ from xml.etree import ElementTree
 import footprints_made as made
 import msgspec
 import pytest
+from browser import PHONE, needs_browser, width_on_a_phone
 from footprints_made import MIB
 from hypothesis import given
 from hypothesis import strategies as st
 from test_comparing_memory import run as followed
-from test_page import BROWSER, HOSTILE, QUIET, Page, run_of
+from test_page import HOSTILE, Page, run_of
 from test_plots import parsed, texts
 
 from gpubench import notebook
@@ -383,23 +383,11 @@ def test_damage_never_costs_the_page(tmp_path: Path, name: str, content: bytes) 
     assert f"{path / name} cannot be read" in Page(run_page(run, None, None)).words
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+@needs_browser
 def test_a_phone_shows_what_was_tried_without_scrolling_sideways(tmp_path: Path) -> None:
     path = followed(tmp_path, made.predicted())
     long = Trade({f"training.a_setting_with_a_long_name_{number}": HOSTILE for number in range(3)}, 12 * MIB, 60.0)
     (path / BATCH_SIZES).write_bytes(msgspec.json.encode(looked()))
     (path / TRADES).write_bytes(msgspec.json.encode(weigh([*tried().trades, long])))
     run = replace(open_run(path), label="run")
-    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
-    probe = "<script>parent.document.body.dataset.wide = document.documentElement.scrollWidth</script>"
-    source = run_page(run, None, None)
-    inner.write_text(source.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe)
-    outer.write_text(f'<body><iframe src="{inner.as_uri()}" style="width:380px;height:900px;border:0"></iframe>')
-    command = [
-        str(BROWSER), *QUIET, "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=3000", "--dump-dom", outer.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    wide = re.search(r'data-wide="(\d+)"', done.stdout)
-    assert wide
-    assert int(wide[1]) <= 380
+    assert width_on_a_phone(run_page(run, None, None), tmp_path) <= PHONE

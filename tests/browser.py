@@ -1,0 +1,42 @@
+"""A real browser, where one is installed: what it makes of a page."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--enable-logging=stderr", "--v=0",
+)  # fmt: skip
+PHONE = 380  # pixels
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+
+
+def probed(source: str, script: str) -> str:
+    """The page, which has no scripts of its own, with one that looks at what the browser made of it."""
+    allowed = source.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
+    return f"{allowed}<script>{script}</script>"
+
+
+def browse(page: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Opens the file once, with a fresh profile beside it."""
+    command = [str(BROWSER), *QUIET, f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+def width_on_a_phone(source: str, folder: Path) -> int:
+    """Pixels across that the page takes on a screen of PHONE: no more, or it has to be scrolled sideways."""
+    inner, outer = folder / "inner.html", folder / "outer.html"
+    inner.write_text(probed(source, "parent.document.body.dataset.wide = document.documentElement.scrollWidth"))
+    # A window of the browser is never narrower than 500 pixels; a frame is.
+    frame = f'<iframe src="{inner.as_uri()}" style="width:{PHONE}px;height:900px;border:0"></iframe>'
+    outer.write_text(f"<body>{frame}")
+    done = browse(outer, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--dump-dom")
+    wide = re.search(r'data-wide="(\d+)"', done.stdout)
+    assert wide
+    return int(wide[1])
