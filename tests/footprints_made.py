@@ -28,6 +28,12 @@ ROUNDING = 131 * MIB
 POINTS = 10  # of the timeline a phase
 
 
+def row(found: Footprint, stage: str, phase: str) -> PhaseFootprint:
+    """The only one of that phase."""
+    (only,) = [one for one in found.phases if (one.stage, one.phase) == (stage, phase)]
+    return only
+
+
 def predicted(**changes: Any) -> Footprint:
     """Of AdamW's foreach step in an H200: two steps, the peak in the first of them."""
     peak = _amounts(gradients=PARAMETERS, optimizer_state=2 * PARAMETERS, temporaries=PARAMETERS, activations=41 * MIB)

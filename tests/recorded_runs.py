@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpubench.comparison.evidence import Side, open_run
 from gpubench.events import Step
 from gpubench.runs import COMPLETED, ENVIRONMENT, RUNNING, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunWriter
 from gpubench.steady import Repeat
@@ -16,6 +17,11 @@ from gpubench.telemetry import CpuSample, TelemetrySample
 CONFIG = "experiment: made\nseed: 0\ntraining:\n  batch_size: 8\n  steps: 30 # default\n"
 FASTER = 0.999  # of rank 1 beside rank 0
 WARMUP = 10
+
+
+def side(*paths: Path) -> Side:
+    """Of a comparison."""
+    return Side(paths[0].name, tuple(map(open_run, paths)))
 
 
 def step(number: int, repeat: int = 0, rank: int = 0, **changes: Any) -> Step:

@@ -44,6 +44,11 @@ class Finished:
         return [json.loads(line) for line in (self.run / name).read_text().splitlines()]
 
 
+def metrics(run: Finished) -> dict[str, Any]:
+    """Those of its summary, by name."""
+    return {metric["name"]: metric for metric in run.document("summary.json")["metrics"]}
+
+
 def gpubench(
     *arguments: str, results: Path, cwd: Path | None = None, launcher: Sequence[str] = (sys.executable,)
 ) -> Finished:

@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 import profiles_made as made
 import pytest
-from recorded_runs import write_run
+from recorded_runs import side, write_run
 from test_page import HOSTILE, Page
 
 from gpubench.comparison.causes import MOST, diagnosis, finding_changes
 from gpubench.comparison.compare import compare
-from gpubench.comparison.evidence import Side, open_run
 from gpubench.comparison.result import Causes
 from gpubench.findings import Findings, Unanswered
 from gpubench.report.page import compare_page
@@ -28,10 +27,6 @@ def run(results: Path, rank: Rank | None = None, findings: Findings | None = Non
         (path / FINDINGS).write_bytes(msgspec.json.encode(findings or made.findings()))
         (path / PROFILE).write_bytes(msgspec.json.encode(Profile([rank or made.device_rank()], [])))
     return path
-
-
-def side(*paths: Path) -> Side:
-    return Side(paths[0].name, tuple(map(open_run, paths)))
 
 
 def causes(*paths: Path, **options: Any) -> Causes | None:

@@ -12,14 +12,14 @@ from cli import complaint
 from footprints_made import GIB, MIB, level, of_phases, of_snapshot, on_cpu, phase, predicted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_runs import edit, write_run
+from recorded_runs import edit, side, write_run
 from rich.console import Console
 from running import Finished
 from test_damaged_runs import DAMAGES, Damage
 from test_page import Page
 
 from gpubench.comparison.compare import compare, null
-from gpubench.comparison.evidence import Side, open_run
+from gpubench.comparison.evidence import open_run
 from gpubench.comparison.gate import parse_condition
 from gpubench.comparison.memory import Followed, against, followed, size_changes
 from gpubench.comparison.result import Comparison, Memory, Verdict
@@ -79,10 +79,6 @@ def checkpointed(**changes: Any) -> Footprint:
         elif one.phase == "optimizer":
             found[place] = phase(one.stage, one.phase, step)
     return of_phases(made, found, "first", "optimizer", **changes)
-
-
-def side(*paths: Path) -> Side:
-    return Side(paths[0].name, tuple(map(open_run, paths)))
 
 
 def compared(*paths: Path, **options: Any) -> Comparison:

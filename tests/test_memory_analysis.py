@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from footprints_made import row
 from histories_made import MIB, Script, adamw, histories, with_readings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from gpubench.errors import DataError
 from gpubench.memory.allocator import Rules, replay
 from gpubench.memory.analysis import HOLDERS, MODULES, OTHERS, footprint
-from gpubench.memory.footprint import CATEGORIES, Footprint, PhaseFootprint, Source
+from gpubench.memory.footprint import CATEGORIES, Footprint, Source
 from gpubench.memory.history import Allocation, History, Mark, Reading
 from gpubench.memory.timeline import POINTS
 
@@ -21,11 +22,6 @@ N = 12_345
 
 def of(history: History, source: Source = "measured", **known: Any) -> Footprint:
     return footprint(history, source=source, device="cpu", capacity=None, **known)
-
-
-def row(found: Footprint, stage: str, phase: str) -> PhaseFootprint:
-    [one] = [one for one in found.phases if (one.stage, one.phase) == (stage, phase)]
-    return one
 
 
 def names(found: Footprint) -> list[tuple[str, str]]:

@@ -5,14 +5,13 @@ import json
 import sys
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import yaml
 from PIL import Image
 from pipelines_made import stable_diffusion
-from running import Finished, gpubench
+from running import Finished, gpubench, metrics
 from safetensors.torch import load_file
 
 from gpubench.runs import Run
@@ -30,10 +29,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     done = gpubench("pipe-infer", *CPU, *options, results=tmp_path_factory.mktemp("tiny"))
     assert done.code == 0, done.stderr
     return done
-
-
-def metrics(run: Finished) -> dict[str, Any]:
-    return {metric["name"]: metric for metric in run.document("summary.json")["metrics"]}
 
 
 def test_it_writes_the_whole_run_directory(tiny: Finished) -> None:

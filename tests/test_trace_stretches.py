@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, numbered, slice_, step, work
+from traces_made import LOADER, PUBLIC, Record, anything, call, frame, launched, made, numbered, slice_, step, work
 
 from gpubench.trace.columns import Trace
 from gpubench.trace.phases import phase_of
@@ -29,10 +29,6 @@ def found(*parts: Record | list[Record]) -> Python:
     python = of(made(*parts))
     assert python
     return python
-
-
-def frame(name: str, start: float, end: float) -> Record:
-    return slice_(name, start, end, "python_function")
 
 
 def note(name: str, start: float, end: float, thread: int = 1) -> Record:

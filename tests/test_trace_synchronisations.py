@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from traces_made import PUBLIC, Record, call, launched, made, slice_, step
+from traces_made import PUBLIC, Record, call, frame, launched, made, slice_, step
 
 from gpubench.trace.frames import user_frame
 from gpubench.trace.phases import phase_of
@@ -12,10 +12,6 @@ from gpubench.trace.profile import Synchronisation
 from gpubench.trace.program import Program
 from gpubench.trace.reading import read
 from gpubench.trace.synchronisations import synchronisations
-
-
-def frame(name: str, start: float, end: float) -> Record:
-    return slice_(name, start, end, "python_function")
 
 
 def found(*parts: Record | list[Record]) -> list[Synchronisation]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from footprints_made import row
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._pytree import tree_leaves
@@ -16,7 +17,7 @@ from gpubench.defaults import complete
 from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory.analysis import footprint
-from gpubench.memory.footprint import Footprint, PhaseFootprint
+from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import History
 from gpubench.memory.lifetimes import classify
 from gpubench.memory.predicting import Target, target_of
@@ -61,11 +62,6 @@ def predicted(asked: MemorySettings, target: Target = HOST, steps: int = 3) -> H
 
 def table(history: History) -> Footprint:
     return footprint(history, source="measured", device="cpu", capacity=None)
-
-
-def row(found: Footprint, stage: str, phase: str) -> PhaseFootprint:
-    (only,) = [one for one in found.phases if (one.stage, one.phase) == (stage, phase)]
-    return only
 
 
 def held(history: History) -> Any:

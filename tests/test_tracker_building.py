@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_tracker import H200, HOST, followed, on_gpu, predicted, row, settings, table
+from footprints_made import row
+from test_tracker import H200, HOST, followed, on_gpu, predicted, settings, table
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 

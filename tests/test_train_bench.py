@@ -5,12 +5,11 @@ import json
 import sys
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any
 
 import pytest
 import yaml
 from PIL import Image
-from running import SMALL, TINY, Finished, gpubench
+from running import SMALL, TINY, Finished, gpubench, metrics
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -23,10 +22,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     done = gpubench("train-bench", "--model", "gpt2-tiny", "--performance.cpu_threads=1", *options, results=results)
     assert done.code == 0, done.stderr
     return done
-
-
-def metrics(run: Finished) -> dict[str, Any]:
-    return {metric["name"]: metric for metric in run.document("summary.json")["metrics"]}
 
 
 def test_it_writes_the_whole_run_directory(tiny: Finished) -> None:

@@ -26,6 +26,11 @@ def slice_(name: str, start: float, end: float, cat: str = "cpu_op", thread: int
     }  # fmt: skip
 
 
+def frame(name: str, start: float, end: float, thread: int = 1) -> Record:
+    """A call of a Python function."""
+    return slice_(name, start, end, "python_function", thread)
+
+
 def step(number: int, start: float, end: float) -> Record:
     return slice_(f"ProfilerStep#{number}", start, end, cat="user_annotation")
 
