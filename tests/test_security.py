@@ -91,7 +91,8 @@ def test_markup_is_made_of_text_in_the_source_and_pages_escape_all_else() -> Non
     for path, call in made:
         assert isinstance(call.args[0], ast.Constant), f"{path.name}:{call.lineno}"
     for template in (SOURCE / "report" / "templates").iterdir():
-        assert not re.search(r"\|\s*safe\b|autoescape", template.read_text()), template.name
+        source = re.sub(r'"(?:[^"\\]|\\.)*" \| safe\b', "", template.read_text())  # text in the source, as in Markup
+        assert not re.search(r"\|\s*safe\b|autoescape", source), template.name
 
 
 def test_no_setting_is_a_secret() -> None:

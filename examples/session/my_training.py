@@ -10,7 +10,7 @@ CLASSES = 10
 
 
 class Photos(Dataset[tuple[Tensor, int]]):
-    """Small pictures that take 5 ms each to arrive, as over a network."""
+    """Small pictures that take 10 ms each to arrive, as over a network."""
 
     def __init__(self) -> None:
         self._pixels = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -19,7 +19,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
         return 10_000
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        time.sleep(0.005)
+        time.sleep(0.010)
         return self._pixels, index % CLASSES
 
 
