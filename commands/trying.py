@@ -1,7 +1,7 @@
 """The runs that try what a diagnosis proposes: each fix beside the run without it, each batch on the device itself."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubench.commands.running import measured
 from gpubench.errors import GpubenchError, Interrupted
@@ -10,78 +10,103 @@ if TYPE_CHECKING:
     from gpubench.benchmark import Outcome
     from gpubench.comparison.result import Comparisons
     from gpubench.configuration import Configuration
-    from gpubench.memory_trials import Bench
+    from gpubench.recording import Recorder
     from gpubench.settings import MemorySettings
     from gpubench.terminal import Terminal
+    from gpubench.trying.batches import Searched
+    from gpubench.trying.memory import Tried
+
+T = TypeVar("T")
 
 
-def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> "GpubenchError | None":
+def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
     """Writes down what each fix of a profile saves; returns what ended that, if it did not come to its end."""
-    from gpubench import notebook, verifying
     from gpubench.defaults import complete, completed
-    from gpubench.report import frame
+    from gpubench.trying import speed
+    from gpubench.trying.bench import Bench
 
-    def judge(*outcomes: "Outcome") -> "Comparisons | None":
-        return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
-
-    diagnosis = outcome.recorder.diagnosis
-    if diagnosis is None or outcome.error:
+    recorder = outcome.recorder
+    if recorder.findings is None or outcome.error:
         return None
-    bench = verifying.Bench(lambda one: completed(one, complete), _timed(terminal), judge)
-    tried = verifying.verify(run, diagnosis.findings, bench)
-    outcome.recorder.conclude(tried.findings)
-    notebook.write_up(outcome.recorder.writer.path)
-    return tried.stopped
+    bench = Bench(lambda one: completed(one, complete), _timed(terminal), _judge)
+    return _keep(speed.verify(run, recorder.findings, bench), recorder.conclude, recorder)
 
 
 def memory(
     run: "Configuration[MemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
-) -> "GpubenchError | None":
+) -> GpubenchError | None:
     """Writes down what each batch size and each advice comes to; returns what ended that, as `fixes` does."""
-    from gpubench import memory_trials, notebook
-    from gpubench.memory_recording import MemoryRecorder
-
-    recorder = outcome.recorder
-    assert isinstance(recorder, MemoryRecorder)
-    if outcome.error or run.settings.memory.predict or not (verify or recorder.batch_sizes):
-        return None
-
-    def keep(found: memory_trials.Verified) -> None:
-        recorder.advise(found.findings)
-        recorder.keep_trades(found.trades)
-
-    bench = _memory_bench(terminal)
-    try:
-        if recorder.batch_sizes:
-            found, best = memory_trials.confirm(recorder.batch_sizes, run, bench, recorder.keep_batch_sizes)
-            recorder.keep_batch_sizes(found)
-            if best and isinstance(best.recorder, MemoryRecorder):
-                recorder.adopt(best.recorder)
-        elif recorder.advice:
-            keep(memory_trials.verify(outcome, run, recorder.advice, bench, keep))
-    except GpubenchError as error:
-        return error
-    finally:
-        notebook.write_up(recorder.writer.path)
-    return None
-
-
-def _memory_bench(terminal: "Terminal") -> "Bench":
-    from gpubench import live_memory, memory_trials
     from gpubench.defaults import completed
     from gpubench.memory_defaults import complete_memory
     from gpubench.memory_recording import MemoryRecorder
+    from gpubench.trying import batches
+    from gpubench.trying import memory as advised
 
-    def followed(run: "Configuration[Any]") -> "Outcome":
-        (one,) = measured([run], MemoryRecorder, live_memory, terminal)
-        if isinstance(one.error, Interrupted):
-            raise one.error
-        return one
+    recorder = outcome.recorder
+    assert isinstance(recorder, MemoryRecorder)
+
+    def keep_batch_sizes(searched: "Searched") -> None:
+        recorder.keep_batch_sizes(searched.found)
+        if searched.best and isinstance(searched.best.recorder, MemoryRecorder):
+            recorder.adopt(searched.best.recorder)
+
+    def keep_trades(tried: "Tried") -> None:
+        recorder.conclude(tried.findings)
+        recorder.keep_trades(tried.trades)
+
+    if outcome.error or run.settings.memory.predict:
+        return None
+    bench = advised.MemoryBench(
+        lambda one: completed(one, complete_memory), _timed(terminal), _judge, _followed(terminal)
+    )
+    if recorder.batch_sizes:
+        return _keep(batches.confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
+    if verify and recorder.advice:
+        return _keep(advised.verify(outcome, run, recorder.advice, bench), keep_trades, recorder)
+    return None
+
+
+def _keep(found: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any]") -> GpubenchError | None:
+    """Keeps what becomes known, as it does; returns what ended it."""
+    import msgspec
+
+    from gpubench import notebook
+
+    ended: GpubenchError | None = None
+    try:
+        for one in found:
+            keep(one)
+    except KeyboardInterrupt:  # the second, between two measurements
+        ended = Interrupted("interrupted", "what was measured is kept")
+    except GpubenchError as error:
+        ended = error
+    if isinstance(ended, Interrupted) and recorder.findings:
+        recorder.conclude(msgspec.structs.replace(recorder.findings, interrupted=True))
+    notebook.write_up(recorder.writer.path)
+    return ended
+
+
+def _judge(*outcomes: "Outcome") -> "Comparisons | None":
+    from gpubench import notebook
+    from gpubench.report import frame
+
+    return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
+
+
+def _followed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
+    """Follows the memory of configurations, one after the other: each stands for itself."""
+    from gpubench import live_memory
+    from gpubench.memory_recording import MemoryRecorder
 
     def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
-        return [followed(run) for run in runs]  # one after the other: each stands for itself
+        outcomes = []
+        for run in runs:
+            outcomes += measured([run], MemoryRecorder, live_memory, terminal)
+            if isinstance(outcomes[-1].error, Interrupted):
+                raise outcomes[-1].error
+        return outcomes
 
-    return memory_trials.Bench(lambda one: completed(one, complete_memory), follow, _timed(terminal))
+    return follow
 
 
 def _timed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":

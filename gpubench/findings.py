@@ -6,27 +6,40 @@ from msgspec import Struct
 
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed"]
+Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
 
 
 class Saving(Struct, frozen=True):
-    """A part of the step's time, as a fraction of it."""
+    """A part of the step's time, or of the peak of the memory, as a fraction of it; below 0 where it takes more."""
 
     estimate: float
     low: float | None = None
     high: float | None = None
 
 
+class Cost(Struct, frozen=True):
+    """What a fix of the memory does to the throughput, as `compare` judges it over interleaved repeats."""
+
+    verdict: Judged
+    change: float
+    """Of the throughput, as a fraction of it; below 0 where it is slower."""
+    interval: tuple[float, float] | None = None
+    """95 %, of the change."""
+
+
 class Trial(Struct, frozen=True):
-    """A fix that was tried: runs with it, interleaved with runs without."""
+    """A fix that was tried: runs with it beside runs without, interleaved where time is measured."""
 
     outcome: Outcome
     saving: Saving | None
-    """With its 95 % interval; None where it failed."""
+    """Of time with its 95 % interval; a peak is counted and has none. None where it failed."""
     run: str | None
     """The run directory with the fix."""
     baseline: str | None
     reason: str | None = None
-    """Why it failed."""
+    """Why it failed, or why nothing is settled."""
+    cost: Cost | None = None
+    """Of memory: the time that the saving is paid with; None where it was not timed."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -67,7 +80,7 @@ class Combination(Struct, frozen=True):
 
 class Findings(Struct, frozen=True):
     headline: str
-    """The bottleneck in one sentence."""
+    """The bottleneck in one sentence; of memory none, as the footprint says what fills it."""
     findings: list[Finding]
     """The most costly first."""
     unanswered: list[Unanswered]
@@ -75,6 +88,6 @@ class Findings(Struct, frozen=True):
     """Time of a profiled step over that of a clean one, less 1."""
     combination: Combination | None = None
     keep: dict[str, Any] = {}
-    """Settings worth keeping."""
+    """Settings worth keeping: what was fastest; of memory what saved most and was not found to be slower."""
     interrupted: bool = False
     """The user ended the trials before all fixes were tried."""

@@ -91,10 +91,14 @@ class MemoryRecorder(Recorder[MemorySettings]):
         metrics = [_metric(name, [value[name] for value in values]) for name in (values[0] if values else {})]
         return Summary(metrics, [], [], None, None, None, {}, [])
 
-    def advise(self, advice: Findings) -> None:
+    @property
+    def findings(self) -> Findings | None:
+        return self.advice
+
+    def conclude(self, findings: Findings) -> None:
         """Keeps what would save memory, and in time what it did save."""
-        self.advice = advice
-        self.writer.replace(FINDINGS, advice)
+        self.advice = findings
+        self.writer.replace(FINDINGS, findings)
 
     def adopt(self, other: "MemoryRecorder") -> None:
         """What filled the memory of a run that stands for this one."""
@@ -118,7 +122,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
         self._found[event.repeat, event.rank] = found
         self.writer.replace(MEMORY, Footprints(self.footprints))
         if event.findings:
-            self.advise(msgspec.json.decode(event.findings, type=Findings))
+            self.conclude(msgspec.json.decode(event.findings, type=Findings))
 
 
 def _metric(name: str, repeats: list[float]) -> Metric:

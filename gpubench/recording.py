@@ -219,6 +219,10 @@ class Recorder(ABC, Generic[S]):
         finally:
             self.listen_to_log(False)
 
+    @property
+    def findings(self) -> Findings | None:
+        return self.diagnosis.findings if self.diagnosis else None
+
     def conclude(self, findings: Findings) -> None:
         """Keeps what was found, and in time what became of it."""
         assert self.diagnosis

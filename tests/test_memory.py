@@ -131,6 +131,8 @@ def test_fixes_are_run_for_what_they_save_and_cost(tmp_path: Path) -> None:
     assert saving.measured.saving
     assert saving.expected
     assert saving.measured.saving.estimate == pytest.approx(saving.expected.estimate, abs=0.01)
+    assert saving.measured.cost
+    assert findings.keep == ({} if saving.measured.cost.verdict == "slower" else saving.fix)
     trades = msgspec.json.decode((path / "trades.json").read_bytes(), type=Trades).trades
     assert all(trade.peak and trade.throughput for trade in trades)
     assert any(not trade.fix for trade in trades)
@@ -216,7 +218,7 @@ def test_an_interrupt_while_fixes_are_run_keeps_the_advice(tmp_path: Path) -> No
     arguments = ("memory", "--model", "deep:build", "--device", "cpu", "--batch-size", "512", "--verify")
     with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as process:
         deadline = time.monotonic() + 200
-        while not list(tmp_path.glob("results/memory-trials/*/run.json")):
+        while not list(tmp_path.glob("results/memory-verify/*/run.json")):
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpubench import units
-from gpubench.findings import Finding, Findings, Saving, Trial
+from gpubench.findings import Cost, Finding, Findings, Saving, Trial
 from gpubench.report.phrases import decimals
 from gpubench.report.plain import clean
 from gpubench.report.profile_phrases import SWITCHES, recorded_with
@@ -38,13 +38,23 @@ def measured(trial: Trial, whole: str = "step") -> str:
     if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
         return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
     said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
-    return f"{said}: {clean(trial.reason)}" if trial.reason else said
+    reason = clean(trial.reason) if trial.reason else cost(trial.cost) if trial.cost else ""
+    return f"{said}: {reason}" if reason else said
 
 
-def combination(findings: Findings) -> str:
+def cost(found: Cost) -> str:
+    """What it is paid with: "throughput -20.0 % [-21.4, -18.6]"."""
+    if found.verdict == "equivalent":
+        return "throughput unchanged"
+    if found.verdict == "inconclusive":
+        return "throughput not told apart"
+    return f"throughput {_signed(found.change, found.interval)}"
+
+
+def combination(findings: Findings, whole: str = "step") -> str:
     """What all confirmed fixes come to together; nothing where they were not tried so."""
     found = findings.combination
-    return f"together, {options(found.fix)}: {measured(found.measured)}" if found else ""
+    return f"together, {options(found.fix)}: {measured(found.measured, whole)}" if found else ""
 
 
 def unanswered(findings: Findings) -> list[tuple[str, str]]:
@@ -76,15 +86,19 @@ def _is_wide(saving: Saving) -> bool:
 
 def _change(saving: Saving, whole: str) -> str:
     """A saving as the change of the whole that it is."""
-    ends = None if saving.low is None or saving.high is None else (saving.low, saving.high)
-    places = decimals(saving.estimate, ends)
-    interval = f" [{', '.join(_percents(end, places) for end in sorted(ends, reverse=True))}]" if ends else ""
+    ends = None if saving.low is None or saving.high is None else (-saving.low, -saving.high)
     of = "peak" if whole == "peak" else "step's time"
-    return f"{_percents(saving.estimate, places)} %{interval} of the {of}"
+    return f"{_signed(-saving.estimate, ends)} of the {of}"
 
 
-def _percents(saved: float, places: int) -> str:
-    return f"{round(-saved * 100, places) + 0.0:+.{places}f}"  # + 0.0: no negative zero
+def _signed(change: float, ends: tuple[float, float] | None) -> str:
+    places = decimals(change, ends)
+    interval = f" [{', '.join(_percents(end, places) for end in sorted(ends))}]" if ends else ""
+    return f"{_percents(change, places)} %{interval}"
+
+
+def _percents(change: float, places: int) -> str:
+    return f"{round(change * 100, places) + 0.0:+.{places}f}"  # + 0.0: no negative zero
 
 
 def _value(value: Any) -> str:

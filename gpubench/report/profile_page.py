@@ -50,7 +50,7 @@ def cards(findings: Findings, whole: str = "step") -> dict[str, Any]:
     return {
         "findings": [_card(finding, whole) for finding in findings.findings],
         "interrupted": wording.opening(finding_phrases.INTERRUPTED) if findings.interrupted else "",
-        "together": _together(findings),
+        "together": _together(findings, whole),
         "keep": finding_phrases.options(findings.keep),
         "unanswered": finding_phrases.unanswered(findings),
     }
@@ -96,12 +96,12 @@ def _sentence(text: str) -> str:
     return wording.opening(clean(text).rstrip("."))
 
 
-def _together(findings: Findings) -> tuple[str, str] | None:
+def _together(findings: Findings, whole: str) -> tuple[str, str] | None:
     """All confirmed fixes, and what they came to."""
     found = findings.combination
     if found is None:
         return None
-    return finding_phrases.options(found.fix), wording.typeset(finding_phrases.measured(found.measured))
+    return finding_phrases.options(found.fix), wording.typeset(finding_phrases.measured(found.measured, whole))
 
 
 def _against(profile: Profile, findings: Findings, against: Against) -> dict[str, Any]:

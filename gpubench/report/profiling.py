@@ -129,7 +129,7 @@ def show_findings(findings: Findings, console: Console, whole: str) -> None:
     console.print()
     if findings.interrupted:
         say(console, finding_phrases.INTERRUPTED, "yellow")
-    if together := finding_phrases.combination(findings):
+    if together := finding_phrases.combination(findings, whole):
         say(console, together)
     if findings.keep:
         say_unbroken(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")

@@ -14,6 +14,7 @@ from hypothesis import settings as limited
 from hypothesis import strategies as st
 
 from gpubench.benchmark import Outcome
+from gpubench.comparison.result import Comparisons, Verdict
 from gpubench.configuration import Configuration, load
 from gpubench.defaults import complete, completed
 from gpubench.dotkeys import flatten
@@ -22,10 +23,12 @@ from gpubench.findings import Finding, Findings
 from gpubench.memory.batch_sizes import BatchSizes, Line
 from gpubench.memory.footprint import Footprint
 from gpubench.memory_recording import MemoryRecorder
-from gpubench.memory_trials import FINE, MOST_TRIES, NOTABLE, Bench, Verified, confirm, peak_of, verify
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.settings import MemorySettings, TrainSettings
 from gpubench.summary import Summary
+from gpubench.trying import fixes
+from gpubench.trying.batches import FINE, MOST_TRIES, Searched, confirm
+from gpubench.trying.memory import NOTABLE, MemoryBench, Tried, peak_of, verify
 
 PEAK = 1000 * MIB
 """Of the run as it was."""
@@ -60,12 +63,25 @@ def summary(metrics: list[Metric]) -> Summary:
     return Summary(metrics, [], [], None, None, None, {}, [])
 
 
-def timed(throughput: float | None, interval: tuple[float, float] | None = None) -> Outcome:
+def timed(throughput: float) -> Outcome:
     known = DEFINITIONS["throughput"]
-    values = [] if throughput is None else [throughput]
-    found = [Metric("throughput", known.unit, known.better, one, interval, 2, None, [one, one], None) for one in values]
-    error = None if values else OutOfMemory("out of memory in forward")
-    return Outcome(cast("Any", None), "completed", summary(found), error)
+    found = Metric("throughput", known.unit, known.better, throughput, None, 2, None, [throughput] * 2, None)
+    return Outcome(cast("Any", None), "completed", summary([found]), None)
+
+
+def judge(without: Outcome, with_fix: Outcome) -> Comparisons:
+    """A change of 5 % is one; one of 1 % is none."""
+    before, after = (one.summary["throughput"].estimate for one in (without, with_fix))
+    ratio = after / before
+    outcome = (
+        "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "equivalent" if 0.99 < ratio < 1.01
+        else "withheld"
+    )  # fmt: skip
+    verdict = Verdict(
+        metric="throughput", unit="samples/s", better="higher", verdict=cast("Any", outcome), baseline=before,
+        candidate=after, ratio=ratio, interval=(ratio - 0.01, ratio + 0.01), margin=0.01, limit=0.01, method="",
+    )  # fmt: skip
+    return cast("Comparisons", SimpleNamespace(comparisons=[SimpleNamespace(verdicts=[verdict])]))
 
 
 @dataclass
@@ -84,8 +100,8 @@ class Machine:
     timed: list[Configuration[Any]] = field(default_factory=list)
 
     @property
-    def bench(self) -> Bench:
-        return Bench(self.complete, self.follow, self.time)
+    def bench(self) -> MemoryBench:
+        return MemoryBench(self.complete, self.time, judge, self.follow)
 
     @property
     def batches(self) -> list[int]:
@@ -148,12 +164,23 @@ def findings(*fixes: dict[str, Any]) -> Findings:
     return Findings(headline="", findings=[finding(f"f{place}", fix) for place, fix in enumerate(fixes)], unanswered=[])
 
 
+def searched(found: BatchSizes, run: Configuration[Any], machine: Machine) -> tuple[BatchSizes, Outcome | None]:
+    """What is known at the end, and the run of the largest that fits."""
+    *_, last = [Searched(found, None), *confirm(found, run, machine.bench)]
+    return last.found, last.best
+
+
+def tried(before: Outcome, run: Configuration[Any], found: Findings, machine: Machine) -> Tried:
+    *_, last = verify(before, run, found, machine.bench)
+    return last
+
+
 # Batch sizes
 
 
 def test_a_prediction_that_holds_is_run_once_and_timed_with_its_halves(run: Configuration[Any]) -> None:
     machine = Machine()
-    found, best = confirm(foretold(100, limit=100), run, machine.bench)
+    found, best = searched(foretold(100, limit=100), run, machine)
     assert (found.largest, machine.batches) == (100, [100])
     assert [(one.batch_size, one.total, one.reason) for one in found.confirmed] == [(100, 100 * MIB, None)]
     assert [(one.batch_size, one.throughput) for one in found.speeds] == [(25, 25.0), (50, 50.0), (100, 100.0)]
@@ -165,7 +192,7 @@ def test_a_prediction_that_was_too_hopeful_is_halved_until_one_fits_and_then_clo
     run: Configuration[Any],
 ) -> None:
     machine = Machine()
-    found, best = confirm(foretold(100, limit=60), run, machine.bench)
+    found, best = searched(foretold(100, limit=60), run, machine)
     assert machine.batches == [100, 50, 75, 62, 56, 59, 60]
     assert found.largest == 60
     assert [one.total for one in found.confirmed] == [size * MIB for size in machine.batches]
@@ -177,7 +204,7 @@ def test_a_prediction_that_was_too_hopeful_is_halved_until_one_fits_and_then_clo
 
 def test_of_predictions_of_8_where_1_fits_1_is_found(run: Configuration[Any]) -> None:
     machine = Machine(memory=MIB)
-    found, best = confirm(foretold(8, limit=1), run, machine.bench)
+    found, best = searched(foretold(8, limit=1), run, machine)
     assert machine.batches == [8, 4, 2, 1]
     assert found.largest == 1
     assert [one.total for one in found.confirmed] == [None, None, None, MIB]
@@ -188,7 +215,7 @@ def test_of_predictions_of_8_where_1_fits_1_is_found(run: Configuration[Any]) ->
 
 def test_that_none_fits_is_said_only_when_1_was_tried(run: Configuration[Any]) -> None:
     machine = Machine(memory=0)
-    found, best = confirm(foretold(1000, limit=0), run, machine.bench)
+    found, best = searched(foretold(1000, limit=0), run, machine)
     assert machine.batches == [1000, 500, 250, 125, 62, 31, 15, 7, 3, 1], "however many it takes"
     assert (found.largest, best, found.speeds, machine.timed) == (None, None, [], [])
 
@@ -196,7 +223,7 @@ def test_that_none_fits_is_said_only_when_1_was_tried(run: Configuration[Any]) -
 def test_where_none_is_predicted_to_fit_none_is_run(run: Configuration[Any]) -> None:
     machine = Machine()
     found = foretold(None, limit=10)
-    assert confirm(found, run, machine.bench) == (found, None)
+    assert searched(found, run, machine) == (found, None)
     assert machine.followed == []
 
 
@@ -206,7 +233,7 @@ def test_the_largest_that_is_found_fits_and_is_near_the_largest_that_does(
     run: Configuration[Any], largest: int, limit: int, memory: int
 ) -> None:
     machine = Machine(memory=memory * MIB)
-    found, _ = confirm(foretold(largest, limit), run, machine.bench)
+    found, _ = searched(foretold(largest, limit), run, machine)
     true = min(largest, limit, memory)
     assert len(set(machine.batches)) == len(machine.batches), "none is run twice"
     if not true:
@@ -221,7 +248,7 @@ def test_the_largest_that_is_found_fits_and_is_near_the_largest_that_does(
 
 def test_what_the_allocator_holds_after_the_peak_has_to_fit_as_well(run: Configuration[Any]) -> None:
     machine = Machine(later=40 * MIB)
-    found, _ = confirm(foretold(100, limit=100), run, machine.bench)
+    found, _ = searched(foretold(100, limit=100), run, machine)
     assert machine.batches[0] == 100
     assert found.confirmed[0].total == 140 * MIB
     assert found.largest is not None
@@ -239,26 +266,25 @@ def test_of_several_ranks_the_fullest_has_to_fit() -> None:
 def test_what_is_not_for_want_of_memory_ends_the_search(run: Configuration[Any], error: GpubenchError) -> None:
     machine = Machine(failing={"training.batch_size": error})
     with pytest.raises(type(error), match=error.message):
-        confirm(foretold(100, limit=60), run, machine.bench)
+        searched(foretold(100, limit=60), run, machine)
     assert machine.batches == [100]
     assert machine.timed == []
 
 
 def test_a_process_that_was_killed_had_too_little_memory(run: Configuration[Any]) -> None:
     machine = Machine(failing={"training.batch_size": WorkerLost("the worker was killed by SIGKILL")})
-    found, best = confirm(foretold(4, limit=4), run, machine.bench)
+    found, best = searched(foretold(4, limit=4), run, machine)
     assert machine.batches == [4, 2, 1]
     assert (found.largest, best) == (None, None)
     assert {one.reason for one in found.confirmed} == {"the worker was killed by SIGKILL"}
 
 
-def test_each_run_is_kept_as_it_ends(run: Configuration[Any]) -> None:
-    kept: list[BatchSizes] = []
-    found, _ = confirm(foretold(8, limit=2), run, Machine().bench, kept.append)
-    assert [one.largest for one in kept] == [None, None, 2, 2]
-    assert [len(one.confirmed) for one in kept] == [1, 2, 3, 4]
-    assert kept[-1].confirmed == found.confirmed
-    assert kept[-1].speeds == []
+def test_each_run_is_told_of_as_it_ends(run: Configuration[Any]) -> None:
+    told = list(confirm(foretold(8, limit=2), run, Machine().bench))
+    assert [one.found.largest for one in told] == [None, None, 2, 2, 2]
+    assert [len(one.found.confirmed) for one in told] == [1, 2, 3, 4, 4]
+    assert [len(one.found.speeds) for one in told] == [0, 0, 0, 0, 2]
+    assert [one.best and peak_of(one.best) for one in told] == [None, None, *[2 * MIB] * 3]
 
 
 def test_an_interrupt_while_batches_are_timed_is_the_users(run: Configuration[Any]) -> None:
@@ -266,19 +292,19 @@ def test_an_interrupt_while_batches_are_timed_is_the_users(run: Configuration[An
         def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
             return [Outcome(cast("Any", None), "interrupted", summary([]), Interrupted("interrupted")) for _ in runs]
 
-    kept: list[BatchSizes] = []
+    becoming = confirm(foretold(8, limit=8), run, Impatient().bench)
+    assert next(becoming).found.largest == 8, "what was found stays"
     with pytest.raises(Interrupted):
-        confirm(foretold(8, limit=8), run, Impatient().bench, kept.append)
-    assert kept[-1].largest == 8, "what was found stays"
+        next(becoming)
 
 
 def test_a_batch_is_confirmed_in_a_run_like_the_one_asked_for(run: Configuration[Any]) -> None:
     machine = Machine()
-    confirm(foretold(64, limit=64), run, machine.bench)
+    searched(foretold(64, limit=64), run, machine)
     (tried,) = machine.followed
     before, after = (flatten(one.settings.model_dump(mode="json")) for one in (run, tried))
     assert {key: value for key, value in after.items() if value != before[key]} == {
-        "experiment": f"{run.settings.experiment}-trials",
+        "experiment": f"{run.settings.experiment}-verify",
         "memory.find_batch_size": False,
         **({"memory.advise": False} if before["memory.advise"] else {}),
         "training.batch_size": 64,
@@ -296,11 +322,15 @@ def test_a_fix_is_confirmed_by_what_it_saves_with_what_it_costs(run: Configurati
     machine = Machine(
         factors={"model.activation_checkpointing": 0.75}, speeds={"model.activation_checkpointing": 0.8}
     )  # fmt: skip
-    found = verify(ended("base", holding(PEAK)), run, findings(CHECKPOINTED), machine.bench)
+    found = tried(ended("base", holding(PEAK)), run, findings(CHECKPOINTED), machine)
     (trial,) = [one.measured for one in found.findings.findings]
     assert trial is not None
     assert trial.saving is not None
-    assert (trial.outcome, trial.saving.estimate, trial.reason) == ("confirmed", 0.25, "throughput -20.0 %")
+    assert trial.cost is not None
+    assert (trial.outcome, trial.saving.estimate, trial.reason) == ("confirmed", 0.25, None)
+    assert trial.cost.verdict == "slower"
+    assert trial.cost.change == pytest.approx(-0.2)
+    assert trial.cost.interval == pytest.approx((-0.21, -0.19))
     assert (trial.run, trial.baseline) == ("fix", "base")
     assert [(one.fix, one.peak, one.efficient) for one in found.trades.trades] == [
         (CHECKPOINTED, PEAK * 3 // 4, True), ({}, PEAK, True),
@@ -313,7 +343,7 @@ def test_a_fix_is_confirmed_by_what_it_saves_with_what_it_costs(run: Configurati
 )
 def test_a_fix_that_saves_next_to_nothing_has_no_effect(run: Configuration[Any], factor: float, outcome: str) -> None:
     machine = Machine(factors={"data.workers": factor})
-    found = verify(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench)
+    found = tried(ended("base", holding(PEAK)), run, findings(WORKERS), machine)
     (trial,) = [one.measured for one in found.findings.findings]
     assert trial is not None
     assert trial.outcome == outcome
@@ -321,7 +351,7 @@ def test_a_fix_that_saves_next_to_nothing_has_no_effect(run: Configuration[Any],
 
 def test_several_fixes_are_tried_alone_and_together(run: Configuration[Any]) -> None:
     machine = Machine(factors={"training.optimizer_impl": 0.5, "model.activation_checkpointing": 0.6})
-    found = verify(ended("base", holding(PEAK)), run, findings(FUSED, {}, CHECKPOINTED), machine.bench)
+    found = tried(ended("base", holding(PEAK)), run, findings(FUSED, {}, CHECKPOINTED), machine)
     first, without, last = (one.measured for one in found.findings.findings)
     assert without is None
     assert [one and one.saving and one.saving.estimate for one in (first, last)] == pytest.approx([0.5, 0.4])
@@ -329,12 +359,44 @@ def test_several_fixes_are_tried_alone_and_together(run: Configuration[Any]) -> 
     assert (together.fix, together.peak) == (FUSED | CHECKPOINTED, round(PEAK * 0.3))
     assert len(machine.followed) == 3
     assert len(machine.timed) == 4
+    assert found.findings.combination is not None
+    assert found.findings.combination.fix == FUSED | CHECKPOINTED
+    assert fixes.saved(found.findings.combination.measured) == pytest.approx(0.7)
+    assert found.findings.keep == FUSED | CHECKPOINTED
 
 
-def test_the_first_of_several_fixes_of_one_setting_is_the_one_that_is_combined(run: Configuration[Any]) -> None:
-    machine = Machine()
-    found = verify(
-        ended("base", holding(PEAK)), run, findings(WORKERS, {"data.workers": 4}, FUSED), machine.bench
+@pytest.mark.parametrize(
+    ("speeds", "kept"),
+    [
+        ({}, FUSED | CHECKPOINTED),
+        ({"training.optimizer_impl": 1.2}, FUSED | CHECKPOINTED),
+        ({"training.optimizer_impl": 0.97}, FUSED | CHECKPOINTED),
+        ({"training.optimizer_impl": 0.8}, CHECKPOINTED),
+        ({"training.optimizer_impl": 0.8, "model.activation_checkpointing": 0.9}, {}),
+    ],
+)
+def test_what_saves_most_is_kept_unless_it_was_found_to_be_slower(
+    run: Configuration[Any], speeds: dict[str, float], kept: dict[str, Any]
+) -> None:
+    factors = {"training.optimizer_impl": 0.5, "model.activation_checkpointing": 0.6}
+    found = tried(
+        ended("base", holding(PEAK)), run, findings(FUSED, CHECKPOINTED), Machine(factors=factors, speeds=speeds)
+    )
+    assert found.findings.keep == kept
+
+
+def test_what_was_not_confirmed_is_not_combined(run: Configuration[Any]) -> None:
+    machine = Machine(factors={"training.optimizer_impl": 0.5, "data.workers": 1.2})
+    found = tried(ended("base", holding(PEAK)), run, findings(FUSED, WORKERS), machine)
+    assert found.findings.combination is None
+    assert [one.fix for one in found.trades.trades] == [FUSED, {}, WORKERS]
+    assert found.findings.keep == FUSED
+
+
+def test_of_several_fixes_of_one_setting_the_first_that_saved_most_is_combined(run: Configuration[Any]) -> None:
+    machine = Machine(factors={"data.workers": 0.5, "training.optimizer_impl": 0.6})
+    found = tried(
+        ended("base", holding(PEAK)), run, findings(WORKERS, {"data.workers": 4}, FUSED), machine
     )  # fmt: skip
     assert [one.fix for one in found.trades.trades if len(one.fix) > 1] == [WORKERS | FUSED]
 
@@ -344,40 +406,39 @@ def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
     run: Configuration[Any], error: GpubenchError
 ) -> None:
     machine = Machine(factors={"training.optimizer_impl": 0.5}, failing={"data.workers": error})
-    found = verify(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench)
+    found = tried(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine)
     first, second = (one.measured for one in found.findings.findings)
     assert first is not None
     assert second is not None
     assert (first.outcome, first.saving, second.outcome) == ("failed", None, "confirmed")
-    assert first.reason == (error.message if isinstance(error, OutOfMemory) else "these settings do not go together")
-    assert [one.fix for one in found.trades.trades if one.peak is None] == [WORKERS, FUSED | WORKERS]
+    assert first.reason == error.message
+    assert [(one.fix, one.reason) for one in found.trades.trades if one.peak is None] == [(WORKERS, error.message)]
     assert len(machine.timed) == 2, "what failed is not timed"
 
 
 def test_an_interrupt_while_fixes_are_tried_is_the_users(run: Configuration[Any]) -> None:
     machine = Machine(failing={"data.workers": Interrupted("interrupted")})
     with pytest.raises(Interrupted):
-        verify(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench)
+        next(verify(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench))
     assert machine.timed == []
 
 
-def test_what_fixes_save_is_kept_before_anything_is_timed(run: Configuration[Any]) -> None:
-    kept: list[Verified] = []
+def test_what_fixes_save_is_known_before_anything_is_timed(run: Configuration[Any]) -> None:
     machine = Machine(factors={"data.workers": 0.5})
-    found = verify(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench, kept.append)
-    (early,) = kept
-    before, after = (known.findings.findings[0].measured for known in (early, found))
+    early, late = verify(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench)
+    before, after = (known.findings.findings[0].measured for known in (early, late))
     assert before is not None
     assert after is not None
-    assert (before.saving, before.reason) == (after.saving, None)
-    assert after.reason == "throughput +0.0 %"
+    assert (before.saving, before.cost) == (after.saving, None)
+    assert after.cost is not None
+    assert after.cost.verdict == "equivalent"
     assert [one.throughput for one in early.trades.trades] == [None, None]
 
 
 def test_without_a_fix_nothing_is_run(run: Configuration[Any]) -> None:
     machine = Machine()
     given = findings({})
-    found = verify(ended("base", holding(PEAK)), run, given, machine.bench)
+    found = tried(ended("base", holding(PEAK)), run, given, machine)
     assert found.findings == given
     assert [(one.fix, one.peak) for one in found.trades.trades] == [({}, PEAK)]
     assert (machine.followed, machine.timed) == ([], [])

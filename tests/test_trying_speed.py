@@ -19,7 +19,8 @@ from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsErr
 from gpubench.findings import Finding, Findings
 from gpubench.report.finding_phrases import options
 from gpubench.settings import ProfileSettings
-from gpubench.verifying import Bench, unrecorded, verify
+from gpubench.trying.bench import Bench
+from gpubench.trying.speed import unrecorded, verify
 
 FUSED, WORKERS, BATCH = (
     {"training.optimizer_impl": "fused"},
@@ -54,7 +55,7 @@ class Machine:
 
     @property
     def bench(self) -> Bench:
-        return Bench(self.complete, self.measure, self.judge)
+        return Bench(self.complete, self.time, self.judge)
 
     def complete(self, configuration: Configuration[Any]) -> Configuration[Any]:
         for key, error in self.failing.items():
@@ -62,7 +63,7 @@ class Machine:
                 raise error
         return completed(configuration, complete)
 
-    def measure(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+    def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
         base, *candidates = [flatten(run.settings.model_dump()) for run in runs]
         changes = [{key: value for key, value in one.items() if base[key] != value} for one in candidates]
         self.measured.append(changes)
@@ -91,9 +92,15 @@ def machine(speedup: dict[str, float] | None = None, failing: dict[str, Gpubench
     return Machine(speedup or {}, failing or {})
 
 
+def tried(profiled: Configuration[Any], findings: Findings, measure: Machine) -> Findings:
+    """What is known at the end."""
+    *_, last = verify(profiled, findings, measure.bench)
+    return last
+
+
 def test_a_fix_that_makes_the_run_faster_is_confirmed_with_its_interval(profiled: Configuration[Any]) -> None:
-    tried = verify(profiled, found(finding("slow", FUSED)), machine({"training.optimizer_impl": 2.0}).bench)
-    trial = tried.findings.findings[0].measured
+    known = tried(profiled, found(finding("slow", FUSED)), machine({"training.optimizer_impl": 2.0}))
+    trial = known.findings[0].measured
     assert trial is not None
     assert trial.outcome == "confirmed"
     assert (trial.run, trial.baseline) == ("fix", "base")
@@ -101,31 +108,31 @@ def test_a_fix_that_makes_the_run_faster_is_confirmed_with_its_interval(profiled
     assert trial.saving.estimate == pytest.approx(0.5)
     assert trial.saving.low == pytest.approx(1 - 1 / 1.96)
     assert trial.saving.high == pytest.approx(1 - 1 / 2.04)
-    assert tried.findings.keep == FUSED
+    assert known.keep == FUSED
 
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(1.0, "no effect"), (0.5, "worse")])
 def test_a_fix_that_does_not_help_is_said_so_and_not_kept(
     profiled: Configuration[Any], ratio: float, outcome: str
 ) -> None:
-    tried = verify(profiled, found(finding("slow", FUSED)), machine({"training.optimizer_impl": ratio}).bench)
-    trial = tried.findings.findings[0].measured
+    known = tried(profiled, found(finding("slow", FUSED)), machine({"training.optimizer_impl": ratio}))
+    trial = known.findings[0].measured
     assert trial is not None
     assert trial.outcome == outcome
-    assert tried.findings.keep == {}
-    assert tried.findings.combination is None
+    assert known.keep == {}
+    assert known.combination is None
 
 
 def test_confirmed_fixes_are_tried_together(profiled: Configuration[Any]) -> None:
     measure = machine({"training.optimizer_impl": 1.5, "data.workers": 2.0, "training.batch_size": 0.5})
     findings = found(finding("a", FUSED), finding("b", WORKERS), finding("c", BATCH))
-    tried = verify(profiled, findings, measure.bench).findings
+    known = tried(profiled, findings, measure)
     assert measure.measured == [[FUSED, WORKERS, BATCH], [FUSED | WORKERS]]
-    assert tried.combination is not None
-    assert tried.combination.fix == FUSED | WORKERS
-    assert tried.combination.measured.saving is not None
-    assert tried.combination.measured.saving.estimate == pytest.approx(1 - 1 / 3)
-    assert tried.keep == FUSED | WORKERS
+    assert known.combination is not None
+    assert known.combination.fix == FUSED | WORKERS
+    assert known.combination.measured.saving is not None
+    assert known.combination.measured.saving.estimate == pytest.approx(1 - 1 / 3)
+    assert known.keep == FUSED | WORKERS
 
 
 def test_where_fixes_get_in_each_others_way_the_better_one_is_kept(profiled: Configuration[Any]) -> None:
@@ -134,21 +141,21 @@ def test_where_fixes_get_in_each_others_way_the_better_one_is_kept(profiled: Con
             return 1.2 if len(changes) > 1 else super().ratio(changes)
 
     measure = Jealous({"training.optimizer_impl": 1.5, "data.workers": 2.0}, {})
-    tried = verify(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench).findings
-    assert tried.combination is not None
-    assert tried.keep == WORKERS
+    known = tried(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure)
+    assert known.combination is not None
+    assert known.keep == WORKERS
 
 
 def test_of_two_fixes_for_one_setting_the_one_that_saved_more_is_combined(profiled: Configuration[Any]) -> None:
     four = {"data.workers": 4}
-    tried = verify(
+    known = tried(
         profiled,
         found(finding("a", WORKERS), finding("b", FUSED), finding("c", four)),
-        machine({"training.optimizer_impl": 1.5, "data.workers": 2.0}).bench,
-    ).findings
-    assert tried.combination is not None
-    assert tried.combination.fix["data.workers"] in (2, 4)
-    assert set(tried.combination.fix) == {"data.workers", "training.optimizer_impl"}
+        machine({"training.optimizer_impl": 1.5, "data.workers": 2.0}),
+    )
+    assert known.combination is not None
+    assert known.combination.fix["data.workers"] in (2, 4)
+    assert set(known.combination.fix) == {"data.workers", "training.optimizer_impl"}
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("out of memory in forward"), SettingsError("that cannot be")])
@@ -156,39 +163,40 @@ def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
     profiled: Configuration[Any], error: GpubenchError
 ) -> None:
     measure = machine({"training.optimizer_impl": 2.0}, {"training.batch_size": error})
-    tried = verify(profiled, found(finding("a", BATCH), finding("b", FUSED)), measure.bench).findings
-    first, second = (one.measured for one in tried.findings)
+    known = tried(profiled, found(finding("a", BATCH), finding("b", FUSED)), measure)
+    first, second = (one.measured for one in known.findings)
     assert first is not None
     assert (first.outcome, first.saving, first.reason) == ("failed", None, error.message)
     assert second is not None
     assert second.outcome == "confirmed"
 
 
-def test_an_interrupt_leaves_the_findings_as_they_were(profiled: Configuration[Any]) -> None:
+def test_an_interrupt_is_the_users_and_tells_of_nothing(profiled: Configuration[Any]) -> None:
     measure = machine({"training.optimizer_impl": 2.0}, {"training.batch_size": Interrupted("interrupted")})
-    findings = found(finding("a", FUSED), finding("b", BATCH))
-    tried = verify(profiled, findings, measure.bench)
-    assert tried.stopped is not None
-    assert tried.findings == msgspec.structs.replace(findings, interrupted=True)
+    with pytest.raises(Interrupted):
+        next(verify(profiled, found(finding("a", FUSED), finding("b", BATCH)), measure.bench))
 
 
-def test_an_interrupt_of_the_combination_keeps_what_each_fix_saved(profiled: Configuration[Any]) -> None:
+def test_an_interrupt_of_the_combination_comes_after_what_each_fix_saved(profiled: Configuration[Any]) -> None:
     class Impatient(Machine):
-        def measure(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+        def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
             if self.measured:
                 raise Interrupted("interrupted")
-            return super().measure(runs)
+            return super().time(runs)
 
     measure = Impatient({"training.optimizer_impl": 1.5, "data.workers": 2.0}, {})
-    tried = verify(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench)
-    assert tried.stopped is not None
-    assert [one.measured and one.measured.outcome for one in tried.findings.findings] == ["confirmed", "confirmed"]
+    becoming = verify(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench)
+    known = next(becoming)
+    assert [one.measured and one.measured.outcome for one in known.findings] == ["confirmed", "confirmed"]
+    assert known.keep == WORKERS, "what is best until then"
+    with pytest.raises(Interrupted):
+        next(becoming)
 
 
 def test_a_finding_without_a_fix_is_left_as_it_is(profiled: Configuration[Any]) -> None:
     findings = found(finding("a", {}))
     measure = machine()
-    assert verify(profiled, findings, measure.bench).findings == findings
+    assert tried(profiled, findings, measure) == findings
     assert measure.measured == []
 
 
@@ -212,5 +220,5 @@ def test_a_fix_reads_as_options() -> None:
 
 
 def test_what_is_tried_can_be_written_and_read(profiled: Configuration[Any]) -> None:
-    tried = verify(profiled, found(finding("a", FUSED)), machine({"training.optimizer_impl": 2.0}).bench).findings
-    assert msgspec.json.decode(msgspec.json.encode(tried), type=Findings) == tried
+    known = tried(profiled, found(finding("a", FUSED)), machine({"training.optimizer_impl": 2.0}))
+    assert msgspec.json.decode(msgspec.json.encode(known), type=Findings) == known
