@@ -14,11 +14,10 @@ from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.memory.scalars import peaks, scalars
 from gpubench.memory.trades import Trades
-from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.recording import Progress, Recorder
 from gpubench.runs import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.settings import MemorySettings
-from gpubench.summary import Summary
+from gpubench.summary import Summary, metric_of
 from gpubench.train_recording import LIGHTER
 
 
@@ -38,7 +37,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
 
     def __init__(self, configuration: Configuration[MemorySettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
-        self.progress = MemoryProgress(ranks=self.processes, steps=self.settings.memory.steps)
+        self.progress = self.at_start()
         self._found: dict[tuple[int, int], Footprint] = {}
         """By repeat and rank."""
         self.advice: Findings | None = None
@@ -55,12 +54,8 @@ class MemoryRecorder(Recorder[MemorySettings]):
         last = max((repeat for repeat, _ in self._found), default=0)
         return [found for (repeat, _), found in sorted(self._found.items()) if repeat == last]
 
-    def begin_repeat(self, number: int, repeats: int) -> None:
-        then = self.progress
-        self.progress = MemoryProgress(number, repeats, then.ranks, telemetry=then.telemetry, steps=then.steps)
-
-    def begin_recorded(self) -> None:
-        raise NotImplementedError  # MemorySettings refuse profiling.enabled
+    def at_start(self) -> MemoryProgress:
+        return MemoryProgress(ranks=self.processes, steps=self.settings.memory.steps)
 
     def keep(self, event: events.Message) -> bool:
         match event:
@@ -88,7 +83,10 @@ class MemoryRecorder(Recorder[MemorySettings]):
             for number in sorted({repeat for repeat, _ in self._found})
         ]
         values = [peaks(found) for found in by_repeat]
-        metrics = [_metric(name, [value[name] for value in values]) for name in (values[0] if values else {})]
+        metrics = [
+            metric_of(name, [value[name] for value in values], len(values), None, None)
+            for name in (values[0] if values else {})
+        ]
         return Summary(metrics, [], [], None, None, None, {}, [])
 
     @property
@@ -123,8 +121,3 @@ class MemoryRecorder(Recorder[MemorySettings]):
         self.writer.replace(MEMORY, Footprints(self.footprints))
         if event.findings:
             self.conclude(msgspec.json.decode(event.findings, type=Findings))
-
-
-def _metric(name: str, repeats: list[float]) -> Metric:
-    definition = DEFINITIONS[name]
-    return Metric(name, definition.unit, definition.better, max(repeats), None, len(repeats), None, repeats, None)

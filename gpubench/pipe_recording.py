@@ -39,20 +39,17 @@ class PipeRecorder(Recorder[PipeSettings]):
         self._evaluations: Counter[tuple[int, int]] = Counter()
         self.samples = finished.missing(self.settings.work.samples) if finished else None
         self._finished = finished
-        self.progress = self._progress(0, self.settings.measurement.repeats)
+        self.progress = self.at_start()
         if finished:
             self._take_over(finished)
 
-    def begin_repeat(self, number: int, repeats: int) -> None:
-        telemetry = self.progress.telemetry
-        self.progress = self._progress(number, repeats)
-        self.progress.telemetry = telemetry
-        self._repeats.setdefault(number, PipeRepeat(number))
+    def at_start(self) -> PipeProgress:
+        total = self.settings.work.samples if self.samples is None else len(self.samples)
+        return PipeProgress(ranks=self.processes, total=total)
 
-    def begin_recorded(self) -> None:
-        progress = self.progress
-        self.progress = self._progress(progress.repeat, progress.repeats)
-        self.progress.telemetry, self.progress.recorded = progress.telemetry, True
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        super().begin_repeat(number, repeats)
+        self._repeats.setdefault(number, PipeRepeat(number))
 
     def unit_time(self, summary: Summary) -> float | None:
         evaluation = summary.get("evaluation_time")
@@ -118,10 +115,6 @@ class PipeRecorder(Recorder[PipeSettings]):
         if self.settings.device is Device.cuda:
             return max(1.0, ranks / max(1, len(devices.visible_gpus())))
         return max(1.0, ranks * (self.settings.performance.cpu_threads or 1) / devices.physical_cores())
-
-    def _progress(self, repeat: int, repeats: int) -> PipeProgress:
-        total = self.settings.work.samples if self.samples is None else len(self.samples)
-        return PipeProgress(repeat, repeats, self.settings.distributed.world_size, total=total)
 
     def _take_over(self, finished: Finished) -> None:
         self._repeats[0] = PipeRepeat(0)

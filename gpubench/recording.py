@@ -103,12 +103,18 @@ class Recorder(ABC, Generic[S]):
         (root.addHandler if listening else root.removeHandler)(self._handler)
 
     @abstractmethod
-    def begin_recorded(self) -> None:
-        """The repeat begins that the profiler records, in a process of its own."""
+    def at_start(self) -> Progress:
+        """Where any repeat stands as it begins."""
 
-    @abstractmethod
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Repeat `number` of `repeats` begins, in a fresh process or in the one at hand."""
+        then = self.progress
+        self.progress = replace(self.at_start(), repeat=number, repeats=repeats, telemetry=then.telemetry)
+
+    def begin_recorded(self) -> None:
+        """The repeat begins that the profiler records, in a process of its own."""
+        self.begin_repeat(self.progress.repeat, self.progress.repeats)
+        self.progress.recorded = True
 
     @abstractmethod
     def keep(self, event: events.Message) -> bool:

@@ -43,19 +43,17 @@ class TrainRecorder(Recorder[TrainSettings]):
 
     def __init__(self, configuration: Configuration[TrainSettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
-        self.progress = TrainProgress(repeats=self.settings.measurement.repeats)
+        self.progress = self.at_start()
         self._repeats: dict[int, Repeat] = {}
         self._flops: events.FlopsCounted | None = None
         self._peak: events.PeakMeasured | None = None
 
-    def begin_repeat(self, number: int, repeats: int) -> None:
-        ranks = self.settings.distributed.world_size
-        self.progress = TrainProgress(number, repeats, ranks, telemetry=self.progress.telemetry)
-        self._repeats.setdefault(number, Repeat(number))
+    def at_start(self) -> TrainProgress:
+        return TrainProgress(ranks=self.processes)
 
-    def begin_recorded(self) -> None:
-        then, ranks = self.progress, self.settings.distributed.world_size
-        self.progress = TrainProgress(then.repeat, then.repeats, ranks, telemetry=then.telemetry, recorded=True)
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        super().begin_repeat(number, repeats)
+        self._repeats.setdefault(number, Repeat(number))
 
     def unit_time(self, summary: Summary) -> float | None:
         step_time, settings = summary.get("step_time"), self.settings

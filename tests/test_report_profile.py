@@ -16,7 +16,7 @@ from gpubench.benchmark import Outcome
 from gpubench.comparison.causes import finding_changes
 from gpubench.comparison.result import Causes
 from gpubench.errors import Interrupted
-from gpubench.findings import Findings, Saving, Trial, Unanswered
+from gpubench.findings import Cost, Findings, Saving, Trial, Unanswered
 from gpubench.report import causing, finding_phrases, profile_phrases, profiled
 from gpubench.report.likeness import differences
 from gpubench.report.profile_against import Against
@@ -251,6 +251,21 @@ def test_a_finding_is_told_from_evidence_to_what_its_fix_was_measured_to_save() 
 )  # fmt: skip
 def test_a_saving_is_said_as_the_change_of_the_steps_time(trial: Trial, said: str) -> None:
     assert finding_phrases.measured(trial).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (Cost("slower", -0.2, (-0.214, -0.186)), "throughput -20.0 % [-21.4, -18.6]"),
+        (Cost("faster", 0.1), "throughput +10 %"),
+        (Cost("equivalent", 0.001, (-0.002, 0.004)), "throughput unchanged"),
+        (Cost("inconclusive", -0.01, (-0.1, 0.08)), "throughput not told apart"),
+        (None, ""),
+    ],
+)
+def test_what_memory_is_saved_is_said_with_what_it_costs(cost: Cost | None, said: str) -> None:
+    trial = Trial("confirmed", Saving(0.25), None, None, cost=cost)
+    assert finding_phrases.measured(trial, "peak") == f"confirmed, -25 % of the peak: {said}".removesuffix(": ")
 
 
 def test_the_combination_and_the_settings_to_keep_are_ready_to_be_pasted() -> None:
