@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 from gpubench import devices, runs, stats
 from gpubench.calendar import calendar
 from gpubench.configuration import Configuration
+from gpubench.defaults import local_ranks
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
 from gpubench.launch import Workers
 from gpubench.peers import silence
-from gpubench.ranks import Ranks, launched_by_torchrun, machine
+from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.recording import Recorder, S
 from gpubench.settings import Device, RepeatSettings, RunSettings
 from gpubench.summary import Summary
@@ -238,8 +239,7 @@ def thread_environment(settings: RunSettings) -> Mapping[str, str]:
 def _gpu_indices(settings: RunSettings) -> list[int]:
     if settings.device is not Device.cuda:
         return []
-    local = Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
-    return [gpu.index for gpu in devices.visible_gpus()[:local]]
+    return [gpu.index for gpu in devices.visible_gpus()[: local_ranks(settings)]]
 
 
 def join(settings: RunSettings) -> NoReturn:

@@ -127,9 +127,15 @@ def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
     modern = all((gpu.compute_capability or AMPERE) >= AMPERE for gpu in gpus)
     fastest = Precision.fp32 if device is Device.cpu else Precision.bf16 if modern else Precision.amp
     precision = gaps.fill("precision", fastest, "the fastest that trains safely here")
-    if precision is Precision.tf32 and device is Device.cpu:
-        raise DeviceError("precision tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
+    if device is Device.cpu:
+        refuse_on_cpu(precision)
     return device
+
+
+def refuse_on_cpu(precision: Precision) -> None:
+    """Raises DeviceError for one that no CPU has."""
+    if precision is Precision.tf32:
+        raise DeviceError("precision tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
 
 
 def refuse_loaders(settings: TrainSettings, ranks: int) -> None:

@@ -34,9 +34,7 @@ def pick_device(device: Device, ranks: Ranks) -> torch.device:
     """Raises DeviceError where this torch cannot use the device asked for."""
     if device is Device.cpu:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        build = torch.version.cuda or torch.version.hip or "cpu"
-        raise DeviceError(f"torch {torch.__version__} (build: {build}) finds no usable GPU", "use --device cpu")
+    refuse_without_gpu()
     if ranks.local_rank >= torch.cuda.device_count():
         raise DeviceError(
             f"rank {ranks.rank} needs GPU {ranks.local_rank}, and torch sees {torch.cuda.device_count()}",
@@ -45,6 +43,13 @@ def pick_device(device: Device, ranks: Ranks) -> torch.device:
     chosen = torch.device("cuda", ranks.local_rank)
     torch.cuda.set_device(chosen)
     return chosen
+
+
+def refuse_without_gpu() -> None:
+    """Raises DeviceError where this torch finds none."""
+    if not torch.cuda.is_available():
+        build = torch.version.cuda or torch.version.hip or "cpu"
+        raise DeviceError(f"torch {torch.__version__} (build: {build}) finds no usable GPU", "use --device cpu")
 
 
 def setup_ddp(settings: DistributedSettings, ranks: Ranks, store: Store | None, device: torch.device) -> None:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from gpubench.defaults import refuse_on_cpu
 from gpubench.errors import DeviceError
 from gpubench.settings import Precision
 
@@ -76,10 +77,7 @@ def arithmetic(precision: Precision, device: torch.device) -> Arithmetic:
 def refuse(precision: Precision, device: torch.device) -> None:
     """Raises DeviceError, with the reason, for what the device cannot do."""
     if device.type == "cpu":
-        if precision is Precision.tf32:
-            raise DeviceError(
-                "precision tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16"
-            )
+        refuse_on_cpu(precision)
         return
     name = torch.cuda.get_device_name(device)
     if torch.version.hip is not None:

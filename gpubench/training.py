@@ -1,7 +1,6 @@
 """One repeat of a training benchmark: a generator of events that knows no console and no file."""
 
 import math
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -19,6 +18,7 @@ from gpubench.data import Feed, tensors, to_device
 from gpubench.errors import DataError, ModelError, NonFiniteLoss, UsageError
 from gpubench.events import Step
 from gpubench.models import Workload
+from gpubench.peaks import peaks
 from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
 from gpubench.settings import DEFAULT_STEPS, TrainingSettings, TrainSettings
@@ -250,15 +250,7 @@ class StepReader:
 
 
 def done(rank: int, repeat: int, wall: float, device: torch.device) -> events.RepeatDone:
-    cuda = device.type == "cuda"
-    return events.RepeatDone(
-        rank=rank,
-        repeat=repeat,
-        wall=wall,
-        peak_allocated=torch.cuda.max_memory_allocated(device) if cuda else None,
-        peak_reserved=torch.cuda.max_memory_reserved(device) if cuda else None,
-        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+    return events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(device))
 
 
 def build_trainer(

@@ -1,7 +1,6 @@
 """What a worker of `gpubench pipe-infer` does: agrees with the others, passes samples through, and checks them."""
 
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 
@@ -14,7 +13,8 @@ from gpubench.assignment import Assignment
 from gpubench.calendar import calendar
 from gpubench.channel import EVERYONE, Activity
 from gpubench.environment import capture_env_metadata
-from gpubench.errors import DeviceError, SettingsError
+from gpubench.errors import SettingsError
+from gpubench.peaks import peaks
 from gpubench.pipe_settings import Arithmetic, PipeSettings
 from gpubench.pipeline import baselines
 from gpubench.pipeline.denoiser import Denoiser, load
@@ -77,8 +77,7 @@ def pick_device(settings: PipeSettings, ranks: Ranks) -> torch.device:
     assert settings.device
     if settings.device is Device.cpu or settings.distributed.backend == "nccl":
         return distributed.pick_device(settings.device, ranks)
-    if not torch.cuda.is_available():
-        raise DeviceError(f"torch {torch.__version__} finds no usable GPU", "use --device cpu")
+    distributed.refuse_without_gpu()
     device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
@@ -192,8 +191,7 @@ def passes(session: Session) -> Iterator[events.Message]:
     """The timed pass, then the baselines and the references."""
     stage = session.stage
     passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
-    on_gpu = stage.denoiser.device.type == "cuda"
-    measures = session.ranks.is_rank_zero and not on_gpu  # a GPU's clocks are on record
+    measures = session.ranks.is_rank_zero and stage.denoiser.device.type != "cuda"  # a GPU's clocks are on record
     session.wait_for("all ranks")  # or the yardstick would have the others' warm-up beside it
     before = time_yardstick() if measures else 0.0
     session.wait_for("all ranks")
@@ -208,9 +206,7 @@ def passes(session: Session) -> Iterator[events.Message]:
         ended=ended,
         sent=passage.sent,
         received=passage.received,
-        peak_allocated=torch.cuda.max_memory_allocated() if on_gpu else None,
-        peak_reserved=torch.cuda.max_memory_reserved() if on_gpu else None,
-        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **peaks(stage.denoiser.device),
     )
     session.wait_for("all ranks")
     if measures:
