@@ -9,18 +9,16 @@ from statistics import fmean
 
 import msgspec
 
-from gpubench import stats, timeline
-from gpubench.events import Handoff, StageDone
+from gpubench import timeline
+from gpubench.events import Handoff
 from gpubench.metrics import Metric
 from gpubench.pipe_doubts import verdict, warnings
 from gpubench.pipe_repeat import Completed, PipeRepeat, completed
 from gpubench.split import Assignment
 from gpubench.stages import Digest, Handover, Pipeline, Stage, Verification
 from gpubench.steady import SteadyWindow
-from gpubench.summary import Summary, held_down, metric_of
-from gpubench.telemetry import TelemetrySample, energy_between
-
-Estimate = Callable[[Completed], float | None]
+from gpubench.summary import Estimate, Metrics, Summary, energy_each, held_down, largest
+from gpubench.telemetry import TelemetrySample
 
 
 def summarise(
@@ -39,17 +37,13 @@ def summarise(
     windows = [SteadyWindow(one.repeat.number, 0, len(one.evaluations), True, one.start, one.end) for one in found]
     slowed = held_down(telemetry, windows)
 
-    def energy(one: Completed) -> float | None:
-        joules = energy_between(telemetry, one.start, one.end, gpus) if gpus else None
-        return None if joules is None else joules / len(one.made)
-
-    def replicas_bound(one: Completed) -> float:
-        return _replicas_bound(one, crowding)
-
-    more = {"replicas_bound": replicas_bound, "energy_per_sample": energy}
-    metrics = list(_metrics(found, ESTIMATES | more))
+    metrics = Metrics(found, sum(len(one.evaluations) for one in found), None)
+    for name, estimate in ESTIMATES.items():
+        metrics.add(name, estimate, SINGLE.get(name))
+    metrics.add("replicas_bound", lambda one: _replicas_bound(one, crowding))
+    metrics.add("energy_per_sample", lambda one: energy_each(telemetry, one.start, one.end, gpus, len(one.made)))
     return Summary(
-        metrics=list(_agreeing(metrics)),
+        metrics=list(_agreeing(metrics.made)),
         steady=windows,
         ranks=[],
         flops=None,
@@ -57,20 +51,8 @@ def summarise(
         measured_peak=None,
         throttled=slowed,
         warnings=warnings(repeats, found, samples, slowed),
-        pipeline=_pipeline(repeats, found, metrics),
+        pipeline=_pipeline(repeats, found, metrics.made),
     )
-
-
-def _metrics(found: Sequence[Completed], estimates: dict[str, Estimate]) -> Iterable[Metric]:
-    """Each that has an estimate in every repeat that counts."""
-    steps = sum(len(one.evaluations) for one in found)
-    for name, estimate in estimates.items():
-        values = [estimate(one) for one in found]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
-            single = SINGLE.get(name)
-            distribution = stats.describe([single(one) for one in found]) if single else None
-            yield metric_of(name, known, steps, None, distribution)
 
 
 def _agreeing(metrics: Sequence[Metric]) -> Iterable[Metric]:
@@ -134,10 +116,6 @@ def _replicas(one: Completed) -> float | None:
     return max(baseline.wall for baseline in walls) if whole else None
 
 
-def _largest(of: Callable[[StageDone], int | None]) -> Estimate:
-    return lambda one: max((size for stage in one.repeat.stages.values() if (size := of(stage))), default=None)
-
-
 def _encoding(one: Completed) -> float | None:
     taken = [built.encode_seconds for built in one.repeat.built.values() if built.encode_seconds is not None]
     return max(taken, default=None)
@@ -159,7 +137,7 @@ SINGLE: dict[str, Callable[[Completed], list[float]]] = {
 }
 """The single values behind an estimate, where their distribution is of interest."""
 
-ESTIMATES: dict[str, Estimate] = {
+ESTIMATES: dict[str, Estimate[Completed]] = {
     "throughput": lambda one: len(one.made) / one.makespan,
     "steady_throughput": _steady_throughput,
     "makespan": lambda one: one.makespan,
@@ -178,9 +156,9 @@ ESTIMATES: dict[str, Estimate] = {
     "encode_time": _encoding,
     "decode_time": lambda one: _mean(one.repeat.seconds("decode")),
     "model_build_time": lambda one: max(built.seconds for built in one.repeat.built.values()),
-    "peak_memory_allocated": _largest(lambda stage: stage.peak_allocated),
-    "peak_memory_reserved": _largest(lambda stage: stage.peak_reserved),
-    "peak_memory_rss": _largest(lambda stage: stage.peak_rss),
+    "peak_memory_allocated": lambda one: largest(one.repeat.stages.values(), "peak_allocated"),
+    "peak_memory_reserved": lambda one: largest(one.repeat.stages.values(), "peak_reserved"),
+    "peak_memory_rss": lambda one: largest(one.repeat.stages.values(), "peak_rss"),
     "verified_samples": _verified,
     "yardstick_time": lambda one: one.repeat.yardstick,
 }

@@ -4,19 +4,23 @@ The run's step is its slowest rank's, and every rank's phases are kept apart unt
 whose steady window took longest. Throughput is defined once: samples of all ranks over the wall of the steady window.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median_low
+from typing import Generic, TypeVar
 
 import msgspec
 
 from gpubench import cautions, hardware, stats
-from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, Step
+from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, Step
 from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
 from gpubench.stages import Pipeline
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
 from gpubench.telemetry import TelemetrySample, energy_between, throttled
 
 EXPOSED = "exposed_communication"
+M = TypeVar("M")
+Estimate = Callable[[M], float | None]
+"""Of one repeat; None where it cannot be known."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -66,7 +70,11 @@ def summarise(
     """
     found = [measured for repeat in repeats if (measured := measure(repeat, warmup_steps))]
     peak = hardware.peak_flops(device_name, precision) if device_name else None
-    metrics = _Metrics(found)
+    metrics = Metrics(
+        found,
+        sum(measured.window.steps for measured in found),
+        sum(stats.effective_size(measured.totals) for measured in found),
+    )
     if found:
         _times(metrics)
         _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
@@ -127,44 +135,58 @@ def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
     return said + list(filter(None, [cautions.held_down(slowed)]))
 
 
-class _Metrics:
-    """Metrics in the making, one estimate per measured repeat."""
+class Metrics(Generic[M]):
+    """Metrics in the making, one estimate for each of the repeats that were measured."""
 
-    def __init__(self, found: Sequence[Measured]) -> None:
+    def __init__(self, found: Sequence[M], steps: int, effective_steps: float | None) -> None:
+        """`steps` are behind every metric, worth `effective_steps` independent ones."""
         self.found = found
         self.made: list[Metric] = []
-        self._steps = sum(measured.window.steps for measured in found)
-        self._effective = sum(stats.effective_size(measured.totals) for measured in found)
+        self._behind = steps, effective_steps
 
-    def add(
-        self, name: str, estimate: Callable[[Measured], float | None], distribution: Distribution | None = None
-    ) -> None:
-        """Leaves the metric out unless every repeat has an estimate."""
-        estimates = [estimate(measured) for measured in self.found]
+    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], Sequence[float]] | None = None) -> None:
+        """Leaves the metric out unless every repeat has an estimate. `single` are the values of which it is made."""
+        estimates = [estimate(one) for one in self.found]
         known = [value for value in estimates if value is not None]
-        if not known or len(known) < len(estimates):
-            return
-        self.made.append(metric_of(name, known, self._steps, self._effective, distribution))
+        if known and len(known) == len(estimates):
+            distribution = stats.describe([single(one) for one in self.found]) if single else None
+            self.made.append(metric_of(name, known, *self._behind, distribution))
 
     def get(self, name: str) -> Metric | None:
         return next((metric for metric in self.made if metric.name == name), None)
 
 
-def _times(metrics: _Metrics) -> None:
+def largest(reports: Iterable[RepeatDone | StageDone], name: str) -> float | None:
+    """Of what the ranks say of themselves under `name`, such as peak_rss; None where none of them knows."""
+    return max((size for report in reports if (size := getattr(report, name))), default=None)
+
+
+def energy_each(
+    telemetry: Sequence[TelemetrySample], start: float, end: float, gpus: Sequence[int], samples: int
+) -> float | None:
+    """Joules a sample; None where there is no counter, or no sample."""
+    joules = energy_between(telemetry, start, end, gpus) if gpus and samples else None
+    return None if joules is None else joules / samples
+
+
+def _times(metrics: Metrics[Measured]) -> None:
     found = metrics.found
     built = found[0].repeat.built
     metrics.add("throughput", lambda m: m.throughput)
     if built and (tokens := built.tokens_per_sample):
         metrics.add("token_throughput", lambda m: m.throughput * tokens)
-    metrics.add("step_time", lambda m: m.wall / m.window.steps, stats.describe([m.totals for m in found]))
+    metrics.add("step_time", lambda m: m.wall / m.window.steps, lambda m: m.totals)
     for phase in dict.fromkeys(name for m in found for name in m.steps.phases):
-        per_step = [m.steps.phase(phase) for m in found]
-        metrics.add(f"phase_{phase}", lambda m, phase=phase: m.phase(phase), stats.describe(per_step))  # type: ignore[misc]
+        metrics.add(f"phase_{phase}", *_of_phase(phase))
     metrics.add("mean_of_rates", _mean_of_rates)
     if len(found[0].ranks) > 1:
         metrics.add("straggler_skew", _skew)
     metrics.add("starved_steps", _starved)
     metrics.add("closure_error", _closure_error)
+
+
+def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Sequence[float]]]:
+    return lambda m: m.phase(phase), lambda m: m.steps.phase(phase)
 
 
 def _mean_of_rates(measured: Measured) -> float:
@@ -201,7 +223,7 @@ def _closure_error(measured: Measured) -> float | None:
 
 
 def _efficiency(
-    metrics: _Metrics,
+    metrics: Metrics[Measured],
     flops: FlopsCounted | None,
     peak: hardware.Peak | None,
     measured_peak: PeakMeasured | None,
@@ -210,7 +232,7 @@ def _efficiency(
 ) -> None:
     ranks = len(metrics.found[0].ranks)
 
-    def share(work: float | None, ceiling: float | None) -> Callable[[Measured], float | None]:
+    def share(work: float | None, ceiling: float | None) -> Estimate[Measured]:
         return lambda m: m.throughput * work / ranks / ceiling if work and ceiling else None
 
     model = flops.model_flops_per_sample if flops else None
@@ -223,23 +245,16 @@ def _efficiency(
     metrics.add("measured_peak", lambda _: ceiling)
     metrics.add("mfu_of_measured_peak", share(model, ceiling))
 
-    def energy(measured: Measured) -> float | None:
-        joules = energy_between(telemetry, measured.window.start, measured.window.end, gpus) if gpus else None
-        return joules / measured.samples if joules is not None and measured.samples else None
-
-    metrics.add("energy_per_sample", energy)
+    metrics.add("energy_per_sample", lambda m: energy_each(telemetry, m.window.start, m.window.end, gpus, m.samples))
 
 
-def _costs(metrics: _Metrics) -> None:
-    def largest(of: Callable[[RepeatDone], int | None]) -> Callable[[Measured], float | None]:
-        return lambda m: max((size for done in m.repeat.done.values() if (size := of(done))), default=None)
-
+def _costs(metrics: Metrics[Measured]) -> None:
     def first_steps(measured: Measured, count: int) -> float:
         return max(sum(steps.totals[:count]) for steps in measured.repeat.steps.values())
 
-    metrics.add("peak_memory_allocated", largest(lambda done: done.peak_allocated))
-    metrics.add("peak_memory_reserved", largest(lambda done: done.peak_reserved))
-    metrics.add("peak_memory_rss", largest(lambda done: done.peak_rss))
+    metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))
+    metrics.add("peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "peak_reserved"))
+    metrics.add("peak_memory_rss", lambda m: largest(m.repeat.done.values(), "peak_rss"))
     metrics.add("first_step_time", lambda m: first_steps(m, 1))
     metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
@@ -271,7 +286,7 @@ def _ranks(found: Sequence[Measured]) -> list[Rank]:
 
 
 def _warnings(
-    metrics: _Metrics,
+    metrics: Metrics[Measured],
     slowed: dict[str, float],
     peak: hardware.Peak | None,
     flops: FlopsCounted | None,
