@@ -9,6 +9,7 @@ import msgspec
 
 from gpubench import events
 from gpubench.configuration import Configuration
+from gpubench.estimates import metric_of
 from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprint, Footprints
@@ -17,7 +18,7 @@ from gpubench.memory.trades import Trades
 from gpubench.recording import Progress, Recorder
 from gpubench.runs import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.settings import MemorySettings
-from gpubench.summary import Summary, metric_of
+from gpubench.summary import Summary
 from gpubench.train_recording import LIGHTER
 
 

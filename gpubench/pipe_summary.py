@@ -10,6 +10,7 @@ from statistics import fmean
 import msgspec
 
 from gpubench import timeline
+from gpubench.estimates import Estimate, Metrics, energy_each, largest
 from gpubench.events import Handoff
 from gpubench.metrics import Metric
 from gpubench.pipe_doubts import verdict, warnings
@@ -17,7 +18,7 @@ from gpubench.pipe_repeat import Completed, PipeRepeat, completed
 from gpubench.split import Assignment
 from gpubench.stages import Digest, Handover, Pipeline, Stage, Verification
 from gpubench.steady import SteadyWindow
-from gpubench.summary import Estimate, Metrics, Summary, energy_each, held_down, largest
+from gpubench.summary import Summary, held_down
 from gpubench.telemetry import TelemetrySample
 
 

@@ -4,23 +4,20 @@ The run's step is its slowest rank's, and every rank's phases are kept apart unt
 whose steady window took longest. Throughput is defined once: samples of all ranks over the wall of the steady window.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median_low
-from typing import Generic, TypeVar
 
 import msgspec
 
 from gpubench import cautions, hardware, stats
-from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, Step
-from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
+from gpubench.estimates import Estimate, Metrics, energy_each, largest
+from gpubench.events import FlopsCounted, PeakMeasured, Step
+from gpubench.metrics import Metric
 from gpubench.stages import Pipeline
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
-from gpubench.telemetry import TelemetrySample, energy_between, throttled
+from gpubench.telemetry import TelemetrySample, throttled
 
 EXPOSED = "exposed_communication"
-M = TypeVar("M")
-Estimate = Callable[[M], float | None]
-"""Of one repeat; None where it cannot be known."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -93,33 +90,6 @@ def summarise(
     )
 
 
-def metric_of(
-    name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
-) -> Metric:
-    """The defined metric `name` with its estimate in each repeat; `steps` are those behind them.
-
-    A rate is averaged as the time of one: see `metrics.RATES`.
-    """
-    definition = DEFINITIONS[name]
-    rate = name in RATES and min(repeats) > 0
-    values = [1 / value for value in repeats] if rate else repeats
-    estimate, interval = fmean(values), stats.student_interval(values)
-    if rate:
-        estimate = 1 / estimate
-        interval = (1 / interval[1], 1 / interval[0]) if interval and interval[0] > 0 else None
-    return Metric(
-        name=name,
-        unit=definition.unit,
-        better=definition.better,
-        estimate=estimate,
-        interval=interval,
-        n=steps,
-        effective_n=effective_steps,
-        repeats=repeats,
-        distribution=distribution,
-    )
-
-
 def held_down(telemetry: Sequence[TelemetrySample], windows: Sequence[SteadyWindow]) -> dict[str, float]:
     """Fraction of the windows' time in which each reason held the GPU's clocks down."""
     slowed: dict[str, float] = {}
@@ -133,40 +103,6 @@ def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
     """What may be wrong with the measurement of any command."""
     said = [f"{cautions.LONE}: {cautions.MORE}"] * (repeats == 1)
     return said + list(filter(None, [cautions.held_down(slowed)]))
-
-
-class Metrics(Generic[M]):
-    """Metrics in the making, one estimate for each of the repeats that were measured."""
-
-    def __init__(self, found: Sequence[M], steps: int, effective_steps: float | None) -> None:
-        """`steps` are behind every metric, worth `effective_steps` independent ones."""
-        self.found = found
-        self.made: list[Metric] = []
-        self._behind = steps, effective_steps
-
-    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], Sequence[float]] | None = None) -> None:
-        """Leaves the metric out unless every repeat has an estimate. `single` are the values of which it is made."""
-        estimates = [estimate(one) for one in self.found]
-        known = [value for value in estimates if value is not None]
-        if known and len(known) == len(estimates):
-            distribution = stats.describe([single(one) for one in self.found]) if single else None
-            self.made.append(metric_of(name, known, *self._behind, distribution))
-
-    def get(self, name: str) -> Metric | None:
-        return next((metric for metric in self.made if metric.name == name), None)
-
-
-def largest(reports: Iterable[RepeatDone | StageDone], name: str) -> float | None:
-    """Of what the ranks say of themselves under `name`, such as peak_rss; None where none of them knows."""
-    return max((size for report in reports if (size := getattr(report, name))), default=None)
-
-
-def energy_each(
-    telemetry: Sequence[TelemetrySample], start: float, end: float, gpus: Sequence[int], samples: int
-) -> float | None:
-    """Joules a sample; None where there is no counter, or no sample."""
-    joules = energy_between(telemetry, start, end, gpus) if gpus and samples else None
-    return None if joules is None else joules / samples
 
 
 def _times(metrics: Metrics[Measured]) -> None:
