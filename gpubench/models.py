@@ -8,9 +8,7 @@ and returns either an nn.Module, which is trained on what `data` reads with `sup
 """
 
 import functools
-import importlib
 import json
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpubench import callables
 from gpubench.errors import ModelError
 from gpubench.settings import DataSettings, ModelSettings
 from gpubench.tasks import denoising_loss, labelled_images, language_loss, masked_tokens, noise, supervised_loss, tokens
@@ -122,26 +121,9 @@ def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
 
 
 def _from_callable(name: str, seed: int) -> Workload:
-    module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found = operator.attrgetter(attribute)(importlib.import_module(module_name))
-    except (Exception, SystemExit) as error:  # importing runs the user's code
-        raise ModelError(
-            f"model {name!r} cannot be imported: {type(error).__name__}: {error}",
-            "write package.module:callable, without .py; the current directory is searched first",
-        ) from error
-    if not callable(found):
-        raise ModelError(f"model {name!r} is a {type(found).__name__}, not a callable", "name a function or a class")
+    build = callables.find("model", name, ModelError)
     torch.manual_seed(seed)
-    try:
-        made = found()
-    except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"model {name!r} raised {type(error).__name__}: {error}", "it is called without arguments; mend it there"
-        ) from error
+    made = build()
     match made:
         case nn.Module():
             return Workload(made, supervised_loss, None, None, "as in the data")

@@ -421,8 +421,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "has no 'nothing'"),
-        ("constant", "not callable but of type int"),
+        ("nothing", "has no attribute 'nothing'"),
+        ("constant", "of type int, not a callable"),
         ("needs", "cannot be called without arguments"),
         ("wrong", r"returned builtins\.list"),
         ("Unmeasured", "without a length"),
@@ -433,13 +433,14 @@ def test_a_callable_that_gives_no_dataset_is_told(own: str, name: str, message: 
         opened(without_path(f"{own}:{name}"), None)
 
 
-def test_a_module_that_is_not_there_is_told_and_the_users_own_errors_pass(own: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no module 'gone_away'"):
+def test_a_module_that_is_not_there_is_told_and_so_are_the_users_own_errors(own: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No module named 'gone_away'"):
         opened(without_path("gone_away:make"), None)
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(DataError, match="raised ZeroDivisionError: mine") as caught:
         opened(without_path(f"{own}:fails"), None)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError), "run.log tells where"
     (tmp_path / "importing.py").write_text("import gone_away")
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(DataError, match="cannot be imported: ModuleNotFoundError: No module named 'gone_away'"):
         opened(without_path("importing:make"), None)
 
 
