@@ -17,13 +17,13 @@ from gpubench import devices
 from gpubench.configuration import Configuration, S, apply_overrides
 from gpubench.dotkeys import flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
+from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, RunSettings, TrainSettings
 from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
 from gpubench.units import counted
 from gpubench.zoo import find, is_builtin
 
-AMPERE = (8, 0)
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
 FILLED_IN = "default: "
 T = TypeVar("T", bound=TrainSettings)

@@ -81,6 +81,10 @@ def _row(
     return Accelerator(names, key, gibibytes * 2**30, terabytes_per_s * 1e12, peaks, source)
 
 
+AMPERE = (8, 0)
+"""The compute capability from which on there is bfloat16."""
+HOPPER = (9, 0)
+
 _COLUMNS = ("fp32", "tf32", "bf16", "fp16")
 
 _V100 = "NVIDIA V100 data sheet"

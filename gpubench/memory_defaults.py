@@ -2,9 +2,9 @@
 
 from gpubench import devices
 from gpubench.configuration import apply_overrides
-from gpubench.defaults import AMPERE, Choice, Gaps, complete, fill_training
+from gpubench.defaults import Choice, Gaps, complete, fill_training
 from gpubench.errors import SettingsError
-from gpubench.hardware import find_accelerator
+from gpubench.hardware import AMPERE, find_accelerator
 from gpubench.memory.predicting import target_of
 from gpubench.settings import Device, MemorySettings, Precision
 

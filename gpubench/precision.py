@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gpubench.defaults import refuse_on_cpu
 from gpubench.errors import DeviceError
+from gpubench.hardware import AMPERE
 from gpubench.settings import Precision
 
 
@@ -86,7 +87,7 @@ def refuse(precision: Precision, device: torch.device) -> None:
             raise DeviceError(f"{name} has no TF32; AMD's CDNA 3 alone does", "use fp32, amp or bf16")
         return
     major, minor = torch.cuda.get_device_capability(device)
-    if precision in {Precision.tf32, Precision.bf16} and major < 8:
+    if precision in {Precision.tf32, Precision.bf16} and (major, minor) < AMPERE:
         raise DeviceError(
             f"{name} has compute capability {major}.{minor}; {precision} needs 8.0 (Ampere) or later", "use amp or fp32"
         )

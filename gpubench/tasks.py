@@ -43,15 +43,22 @@ def masked_tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str,
     return {"input_ids": tokens.masked_fill(chosen, vocabulary - 1), "labels": tokens.masked_fill(~chosen, -100)}
 
 
+def alpha_bar() -> Tensor:
+    """What remains of the signal's variance at each of DIFFUSION_STEPS timesteps, float32.
+
+    Source: Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", section 4: the linear schedule.
+    """
+    betas = torch.linspace(1e-4, 0.02, DIFFUSION_STEPS, dtype=torch.float64)  # in float32 the product drifts
+    return (1 - betas).cumprod(0).float()
+
+
 def noise(batch_size: int, *, channels: int, size: int, text_shape: tuple[int, int] | None) -> dict[str, Tensor]:
-    """`alpha_bar` is what remains of the signal's variance at each timestep (the linear schedule of DDPM, Ho 2020)."""
-    betas = torch.linspace(1e-4, 0.02, DIFFUSION_STEPS, dtype=torch.float64)
     timesteps = torch.randint(DIFFUSION_STEPS, (batch_size,))
     batch = {
         "clean": torch.randn(batch_size, channels, size, size),
         "noise": torch.randn(batch_size, channels, size, size),
         "timesteps": timesteps,
-        "alpha_bar": (1 - betas).cumprod(0)[timesteps].float(),
+        "alpha_bar": alpha_bar()[timesteps],
     }
     return batch if text_shape is None else batch | {"text": torch.randn(batch_size, *text_shape)}
 

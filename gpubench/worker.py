@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import torch
 
-from gpubench import distributed, events
+from gpubench import distributed, events, units
 from gpubench.assignment import Assignment
 from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
 from gpubench.distributed import HOST_ADDRESS
@@ -102,7 +102,7 @@ def out_of_memory(error: BaseException, activity: Activity, lighter: str) -> Out
     peak = ""
     if torch.cuda.is_available():
         allocated, free = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
-        peak = f"; peak allocated {allocated / 2**30:.2f} GiB of {free[1] / 2**30:.2f} GiB"
+        peak = f"; peak allocated {units.size(allocated)} of {units.size(free[1])}"
     first_line = (str(error).splitlines() or ["no memory left"])[0]
     return OutOfMemory(
         f"out of memory in {where}{peak}: {first_line}",

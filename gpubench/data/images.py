@@ -11,11 +11,12 @@ from torch.utils.data import Dataset
 
 from gpubench.errors import DataError
 from gpubench.sources import image_files
+from gpubench.tasks import alpha_bar
 
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet's pixels, per channel, in 0..1
 STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
-ALPHA_BAR = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), dim=0)
+ALPHA_BAR = alpha_bar()
 
 AREA = (0.08, 1.0)  # of the crop, as a share of the image
 RATIO = (3 / 4, 4 / 3)  # width / height of the crop
@@ -46,8 +47,8 @@ class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
 class NoisyImages(Dataset[dict[str, torch.Tensor]]):
     """Samples of image denoising, float32: {"clean", "noise": [3, size, size], "timesteps": int64 [], "alpha_bar": []}.
 
-    `clean` is in -1..1; `alpha_bar` is its share of the noisy image's variance at the drawn timestep, for the linear
-    schedule of Ho et al. 2020 (arXiv:2006.11239), section 4. Files, crops and errors are as in LabelledImages.
+    `clean` is in -1..1; `alpha_bar` is its share of the noisy image's variance at the drawn timestep, as in
+    `tasks.alpha_bar`. Files, crops and errors are as in LabelledImages.
     """
 
     def __init__(self, folder: Path, size: int) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from gpubench.errors import DataError
 from gpubench.sources import text_files
+from gpubench.tasks import MASKED_FRACTION
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -162,7 +163,7 @@ class MaskedWindows(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = self.windows[index]["input_ids"]
-        hidden = torch.randperm(len(tokens))[: max(1, round(0.15 * len(tokens)))]
+        hidden = torch.randperm(len(tokens))[: max(1, round(MASKED_FRACTION * len(tokens)))]
         labels = torch.full_like(tokens, -100)
         labels[hidden] = tokens[hidden]
         how = torch.rand(len(hidden))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from gpubench import units
 from gpubench.findings import Finding, Unanswered
+from gpubench.hardware import AMPERE
 from gpubench.memory.advice_case import Advice, Answers, Case, lacking_phases, threshold, told_of
 from gpubench.memory.advice_operators import logits
 from gpubench.memory.analysis import OTHERS
@@ -21,8 +22,6 @@ FAMILIES = 2
 TOLD = 0.05  # of the peak: smaller ones are left to the table
 EXAMPLES = 3
 WIDE = ("fp32", "tf32")
-AMPERE = (8, 0)
-"""The compute capability from which on there is bfloat16."""
 
 
 def activations_kept(case: Case) -> Answers:

@@ -2,6 +2,7 @@
 
 from gpubench import units
 from gpubench.findings import Finding
+from gpubench.hardware import AMPERE, HOPPER
 from gpubench.memory.advice_case import Advice, Answers, Case, threshold
 from gpubench.memory.workspaces import HANDLES, blas_workspace, capability
 
@@ -10,7 +11,6 @@ UNUSED = 0.05
 WORKSPACES = 0.05
 """Of the peak: matrix products may be slower with less, which a smaller part is not worth."""
 
-AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities: the last with small workspaces, the first with large ones
 SMALL = 8 * 16 * 1024
 """Bytes of a workspace under CUBLAS_WORKSPACE_CONFIG=:16:8, the smaller of the two settings that
 torch.use_deterministic_algorithms asks for: eight pieces of 16 KiB."""
@@ -45,6 +45,7 @@ def workspaces(case: Case) -> Answers:
     size = case.held("workspaces")
     if case.share(size) < WORKSPACES or _is_amd(case):
         return
+    # The last with small workspaces, and the first with large ones.
     usual, blas = HANDLES * blas_workspace(AMPERE), HANDLES * blas_workspace(HOPPER)
     config, rest = (":4096:2:16:8", usual) if size > usual else (":16:8", HANDLES * SMALL)
     advice = f"CUBLAS_WORKSPACE_CONFIG={config} in the environment leaves {units.size(rest)} of cuBLAS's"

@@ -16,20 +16,23 @@ from gpubench.pipeline.base import Scale
 from gpubench.pipeline.text_to_image import TextToImage
 
 
-class PixArt(TextToImage):
+class _Patched(TextToImage):
+    component = "transformer"
+
+    @property
+    def multiple(self) -> int:
+        return int(self.pipe.vae_scale_factor * self.config.patch_size)
+
+
+class PixArt(_Patched):
     """Made of a PixArtSigmaPipeline. Sizes are those asked for, not the nearest that it was trained on."""
 
-    component = "transformer"
     embeddings = (
         "prompt_embeds",
         "prompt_attention_mask",
         "negative_prompt_embeds",
         "negative_prompt_attention_mask",
     )
-
-    @property
-    def multiple(self) -> int:
-        return int(self.pipe.vae_scale_factor * self.config.patch_size)
 
     def encode_prompt(self, prompt: str) -> Sequence[Tensor | None]:
         encoded: tuple[Tensor | None, ...] = self.pipe.encode_prompt(
@@ -82,10 +85,8 @@ class PixArtAlpha(PixArt):
         return {"resolution": sizes.to(self.device, self.dtype), "aspect_ratio": ratios.to(self.device, self.dtype)}
 
 
-class _FlowMatching(TextToImage):
+class _FlowMatching(_Patched):
     """Stable Diffusion 3 and Flux, whose pipelines scale neither noise nor input, and give no generator to a step."""
-
-    component = "transformer"
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
         own = type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
@@ -117,10 +118,6 @@ class StableDiffusion3(_FlowMatching):
     """Made of a StableDiffusion3Pipeline; its T5 encoder may be missing, and is zeros then."""
 
     embeddings = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
-
-    @property
-    def multiple(self) -> int:
-        return int(self.pipe.vae_scale_factor * self.config.patch_size)
 
     def encode_prompt(self, prompt: str) -> Sequence[Tensor | None]:
         encoded: tuple[Tensor | None, ...] = self.pipe.encode_prompt(

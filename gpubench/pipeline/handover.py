@@ -35,6 +35,7 @@ from gpubench.pipeline.manifest import (
     read_manifest,
 )
 from gpubench.pipeline.schedulers import Sampler
+from gpubench.pipeline.wire import bytes_of, tensor_of
 
 __all__ = ["Manifest", "Parcel", "changed", "pack", "read_manifest", "unpack"]
 
@@ -84,7 +85,7 @@ def pack(batch: Batch, sampler: Sampler) -> Parcel:
         state=state,
         extras=extras,
         generators=tuple(
-            Generator("cuda" if generator.device.type == "cuda" else "cpu", _bytes(generator.get_state()))
+            Generator("cuda" if generator.device.type == "cuda" else "cpu", bytes_of(generator.get_state()))
             for generator in batch.generators
         ),
         payload_bytes=luggage.size,
@@ -172,7 +173,7 @@ class _Luggage:
         if tensor.device == self.device:
             offset, data = self._place(content), b""
         else:
-            offset, data = None, _bytes(content)
+            offset, data = None, bytes_of(content)
         self._indices[id(tensor)] = len(self.layouts)
         self.layouts.append(Layout(DTYPE_NAMES[dense.dtype], tuple(dense.shape), tuple(dense.stride()), offset, data))
         return len(self.layouts) - 1
@@ -202,9 +203,7 @@ def _tensors(layouts: Sequence[Layout], payload: Tensor) -> Iterator[Tensor]:
     """Copies, aligned as new tensors are: some libraries' results depend on how their input is aligned."""
     for layout in layouts:
         content = (
-            _from_bytes(layout.data)
-            if layout.offset is None
-            else payload[layout.offset : layout.offset + layout.nbytes]
+            tensor_of(layout.data) if layout.offset is None else payload[layout.offset : layout.offset + layout.nbytes]
         )
         tensor = torch.empty_strided(layout.shape, layout.strides, dtype=DTYPES[layout.dtype], device=content.device)
         tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).copy_(content)
@@ -247,17 +246,7 @@ def _generator(generator: Generator, seed: int, device: torch.device) -> torch.G
     """With its seed too, which the state does not hold and torchsde's trees grow from."""
     try:
         made = torch.Generator(device if generator.device == "cuda" else "cpu").manual_seed(seed)
-        made.set_state(_from_bytes(generator.state))
+        made.set_state(tensor_of(generator.state))
     except (RuntimeError, TypeError) as error:
         raise HandoverError(f"the state of a {generator.device} generator cannot be used: {error}") from error
     return made
-
-
-def _bytes(content: Tensor) -> bytes:
-    data: bytes = content.cpu().numpy().tobytes()
-    return data
-
-
-def _from_bytes(data: bytes) -> Tensor:
-    # Of a writable copy; and frombuffer takes no empty one.
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpubench.errors import HandoverError
-from gpubench.pipeline.wire import RUN_ID
+from gpubench.pipeline.wire import RUN_ID, bytes_of, tensor_of
 from gpubench.ranks import Ranks
 
 Fact = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -95,8 +95,8 @@ def gather_bytes(data: bytes, ranks: Ranks) -> list[bytes]:
     dist.all_gather(sizes, torch.tensor([len(data)]))
     longest = max(int(size) for size in sizes)
     padded = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
-    dist.all_gather(padded, _tensor(data.ljust(longest, b"\0")))
-    return [_bytes(mine[: int(size)]) for mine, size in zip(padded, sizes, strict=True)]
+    dist.all_gather(padded, tensor_of(data.ljust(longest, b"\0")))
+    return [bytes_of(mine[: int(size)]) for mine, size in zip(padded, sizes, strict=True)]
 
 
 def pass_to_rank_zero(data: bytes, source: int, ranks: Ranks) -> bytes:
@@ -105,13 +105,13 @@ def pass_to_rank_zero(data: bytes, source: int, ranks: Ranks) -> bytes:
         return data if source == ranks.rank else b""
     if ranks.rank == source:
         dist.send(torch.tensor([len(data)]), 0)
-        dist.send(_tensor(data), 0)
+        dist.send(tensor_of(data), 0)
         return b""
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, source)
     whole = torch.empty(int(size), dtype=torch.uint8)
     dist.recv(whole, source)
-    return _bytes(whole)
+    return bytes_of(whole)
 
 
 def broadcast_bytes(data: bytes | None, ranks: Ranks) -> bytes:
@@ -120,14 +120,6 @@ def broadcast_bytes(data: bytes | None, ranks: Ranks) -> bytes:
         return data or b""
     size = torch.tensor([len(data or b"")])
     dist.broadcast(size, 0)
-    whole = _tensor(data or bytes(int(size)))
+    whole = tensor_of(data or bytes(int(size)))
     dist.broadcast(whole, 0)
-    return _bytes(whole)
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.numpy().tobytes()
+    return bytes_of(whole)

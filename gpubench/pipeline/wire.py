@@ -213,3 +213,14 @@ def _named(first: int, count: int) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def tensor_of(data: bytes) -> Tensor:
+    """uint8, on the CPU."""
+    # Of a writable copy; and frombuffer takes no empty one.
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def bytes_of(content: Tensor) -> bytes:
+    data: bytes = content.cpu().numpy().tobytes()
+    return data

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gpubench import units
 from gpubench.findings import Findings
+from gpubench.memory.analysis import OTHERS
 from gpubench.memory.footprint import Amounts, Footprint, Footprints, Holder, ModuleFootprint, PhaseFootprint
 from gpubench.report import footprint_phrases, profiling, sheets
 from gpubench.report.footprint_phrases import category, ordered, share
@@ -20,7 +21,6 @@ from gpubench.screen import plain_table, say, say_unbroken
 
 HOLDERS = 8
 MODULES = 8
-OTHERS = "(others)"  # the path under which a footprint sums the modules that it does not list
 BAR = 44  # characters
 SMALLEST_BAR = 6
 EXPLAINED = 60  # characters of width from which on a reason stands beside its figure
