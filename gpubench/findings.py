@@ -1,5 +1,6 @@
 """What is wrong, how that is known, what would mend it, and what mending it saved: the content of findings.json."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -7,6 +8,11 @@ from msgspec import Struct
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed"]
 Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
+
+
+SEVERE = 0.2
+"""Of the step or of the peak: a fifth of it is worth stopping for."""
+MARKED = 0.05
 
 
 class Saving(Struct, frozen=True):
@@ -91,3 +97,19 @@ class Findings(Struct, frozen=True):
     """Settings worth keeping: what was fastest; of memory what saved most and was not found to be slower."""
     interrupted: bool = False
     """The user ended the trials before all fixes were tried."""
+
+
+def severity(share: float | None) -> Severity:
+    """Of what costs this fraction of the step, or of the peak; None where it is not known."""
+    if share is None or share < MARKED:
+        return "low"
+    return "high" if share >= SEVERE else "medium"
+
+
+def fix(settings: Mapping[str, Any] | None, **overrides: Any) -> dict[str, Any]:
+    """Overrides by dot-key, written training__optimizer: all of them settings of the program, and some of them other
+    than they are; else none."""
+    known = settings or {}
+    keys = {name.replace("__", "."): value for name, value in overrides.items()}
+    changing = keys.keys() <= known.keys() and any(known[key] != value for key, value in keys.items())
+    return keys if changing else {}

@@ -8,7 +8,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import Answers
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 from gpubench.hardware import find_accelerator
 
 PRODUCTS_WORTH = 0.1  # another precision changes every number of a run, for a tenth of the step at the least
@@ -31,7 +31,7 @@ def fp32_products(case: Case) -> Answers:
     yield Finding(
         id="fp32-products",
         title="matrix products run in fp32, beside the tensor cores",
-        severity=measures.severity(saving),
+        severity=severity(saving),
         evidence=[f"fp32 products take {phrases.a_step(case, found)}"]
         + [
             f"{phrases.shortened(kernel.name)}{f' of {kernel.operator}' if kernel.operator else ''}: "
@@ -88,4 +88,4 @@ def _precision(case: Case, better: str) -> dict[str, Any]:
     if case.setting("precision") != "fp32":
         return {}
     trains = "training.optimizer" in (case.settings or {})
-    return measures.fix(case, precision="amp" if trains and better == "fp16" else better)
+    return case.fix(precision="amp" if trains and better == "fp16" else better)

@@ -7,7 +7,7 @@ from gpubench.diagnosis.dispatch import SHORT_OPERATOR, between_calls, calling
 from gpubench.diagnosis.launches import works
 from gpubench.diagnosis.measures import HOST_WORTH, Answers
 from gpubench.diagnosis.python import waits_for_host
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 
 SHORT_WORK = 0.5  # most of the computing: then a kernel's fixed cost, not its work, makes the step
 ROOM = 0.5  # activations double with the batch, at most all that is held
@@ -31,7 +31,7 @@ def small_batch(case: Case) -> Answers:
     yield Finding(
         id="small-batch",
         title="kernels are too short to fill the GPU",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"{launches.short} of {works(launches)} kernels and copies last under 10 us; they make "
             f"{units.percent(launches.short_total / device.compute)} of the computing time",
@@ -63,7 +63,7 @@ def small_batch_on_cpu(case: Case) -> Answers:
     yield Finding(
         id="small-batch",
         title="a batch is too small for what every step costs anyhow",
-        severity=measures.severity(saving),
+        severity=severity(saving),
         evidence=[
             *([f"a batch has {units.counted(size, 'sample')}"] if size else []),
             f"{units.percent(fixed)} of {phrases.whole(case)} takes as long with more of them: "

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpubench import findings
 from gpubench.metrics import Metric
 from gpubench.trace.profile import Profile, Rank
 
@@ -24,6 +25,10 @@ class Case:
     def rank(self) -> Rank:
         """The one that is looked at when one has to do: the lowest."""
         return self.profile.ranks[0]
+
+    def fix(self, **overrides: Any) -> dict[str, Any]:
+        """As `findings.fix` has it."""
+        return findings.fix(self.settings, **overrides)
 
     def setting(self, key: str) -> Any:
         """None where it is not known, or the command has no such setting."""

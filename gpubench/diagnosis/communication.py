@@ -7,7 +7,7 @@ from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
 from gpubench.diagnosis.stragglers import every_rank_is_traced, exposed, slowest, waited_for
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 
 TOO_FEW = 2  # collectives a step: the last one's bucket is filled only as the backward pass ends
 TOO_MANY = 8  # collectives a step, beyond which each one's fixed cost counts
@@ -26,14 +26,14 @@ def repeated_reduction(case: Case) -> Answers:
     yield Finding(
         id="repeated-reduction",
         title="gradients are summed over the ranks after every micro-batch",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"a step has {micro} micro-batches, and distributed.sync_gradients is each",
             f"{units.percent(_exposed(case))} of {phrases.whole(case)} is communication that nothing hides",
         ],
         cause="only the sum after the last micro-batch is used: the others could be added up on each rank",
         advice="model.no_sync() around all micro-batches but the last",
-        fix=measures.fix(case, distributed__sync_gradients="last"),
+        fix=case.fix(distributed__sync_gradients="last"),
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )
@@ -51,7 +51,7 @@ def exposed_communication(case: Case) -> Answers:
     yield Finding(
         id="exposed-communication",
         title="the step waits for communication",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=_evidence(case, calls),
         cause=cause,
         advice=advice,
@@ -158,4 +158,4 @@ def _bucket(case: Case, factor: float) -> dict[str, Any]:
     size = case.setting("distributed.bucket_mb")
     if size is None or case.setting("distributed.strategy") != "ddp":
         return {}
-    return measures.fix(case, distributed__bucket_mb=size * factor)
+    return case.fix(distributed__bucket_mb=size * factor)

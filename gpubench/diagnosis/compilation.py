@@ -4,7 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 
 
 def graph_breaks(case: Case) -> Answers:
@@ -19,7 +19,7 @@ def graph_breaks(case: Case) -> Answers:
     yield Finding(
         id="graph-breaks",
         title="the compiled model is in pieces" if broken else "the compiled code is in several regions",
-        severity=measures.severity(around if broken else None),
+        severity=severity(around if broken else None),
         evidence=[
             f"{phrases.whole(case)} runs {units.counted(compiled.regions, 'compiled graph')}"
             + (f", so the model breaks {units.counted(compiled.graph_breaks, 'time')}" if broken else ""),
@@ -50,7 +50,7 @@ def recompilation(case: Case) -> Answers:
     yield Finding(
         id="recompilation",
         title="the model is compiled again while it trains",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"{units.counted(compiled.compilations, 'compilation')} in {units.counted(measures.steps(case), 'step')}, "
             f"{phrases.a_step(case, compiled.compiling)}"

@@ -6,7 +6,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 from gpubench.trace.profile import Copy, CopyKind
 
 WITHOUT_BF16 = frozenset({"AVX2", "DEFAULT"})
@@ -25,11 +25,11 @@ def casts(case: Case) -> Answers:
     yield Finding(
         id="casts",
         title="tensors are converted to another type",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[*_told(case, found), *(_capability(case) if narrow else [])],
         cause=cause,
         advice=advice,
-        fix=measures.fix(case, precision="fp32") if narrow else {},
+        fix=case.fix(precision="fp32") if narrow else {},
         expected=None if narrow else measures.at_most(cost),  # the products become faster or slower as well
         threshold=f"from {units.percent(NOTABLE)} of the step on, as some conversion is part of mixed precision",
     )
@@ -45,7 +45,7 @@ def layout_of_batches(case: Case) -> Answers:
     yield Finding(
         id="layout-of-batches",
         title="every batch is rearranged in memory",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=_told(case, found),
         cause="performance.channels_last asks for NHWC, and the data comes as NCHW"
         if asked
@@ -53,7 +53,7 @@ def layout_of_batches(case: Case) -> Answers:
         advice="give up channels_last where convolutions gain less than the copies cost, or make the data NHWC"
         if asked and on_cpu
         else "make the data in the layout that the model takes",
-        fix=measures.fix(case, performance__channels_last=False) if asked and on_cpu else {},
+        fix=case.fix(performance__channels_last=False) if asked and on_cpu else {},
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )
@@ -68,7 +68,7 @@ def layout_in_model(case: Case) -> Answers:
     yield Finding(
         id="layout-in-model",
         title="tensors are rearranged in memory within the step",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=_told(case, found),
         cause="an operator needs its input contiguous, and a transpose, permute or slice made it otherwise",
         advice="choose layouts that the next operator takes as they are, and leave out needless contiguous()",
@@ -87,7 +87,7 @@ def nchw_convolutions(case: Case) -> Answers:
     yield Finding(
         id="nchw-convolutions",
         title="convolutions convert their tensors to NHWC and back",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"{phrases.shortened(kernel.name)}: {phrases.times_a_step(case, kernel.calls)}, "
             f"{phrases.a_step(case, kernel.total)}"
@@ -95,7 +95,7 @@ def nchw_convolutions(case: Case) -> Answers:
         ],
         cause="tensor cores compute convolutions in NHWC, and model and data are in NCHW",
         advice="model.to(memory_format=torch.channels_last), and the same for the batches",
-        fix=measures.fix(case, performance__channels_last=True) if off else {},
+        fix=case.fix(performance__channels_last=True) if off else {},
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )

@@ -4,7 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
 
 COPYING = frozenset({"aten::copy_", "aten::_to_copy", "aten::to", "cudaMemcpyAsync", "cudaMemcpy", "hipMemcpyAsync"})
@@ -27,7 +27,7 @@ def pinning(case: Case) -> Answers:
     yield Finding(
         id="pinning",
         title="batches are copied from memory that is not page-locked",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[*(_told(case, copy) for copy in pageable), *_idle(case), *(_waited(case, wait) for wait in waits)],
         cause="the driver copies ordinary memory by way of a buffer of its own, while the host waits"
         + ("; data.pin_memory reaches only tensors that the DataLoader can see" if asked else ""),
@@ -36,7 +36,7 @@ def pinning(case: Case) -> Answers:
             if asked
             else "stage batches in page-locked memory: DataLoader(pin_memory=True) and .to(device, non_blocking=True)"
         ),
-        fix={} if asked else measures.fix(case, data__pin_memory=True),
+        fix={} if asked else case.fix(data__pin_memory=True),
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )
@@ -52,7 +52,7 @@ def blocking_copies(case: Case) -> Answers:
     yield Finding(
         id="blocking-copies",
         title="the host waits for copies to the device",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[_waited(case, wait) for wait in waits],
         cause="a copy that was not asked to be asynchronous ends only when the data has arrived",
         advice="batch.to(device, non_blocking=True): from page-locked memory the copy then runs beside the host",
@@ -70,7 +70,7 @@ def device_to_host(case: Case) -> Answers:
     yield Finding(
         id="device-to-host",
         title="tensors are copied back to the host in the loop",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[*(_told(case, copy) for copy in copies), *(_waited(case, wait) for wait in waits)],
         cause="the host waits for the device before it can copy, and the device then waits for the host's next launch",
         advice="keep results on the device, and copy them once in many steps, with non_blocking=True",
@@ -89,7 +89,7 @@ def host_tensors(case: Case) -> Answers:
     yield Finding(
         id="host-tensors",
         title="the model copies tensors from the host while it computes",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[*(_told(case, copy) for copy in found), *(_waited(case, wait) for wait in waits)],
         cause="a tensor is made or kept on the CPU and moved to the device each time it is needed",
         advice="register_buffer() what is constant, and make the rest with device=x.device",

@@ -7,7 +7,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, Answers
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 
 THRESHOLD = (
     f"from {units.percent(NOTABLE)} of the step on: a loader that keeps up hands over a batch in far less than that"
@@ -27,7 +27,7 @@ def data_loading(case: Case) -> Answers:
     yield Finding(
         id="data-loading",
         title="the step waits for batches",
-        severity=measures.severity(waiting),
+        severity=severity(waiting),
         evidence=_evidence(case),
         cause=cause,
         advice=advice,
@@ -52,14 +52,14 @@ def _too_few(case: Case, workers: int, more: int, waiting: float) -> Finding:
         title="the step waits for batches, and cores are free to make them"
         if free
         else "the step waits for batches, and the loader for something else than a core",
-        severity=measures.severity(saving),
+        severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
         cause=_CAUSE_WITHOUT
         if workers == 0
         else f"{_counted(workers)} cannot make batches as fast as the step takes them",
         advice=f"let {units.counted(more, 'worker')} make batches beside the step"
         + ("" if free else "; no core is free, which what only waits, as for a disk, does not need"),
-        fix=measures.fix(case, data__workers=more),
+        fix=case.fix(data__workers=more),
         expected=measures.at_most(saving),
         threshold=THRESHOLD,
     )

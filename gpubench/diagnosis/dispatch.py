@@ -5,7 +5,7 @@ from gpubench.diagnosis import fixes, measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import HOST_WORTH, Answers
 from gpubench.diagnosis.python import long_share
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 
 SHORT_OPERATOR = 5_000
 """Nanoseconds, recorded. Calling one costs a few microseconds: on one element an addition takes 1.3 us where gradients
@@ -27,7 +27,7 @@ def dispatch_bound(case: Case) -> Answers:
     yield Finding(
         id="dispatch-bound",
         title="much of the step is calling operators, not arithmetic",
-        severity=measures.severity(cost) if expected else "medium",
+        severity=severity(cost) if expected else "medium",
         evidence=[*_evidence(case), *phrases.less_recording(case, cost)],
         cause="operators are so short that calling them costs as much as they do",
         advice="torch.compile, or a larger batch, which gives each call more to do; work on whole tensors in place of "

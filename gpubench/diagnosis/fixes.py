@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from gpubench.diagnosis import measures
 from gpubench.diagnosis.case import Case
 
 
@@ -11,18 +10,18 @@ def compiling(case: Case) -> dict[str, Any]:
     graphs = case.rank.device is not None and (case.setting("training.grad_accumulation") or 1) == 1
     if case.setting("performance.compile") is False:
         if graphs:
-            return measures.fix(case, performance__compile=True, performance__compile_mode="reduce-overhead")
-        return measures.fix(case, performance__compile=True)
+            return case.fix(performance__compile=True, performance__compile_mode="reduce-overhead")
+        return case.fix(performance__compile=True)
     if graphs and case.setting("performance.compile_mode") == "default":
-        return measures.fix(case, performance__compile_mode="reduce-overhead")
+        return case.fix(performance__compile_mode="reduce-overhead")
     return {}
 
 
 def larger_batch(case: Case, factor: int) -> dict[str, Any]:
     """Micro-batches of a pipeline grow no larger than the samples that there are."""
     if batch := case.setting("training.batch_size"):
-        return measures.fix(case, training__batch_size=factor * batch)
+        return case.fix(training__batch_size=factor * batch)
     micro, samples = case.setting("work.micro_batch"), case.setting("work.samples")
     if micro and samples and factor * micro <= samples:
-        return measures.fix(case, work__micro_batch=factor * micro)
+        return case.fix(work__micro_batch=factor * micro)
     return {}

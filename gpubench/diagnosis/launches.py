@@ -7,7 +7,7 @@ from gpubench.diagnosis.compilation import is_broken
 from gpubench.diagnosis.measures import HOST_WORTH, Answers
 from gpubench.diagnosis.python import explains_waiting, waiting, waits_for_host
 from gpubench.diagnosis.synchronisation import launches_block
-from gpubench.findings import Finding, Unanswered
+from gpubench.findings import Finding, Unanswered, severity
 from gpubench.trace.profile import Launches
 
 EVERYWHERE = 0.5  # most launches: then it is not single places in Python that hold the device up
@@ -27,7 +27,7 @@ def launch_bound(case: Case) -> Answers:
     yield Finding(
         id="launch-bound" if many else "python-bound",
         title="the GPU waits for the host's next launch",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[*_evidence(case), *phrases.less_recording(case, cost)],
         cause="kernels are done before Python and PyTorch have launched the next ones"
         if many

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpubench import units
 from gpubench.diagnosis.case import Case
-from gpubench.findings import Finding, Saving, Severity, Unanswered
+from gpubench.findings import Finding, Saving, Unanswered
 from gpubench.trace.profile import Cause, HostPart, Phase
 
 Answers = Iterable[Finding | Unanswered]
@@ -21,9 +21,6 @@ HOST_WORTH = 0.1
 """For what the host costs: recording slows it, so that a smaller part may not be there without it."""
 UNCORRECTED = 0.25
 """The same where it is not known by how much: of a 20-layer MLP's step on a CPU the profiler's own work was 22 %."""
-
-SEVERE = 0.2  # a fifth of the step: worth stopping for
-MARKED = 0.05
 
 
 def share(case: Case, part: int) -> float:
@@ -81,20 +78,6 @@ def phase_share(case: Case, name: str) -> float:
 def at_most(cost: float) -> Saving:
     """Work of several streams or threads may add up to more than the step, of which no more can be saved."""
     return Saving(min(1.0, cost))
-
-
-def severity(cost: float | None) -> Severity:
-    if cost is None or cost < MARKED:
-        return "low"
-    return "high" if cost >= SEVERE else "medium"
-
-
-def fix(case: Case, **overrides: Any) -> dict[str, Any]:
-    """Overrides by dot-key, written data__workers; all of them are settings of the program, or there is no fix."""
-    keys = {name.replace("__", "."): value for name, value in overrides.items()}
-    if case.settings is None or not keys.keys() <= case.settings.keys():
-        return {}
-    return keys
 
 
 def option(case: Case, lacking: str) -> str | None:

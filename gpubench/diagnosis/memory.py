@@ -4,7 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding, Unanswered
+from gpubench.findings import Finding, Unanswered, severity
 from gpubench.trace.launches import SHORT_KERNEL
 from gpubench.trace.profile import Operator
 
@@ -24,7 +24,7 @@ def recompute(case: Case) -> Answers:
     yield Finding(
         id="recompute",
         title="activations are computed twice",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"the backward pass repeats {phrases.a_step(case, spent)} of the forward pass",
             *(
@@ -37,7 +37,7 @@ def recompute(case: Case) -> Answers:
         advice="keep activations where memory allows: checkpoint fewer blocks, or none"
         if fits
         else "checkpoint only as many blocks as the memory needs",
-        fix=measures.fix(case, model__activation_checkpointing=False) if on and fits else {},
+        fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
         expected=measures.at_most(cost),
         threshold=f"from {units.percent(NOTABLE)} of the step on: less is a fair price for the memory",
     )
@@ -51,7 +51,7 @@ def allocator(case: Case) -> Answers:
     yield Finding(
         id="allocator",
         title="the GPU waits while memory is taken from the driver and given back",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"the GPU is idle {phrases.a_step(case, case.rank.idle['allocator'])} under cudaMalloc and cudaFree, in "
             "steps that should find their memory ready",
@@ -64,7 +64,7 @@ def allocator(case: Case) -> Answers:
         if off
         else "leave out torch.cuda.empty_cache(), pad batches to few sizes, or set "
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
-        fix={} if off else measures.fix(case, performance__expandable_segments=True),
+        fix={} if off else case.fix(performance__expandable_segments=True),
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )
@@ -93,7 +93,7 @@ def memory_bound(case: Case) -> Answers:
         cause="each of these operators reads its inputs from memory and writes its output there, one after the other",
         advice="torch.compile fuses neighbours into one kernel that keeps what is between them in registers; a smaller "
         "type halves the traffic",
-        fix=measures.fix(case, performance__compile=True) if case.setting("performance.compile") is False else {},
+        fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
         threshold=f"from {units.percent(MEMORY_WORTH)} of the step on, as some operator is always bound by memory, of "
         f"those at {units.percent(MOSTLY)} of its speed and more: others spend most of their time on something else; "
         "what fusing saves does not follow from the trace",

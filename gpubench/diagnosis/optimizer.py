@@ -4,7 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, Answers
-from gpubench.findings import Finding
+from gpubench.findings import Finding, severity
 
 LOOPING = 100
 """Launches of one optimizer step from which on it is taken for a loop. A fused launch covers up to 320 blocks of 65,536
@@ -30,7 +30,7 @@ def unfused_optimizer(case: Case) -> Answers:
     yield Finding(
         id="unfused-optimizer",
         title="the optimizer visits parameters one operation at a time",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             *_time(case, cost),
             *([f"one optimizer step is {units.digits(each)} {what}"] if each is not None else []),
@@ -38,7 +38,7 @@ def unfused_optimizer(case: Case) -> Answers:
         ],
         cause="each operation reads and writes every parameter and its state anew",
         advice="torch.optim's fused=True does the whole update in one pass over the parameters",
-        fix=measures.fix(case, training__optimizer_impl="fused"),
+        fix=case.fix(training__optimizer_impl="fused"),
         expected=measures.at_most(cost * SAVED if rank.device is None else cost),
         threshold=f"from {units.percent(NOTABLE)} of the step in the optimizer, as no step is without one; one pass "
         + (
@@ -58,7 +58,7 @@ def zeroed_gradients(case: Case) -> Answers:
     yield Finding(
         id="zeroed-gradients",
         title="gradients are filled with zeros instead of dropped",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"{phrases.times_a_step(case, rank.zeroed_gradients)} a gradient is filled with zeros"
             + (f"; filling takes {phrases.a_step(case, spent)}" if spent else ""),

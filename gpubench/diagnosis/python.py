@@ -6,7 +6,7 @@ from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.compilation import is_broken
 from gpubench.diagnosis.measures import HOST_WORTH, WORTH, Answers
 from gpubench.diagnosis.synchronisation import launches_block
-from gpubench.findings import Finding, Unanswered
+from gpubench.findings import Finding, Unanswered, severity
 from gpubench.trace.profile import Stretch
 
 LONG = 50_000
@@ -29,7 +29,7 @@ def python_bound(case: Case) -> Answers:
     yield Finding(
         id="python-bound",
         title="the step is held up by code between its operators",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"the longest time outside any operator is {units.seconds(stretches[0].length / 1e9)}",
             *(_told(case, one) for one in stretches),

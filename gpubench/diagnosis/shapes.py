@@ -6,8 +6,8 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.arithmetic import better_precision
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import MARKED, Answers
-from gpubench.findings import Finding, Unanswered
+from gpubench.diagnosis.measures import Answers
+from gpubench.findings import MARKED, Finding, Unanswered, severity
 from gpubench.trace.profile import Operator
 
 MULTIPLES = {"float16": 8, "bfloat16": 8, "float32": 4}
@@ -40,7 +40,7 @@ def odd_shapes(case: Case) -> Answers:
     yield Finding(
         id="odd-shapes",
         title="matrix products have shapes that the tensor cores do not take at full speed",
-        severity=measures.severity(saving),
+        severity=severity(saving),
         evidence=[
             f"{one.name} {one.shapes} ({one.dtype}): {phrases.times_a_step(case, one.calls)}, "
             f"{phrases.a_step(case, one.device)}; {' and '.join(map(str, _odd(case, one)))} is no multiple of "

@@ -6,7 +6,7 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding, Unanswered
+from gpubench.findings import Finding, Unanswered, severity
 from gpubench.trace.profile import Rank, Straggler
 
 CHANCE = 0.05
@@ -30,7 +30,7 @@ def stragglers(case: Case) -> Answers:
     yield Finding(
         id="straggler",
         title=f"rank {slow.rank} keeps the others waiting",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[
             f"rank {slow.rank} reached {slow.waited_for} of {slow.of} collectives last, "
             f"{units.seconds(slow.late / 1e9)} after the first on average",

@@ -5,7 +5,7 @@ from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.copies import direction
 from gpubench.diagnosis.measures import WORTH, Answers
-from gpubench.findings import Finding, Unanswered
+from gpubench.findings import Finding, Unanswered, severity
 from gpubench.trace.profile import Synchronisation
 
 NAMED = 5  # places that a finding lists
@@ -31,13 +31,13 @@ def synchronisation(case: Case) -> Answers:
     yield Finding(
         id="synchronisation",
         title="values are read on the host in the loop" if on_cpu else "the host waits for the device in the loop",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[_told(case, wait) for wait in found[:NAMED]],
         cause="training.read_loss reads the loss on the host after every step"
         if reads_loss
         else "a value is read on the host, or a wait is asked for, before the next work is launched",
         advice="read values once in many steps: sum them on the device, and call .item() when they are shown",
-        fix=measures.fix(case, training__read_loss=False) if reads_loss else {},
+        fix=case.fix(training__read_loss=False) if reads_loss else {},
         expected=measures.at_most(of_loss if reads_loss else cost),
         threshold=ON_CPU if on_cpu else THRESHOLD,
     )
@@ -57,11 +57,11 @@ def gradient_scaler(case: Case) -> Answers:
     yield Finding(
         id="gradient-scaler",
         title="the gradient scaler makes the host wait in every step",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=[_told(case, wait) for wait in found],
         cause="fp16 needs its loss scaled, and the scaler reads on the host whether gradients overflowed",
         advice="bf16 has the range of fp32 and needs no scaler, on GPUs of compute capability 8.0 and later",
-        fix=measures.fix(case, precision="bf16") if modern else {},
+        fix=case.fix(precision="bf16") if modern else {},
         expected=measures.at_most(cost),
         threshold=THRESHOLD,
     )
@@ -74,7 +74,7 @@ def blocking_launches(case: Case) -> Answers:
     yield Finding(
         id="blocking-launches",
         title="every launch waits until its kernel is done",
-        severity=measures.severity(cost),
+        severity=severity(cost),
         evidence=["the environment has CUDA_LAUNCH_BLOCKING set"],
         cause="CUDA_LAUNCH_BLOCKING, which is for debugging",
         advice="unset CUDA_LAUNCH_BLOCKING",

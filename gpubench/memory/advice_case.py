@@ -4,14 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpubench import units
+from gpubench import findings, units
 from gpubench.findings import Finding, Severity, Unanswered
 from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
 from gpubench.memory.footprint import Footprint, Holder, Peak, Source
 from gpubench.memory.history import Phase
-
-SEVERE = 0.2  # a fifth of the peak: worth stopping for
-MARKED = 0.05
 
 PLACES: dict[Phase, str] = {
     "start": "at the start",
@@ -88,16 +85,11 @@ class Case:
         return f"{units.size(size)} ({units.percent(self.share(size))})"
 
     def severity(self, size: int) -> Severity:
-        share = self.share(size)
-        return "low" if share < MARKED else "high" if share >= SEVERE else "medium"
+        return findings.severity(self.share(size))
 
     def fix(self, **overrides: Any) -> dict[str, Any]:
-        """Overrides by dot-key, written training__optimizer: all of them settings of the program, and some of them
-        other than they are; else none."""
-        changes = {name.replace("__", "."): value for name, value in overrides.items()}
-        settings = self.settings or {}
-        known = changes.keys() <= settings.keys()
-        return changes if known and any(settings[key] != value for key, value in changes.items()) else {}
+        """As `findings.fix` has it."""
+        return findings.fix(self.settings, **overrides)
 
     def sharding(self) -> dict[str, Any]:
         """What spreads parameters, gradients and optimizer state over the ranks, where each has all of them."""
