@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench import foreign_files, yaml_text
+from gpubench.comparison import plausible
+from gpubench.comparison.plausible import OF_STEP_TIMES
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
@@ -49,13 +51,9 @@ from gpubench.trace.profile import Profile
 Series = NDArray[np.float64]
 T = TypeVar("T")
 
-OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
 PHASE = "phase_"
 UNTIMED = "memory"  # the command that counts and times nothing
 RUNS_READ = 3  # of a group whose losses are read
-MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
-MOST_BYTES = 2**63
-MOST_RATE = 1e18  # samples/s
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"
 DAMAGED = "restore it from a copy, or measure again"
@@ -146,17 +144,17 @@ class RunEvidence:
         path = self.path / MEMORY
         if self.untimed and self.metrics and not path.is_file():
             self.problems.append(f"{path} is missing")
-        return self._possible(MEMORY, Footprints, _impossible)
+        return self._possible(MEMORY, Footprints, plausible.in_footprints)
 
     @cached_property
     def batch_sizes(self) -> BatchSizes | None:
         """Which batches would fit; None where that was not asked."""
-        return self._possible(BATCH_SIZES, BatchSizes, _impossible_batches)
+        return self._possible(BATCH_SIZES, BatchSizes, plausible.in_batch_sizes)
 
     @cached_property
     def trades(self) -> Trades | None:
         """What its fixes cost and save; None where none was tried."""
-        return self._possible(TRADES, Trades, _impossible_trades)
+        return self._possible(TRADES, Trades, plausible.in_trades)
 
     def _possible(self, name: str, type_: type[T], impossible: Callable[[T], Iterator[str]]) -> T | None:
         """An optional document; one that says what cannot be is a problem too."""
@@ -283,61 +281,9 @@ def _summary(run: Run, measured: bool) -> Summary:
     only_looked = not measured and not summary.metrics and (run.path / BATCH_SIZES).is_file()
     if not only_looked and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
         raise RunDirectoryError(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
-    for contradiction in _contradictions(summary):
+    for contradiction in plausible.contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
     return summary
-
-
-def _contradictions(summary: Summary) -> Iterator[str]:
-    """What cannot be, however a run went."""
-    for window in summary.steady:
-        if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
-            yield f"repeat {window.repeat} has {window.steps} steady steps from step {window.first}"
-    repeats, whose = len(summary.steady), f"there are {len(summary.steady)} steady windows"
-    if summary.metrics and not summary.steady:
-        first = summary.metrics[0]
-        repeats, whose = len(first.repeats), f"{first.name} has {len(first.repeats)}"
-    for metric in summary.metrics:
-        if not metric.repeats or len(metric.repeats) != repeats:
-            yield f"{metric.name} has {len(metric.repeats)} repeats, and {whose}"
-        if metric.name in OF_STEP_TIMES and min(metric.estimate, *metric.repeats) <= 0:
-            yield f"{metric.name} is not positive"
-
-
-def _impossible(found: Footprints) -> Iterator[str]:
-    """What no footprint of a run says."""
-    if not found.ranks:
-        yield "it tells of no rank"
-    for rank in found.ranks:
-        moments = [(rank.peak.level, rank.peak.amounts), *((one.level, one.peak) for one in rank.phases)]
-        if max(abs(size) for level, amounts in moments for size in (level.total, *amounts.values())) > MOST_BYTES:
-            yield f"rank {rank.rank} has more bytes than there can be"
-
-
-def _impossible_batches(found: BatchSizes) -> Iterator[str]:
-    """What no search for batch sizes says."""
-    totals = [*(one.total for one in found.points), *(one.total for one in found.confirmed if one.total is not None)]
-    if any(not 0 <= size <= MOST_BYTES for size in (found.capacity, found.limit, *totals)):
-        yield "it has more bytes than there can be, or fewer than none"
-    sizes = [*(one.batch_size for one in found.points), *(one.batch_size for one in found.confirmed)]
-    if any(not 1 <= size <= MOST for size in (*sizes, *(one.batch_size for one in found.speeds))):
-        yield "it has a batch size that cannot be"
-    if any(not 0 <= one.throughput <= MOST_RATE for one in found.speeds):
-        yield "it has a throughput that cannot be"
-    if found.largest is not None and not found.points:
-        yield "it has a largest batch, and none that was looked at"
-    if max(abs(found.line.constant), abs(found.line.per_sample)) > MOST_BYTES:
-        yield "its line has more bytes than there can be"
-
-
-def _impossible_trades(found: Trades) -> Iterator[str]:
-    """What no run of a fix says."""
-    if any(trade.peak is not None and not 0 <= trade.peak <= MOST_BYTES for trade in found.trades):
-        yield "it has more bytes than there can be, or fewer than none"
-    rates = [trade.throughput for trade in found.trades if trade.throughput is not None]
-    ends = [end for trade in found.trades for end in trade.interval or ()]
-    if any(not 0 <= rate <= MOST_RATE for rate in rates) or any(abs(end) > MOST_RATE for end in ends):
-        yield "it has a throughput that cannot be"
 
 
 def _document(path: Path, parse: Callable[[bytes], dict[str, Any]], problems: list[str]) -> dict[str, Any]:
