@@ -13,7 +13,8 @@ from gpubench.channel import Activity
 from gpubench.data import Feed, to_device
 from gpubench.flops import count_flops, measure_peak
 from gpubench.settings import Precision
-from gpubench.training import Event, Trainer
+from gpubench.trainer import Trainer
+from gpubench.training import Event
 
 METHOD = "torch.utils.flop_counter.FlopCounterMode over one real forward and backward pass"
 

@@ -25,7 +25,8 @@ from gpubench.profiler import RecordedTimer, Recording, annotate_modules, record
 from gpubench.ranks import Ranks
 from gpubench.settings import TrainSettings
 from gpubench.timing import StepTimer, clock_of
-from gpubench.training import Event, Trainer, build_trainer, plan, train
+from gpubench.trainer import Trainer, build_trainer
+from gpubench.training import Event, plan, train
 from gpubench.yardstick import time_yardstick
 
 

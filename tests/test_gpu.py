@@ -30,7 +30,8 @@ from gpubench.settings import (
     TrainSettings,
 )
 from gpubench.timing import CudaClock, StepTimer
-from gpubench.training import Epochs, StepReader, Trainer, build_trainer
+from gpubench.trainer import Trainer, build_trainer
+from gpubench.training import Epochs, StepReader
 
 pytestmark = [
     pytest.mark.gpu,

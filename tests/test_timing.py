@@ -15,7 +15,8 @@ from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
 from gpubench.settings import DataSettings, TrainingSettings, TrainSettings
 from gpubench.timing import OTHER, PHASES, HostClock, StepTimer, clock_of
-from gpubench.training import CALIBRATION_STEPS, Trainer, train
+from gpubench.trainer import Trainer
+from gpubench.training import CALIBRATION_STEPS, train
 
 
 @dataclass(eq=False)

@@ -32,7 +32,8 @@ from gpubench.precision import arithmetic
 from gpubench.ranks import Ranks, machine
 from gpubench.settings import TrainSettings
 from gpubench.timing import StepTimer, clock_of
-from gpubench.training import build_trainer, train
+from gpubench.trainer import build_trainer
+from gpubench.training import train
 from gpubench.worker import FLUSH_SECONDS
 
 Block = Callable[[], None]

@@ -14,7 +14,7 @@ from gpubench.ranks import Ranks
 from gpubench.settings import DataSettings, ModelSettings, TrainSettings
 from gpubench.timing import HostClock, StepTimer
 from gpubench.tracker.mode import Tracker
-from gpubench.training import Batches, Trainer, build_trainer
+from gpubench.trainer import Batches, Trainer, build_trainer
 
 PHASES: dict[str, Phase] = {
     "data_wait": "data",
