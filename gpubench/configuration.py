@@ -90,12 +90,6 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     return Configuration(validate(cls, values, origins), origins)
 
 
-def reread(cls: type[S], path: Path) -> S:
-    """The settings a finished run recorded, whatever today's environment says."""
-    values = flatten(read_yaml(path))
-    return validate(cls, values, dict.fromkeys(values, str(path)))
-
-
 def parse_unknown_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """`--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) as {dot-key: text}.
 

@@ -63,9 +63,9 @@ class Error:
     size: float
     df: float
 
-    def half_width(self, confidence: float = CONFIDENCE) -> float:
-        """Of Student's interval, in the logarithm."""
-        return float(stdtrit(self.df, (1 + confidence) / 2)) * self.size
+    def half_width(self) -> float:
+        """Of Student's 95 % interval, in the logarithm."""
+        return float(stdtrit(self.df, _TAILS[1])) * self.size
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,6 @@ MOST_BLOCKS = 500  # more would make resampling dear and nothing better
 FALSE_ALARM = 0.01  # chance that a steady run of uncorrelated steps is said to have a warm-up
 
 
-def autocorrelation(x: ArrayLike, lag: int = 1) -> float:
-    """Correlation of the series with itself `lag` steps later, in [-1, 1]; 0 if it is constant or too short.
-
-    The estimator divides by n at every lag, as effective_size needs (Priestley 1981, section 5.3.3).
-    """
-    values = _series(x)
-    if lag < 0:
-        raise ValueError(f"lag is {lag}; it counts steps, 0 or more")
-    if lag >= len(values) or np.ptp(values) == 0:
-        return 0.0
-    centred = values - values.mean()
-    return float(centred[: len(centred) - lag] @ centred[lag:] / (centred @ centred))
-
-
 def effective_size(x: ArrayLike) -> float:
     """How many independent values would fix the mean as well as these n do: n / (1 + 2 sum of autocorrelations).
 
@@ -135,18 +121,16 @@ def describe(groups: Sequence[Sequence[float]]) -> Distribution:
     )
 
 
-def student_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Interval of the mean of independent values, Student's t with n - 1 degrees of freedom; None for fewer than 2.
+def student_interval(values: ArrayLike) -> tuple[float, float] | None:
+    """95 % interval of the mean of independent values by Student's t, n - 1 degrees of freedom; None for fewer than 2.
 
     Meant for one value per repeat. Steps are not independent, so an interval over steps is far too narrow.
     """
     sample = _series(values)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}; it lies between 0 and 1")
     n = len(sample)
     if n < 2:
         return None
-    half = float(stdtrit(n - 1, (1 + confidence) / 2) * sample.std(ddof=1) / np.sqrt(n))
+    half = float(stdtrit(n - 1, 0.975) * sample.std(ddof=1) / np.sqrt(n))
     mean = float(sample.mean())
     return mean - half, mean + half
 

@@ -12,7 +12,7 @@ from running import Finished, gpubench
 
 from gpubench import __version__, configs
 from gpubench.commands import app
-from gpubench.configuration import load, reread
+from gpubench.configuration import load
 from gpubench.dotkeys import flatten
 from gpubench.settings import TrainSettings
 
@@ -124,7 +124,7 @@ def test_print_config_shows_both_sides_of_a_comparison(command_line: CommandLine
 
 
 def test_a_run_records_the_configuration_it_ran_with(finished_run: Path) -> None:
-    settings = reread(TrainSettings, finished_run / "config.yaml")
+    settings = load(TrainSettings, str(finished_run / "config.yaml")).settings
     assert (settings.experiment, settings.model.name, settings.training.steps) == ("short", "gpt2-tiny", 4)
     assert (settings.device, settings.precision, settings.training.batch_size) == ("cpu", "fp32", 8)
     record = json.loads((finished_run / "run.json").read_text())

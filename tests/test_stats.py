@@ -10,7 +10,6 @@ from scipy.signal import lfilter
 
 from gpubench.metrics import DEFINITIONS, Distribution, Metric
 from gpubench.stats import (
-    autocorrelation,
     block_length,
     block_resample,
     coarsened,
@@ -32,19 +31,6 @@ def steps(n: int, seed: int, rho: float = 0.0, noise: float = 0.01) -> Series:
 
 
 # Autocorrelation and what it costs
-
-
-def test_an_alternating_series_is_anticorrelated() -> None:
-    assert autocorrelation([1, 2] * 50) == pytest.approx(-0.99)
-    assert autocorrelation([1, 2] * 50, lag=2) == pytest.approx(0.98)
-    assert autocorrelation([1, 2, 3], lag=0) == 1
-
-
-def test_a_series_that_cannot_vary_has_no_autocorrelation() -> None:
-    assert autocorrelation([]) == autocorrelation([5]) == autocorrelation([5, 5, 5]) == 0
-    assert autocorrelation([1, 2, 3], lag=3) == 0
-    with pytest.raises(ValueError, match="-1"):
-        autocorrelation([1, 2, 3], lag=-1)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
@@ -157,15 +143,6 @@ def test_the_student_interval_matches_a_worked_example() -> None:
     assert relative_half_width([9.0, 10.0, 11.0]) == pytest.approx(0.430265 / 3**0.5, rel=1e-5)
 
 
-def test_more_confidence_takes_a_wider_interval() -> None:
-    narrow, wide = student_interval([1, 2, 3], 0.9), student_interval([1, 2, 3], 0.99)
-    assert narrow is not None
-    assert wide is not None
-    assert wide[0] < narrow[0] < narrow[1] < wide[1]
-    with pytest.raises(ValueError, match="95"):
-        student_interval([1, 2, 3], 95)
-
-
 def test_one_repeat_has_no_interval() -> None:
     assert student_interval([]) is None
     assert student_interval([3.0]) is None
@@ -276,7 +253,7 @@ def test_a_million_steps_are_no_obstacle() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    "function", [autocorrelation, effective_size, block_length, student_interval, relative_half_width, warmup_length]
+    "function", [effective_size, block_length, student_interval, relative_half_width, warmup_length]
 )
 def test_a_value_that_is_not_finite_is_refused(function: Callable[[list[float]], object], bad: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
