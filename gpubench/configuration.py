@@ -253,7 +253,7 @@ def _describe(problem: Any, origins: Mapping[str, str]) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if problem["type"] == "value_error":
-        return message
+        return f"{key}: {message}{_from(origins[key])}" if key in origins else message
     if problem["type"] == "string_pattern_mismatch":
         message = "should be a plain folder name, without '/' and not beginning with '.'"
     return f"{key} = {problem['input']!r}: {message}{_from(origins.get(key))}"

@@ -35,9 +35,7 @@ class Device(StrEnum):
 
 def _refuse_mps(device: Any) -> Any:
     if device == "mps":
-        raise ValueError(
-            "device=mps: torch has no events to time it by, and its profiler records no work of it; use cpu"
-        )
+        raise ValueError("torch has no events to time mps by, and its profiler records no work of it; use cpu")
     return device
 
 
@@ -56,12 +54,17 @@ def _bytes(value: Any) -> Any:
 
 
 def _fraction(value: Any) -> Any:
-    if not isinstance(value, str) or not value.endswith("%"):
+    if not isinstance(value, str):
         return value
     try:
-        return float(value.removesuffix("%")) / 100
+        number = float(value.removesuffix("%"))
     except ValueError:
         raise ValueError(f"{value!r} is no fraction: write 0.05 or 5%") from None
+    if value.endswith("%"):
+        return number / 100
+    if number >= 1:
+        raise ValueError(f"{value!r} is a fraction: did you mean {value}%?")
+    return number
 
 
 class Section(BaseModel):
@@ -172,7 +175,7 @@ class DistributedSettings(RankSettings):
 
 class RepeatSettings(Section):
     repeats: Positive = Field(3, description="fresh processes that repeat the measurement")
-    target_precision: Fraction | None = Field(
+    target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = Field(
         None, description="repeat until the throughput's 95 % interval is within this fraction of it (0.01 or 1%)"
     )
     max_repeats: Positive = Field(20, description="cap for target_precision")
@@ -182,20 +185,6 @@ class RepeatSettings(Section):
     stall_timeout: Seconds = Field(
         600.0, description="seconds a rank may make no progress before it is named and the run ends"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _percent(cls, values: Any) -> Any:
-        text = values.get("target_precision") if isinstance(values, dict) else None
-        if not isinstance(text, str):
-            return values
-        try:
-            fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            return values
-        if fraction >= 1 and not text.endswith("%"):
-            raise ValueError(f"measurement.target_precision = {text!r} is a fraction: did you mean {text}%?")
-        return values | {"target_precision": fraction}
 
 
 class MeasurementSettings(RepeatSettings):

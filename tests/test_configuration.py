@@ -82,6 +82,14 @@ def test_settings_once_loaded_no_longer_see_the_environment(monkeypatch: pytest.
     assert TrainSettings.model_validate(settings.model_dump()).seed == 0
 
 
+def test_a_value_that_makes_no_sense_is_told_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUBENCH_MEASUREMENT__TARGET_PRECISION", "3")
+    with pytest.raises(SettingsError) as caught:
+        load(TrainSettings, None)
+    said = "measurement.target_precision: '3' is a fraction: did you mean 3%? (from environment)"
+    assert caught.value.message == said
+
+
 def test_a_finished_run_is_read_without_todays_environment(
     finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def test_totals_tell_what_was_there_before_and_what_is_reserved(tmp_path: Path) 
     assert sums(history) == [6000, 10_000, 10_512, 6512, 6000]
     assert (history.readings[-1].allocated, history.readings[-1].reserved) == (6000, 20_000)
     assert max(one.peak_allocated for one in history.readings) == 10_512
-    assert (found.name, found.capacity, found.reserved_at_end) == (V100["name"], V100["totalGlobalMem"], 20_000)
+    assert (found.name, found.capacity) == (V100["name"], V100["totalGlobalMem"])
     assert history.truncated
     assert history.notes == [
         "history truncated: 9.77 KiB were there before the first event: nothing tells what they hold"
@@ -171,7 +171,7 @@ def test_without_addresses_the_newest_of_a_size_is_given_back(tmp_path: Path) ->
 def test_the_host_s_memory_is_told_only_where_no_other_device_has_any(tmp_path: Path) -> None:
     host = memory(20, 64, 7, **HOST)
     found = one(write(tmp_path / "host.json", [*training(0, 0), host], deviceProperties=[V100]))
-    assert (found.device, found.name, found.reserved_at_end) == (-1, None, None)
+    assert (found.device, found.name, found.history.readings) == (-1, None, [])
     assert one(write(tmp_path / "both.json", [*training(0, 0), host, memory(30, 512, 1)])).device == 0
 
 
@@ -251,7 +251,7 @@ def test_of_a_real_trace_every_total_is_rebuilt() -> None:
     assert len(events) == 28_010
     assert sums(found.history)[1:] == totals
     assert (found.device, found.rank, found.name) == (1, 1, "Tesla V100-SXM2-32GB")
-    assert found.reserved_at_end == 12_782_141_440
+    assert found.history.readings[-1].reserved == 12_782_141_440
     assert max(mark.step or 0 for mark in found.history.marks) == 4
     assert not any(one.category == "unknown" for one in found.history.allocations)
     assert {one.phase for one in found.history.allocations if one.category == "activations"} == {"forward", "loss"}

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpubench.configuration import fields
-from gpubench.settings import MeasurementSettings, TrainingSettings, TrainSettings
+from gpubench.settings import MeasurementSettings, MemorySettings, TrainingSettings, TrainSettings
 
 
 @pytest.mark.parametrize("key", fields(TrainSettings))
@@ -80,6 +80,12 @@ def test_one_limit_is_enough(key: str) -> None:
 def test_two_limits_are_one_too_many(pair: tuple[str, str]) -> None:
     with pytest.raises(ValidationError, match=rf"training\.{pair[0]} and training\.{pair[1]} both say when to stop"):
         TrainingSettings.model_validate(dict.fromkeys(pair, 5))
+
+
+def test_a_fraction_of_more_than_the_whole_was_meant_as_a_percentage() -> None:
+    for section in ({"measurement": {"target_precision": "1"}}, {"memory": {"margin": "5"}}):
+        with pytest.raises(ValidationError, match=r"'(1|5)' is a fraction: did you mean \1%\?"):
+            MemorySettings.model_validate(section)
 
 
 @pytest.mark.parametrize(("text", "fraction"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02), (0.02, 0.02)])

@@ -18,8 +18,6 @@ class DeviceHistory:
     """Its number in the program; -1 for the host's own memory."""
     history: History
     """Its allocations have their categories."""
-    reserved_at_end: int | None
-    """Bytes that the allocator then had from the driver; None where nothing tells."""
     name: str | None = None
     """As the driver reports it, where the file tells."""
     capacity: int | None = None

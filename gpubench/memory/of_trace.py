@@ -57,7 +57,6 @@ def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], plac
     return DeviceHistory(
         device,
         history,
-        reserved,
         name=about.name if about else None,
         capacity=about.memory if about else None,
         rank=trace.rank,

@@ -62,7 +62,7 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     before = sum(one.size for one in history.allocations if one.category == "before")
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
     history.notes = [*_notes(len(events), before, lost), *_failures(events)]
-    return DeviceHistory(number, history, reserved)
+    return DeviceHistory(number, history)
 
 
 def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
