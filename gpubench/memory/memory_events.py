@@ -5,14 +5,14 @@ The keys of their `args` are those of libkineto's output_json.cpp; traces before
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, field
 
 from gpubench.trace import lenient
+from gpubench.trace.decoding import UNREADABLE
 from gpubench.trace.document import TraceDocument
-from gpubench.trace.events import Event
 
 NAME = "[memory]"
 HOST = 0
@@ -57,23 +57,23 @@ _events = msgspec.json.Decoder(list[_Any])
 _about = msgspec.json.Decoder(About, strict=False)
 
 
-class _Document(TraceDocument):
-    """The same pieces of the file, other parts of the events."""
+class _Arguments:
+    """Of an event only where it stands, and its arguments as they are."""
 
-    def _decode(self, text: bytes) -> list[Event] | None:
+    def strictly(self, text: bytes) -> tuple[list[_Any], int] | None:
         try:
-            return cast("list[Event]", _events.decode(b"[" + text + b"]"))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _events.decode(text), 0
+        except UNREADABLE:
             return None
 
-    def _decode_leniently(self, text: bytes) -> list[Event] | None:
-        return self._decode(lenient.text(text).encode())
+    def leniently(self, text: bytes) -> tuple[list[_Any], int] | None:
+        return self.strictly(lenient.text(text).encode())
 
 
 def memory_events(path: Path) -> Iterator[MemoryEvent]:
     """In the order of the file, which need not be that of time. Raises DataError for what is no trace, or not whole."""
-    for batch in _Document(path).batches():
-        for event in cast("list[_Any]", batch):
+    for batch in TraceDocument(path, _Arguments()).batches():
+        for event in batch:
             if event.name == NAME and (found := _read(event)):
                 yield found
 
@@ -82,7 +82,7 @@ def _read(event: _Any) -> MemoryEvent | None:
     """None of what makes no sense."""
     try:
         about, at = _about.decode(event.args), float(event.ts)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError):
+    except (*UNREADABLE, TypeError, ValueError):
         return None
     sizes = (abs(about.change), about.allocated or 0, about.reserved or 0)
     if not (0 <= at < LATEST and all(0 <= size < LARGEST for size in sizes)):

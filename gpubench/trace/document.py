@@ -4,42 +4,38 @@ A piece ends between two events. Where that is need not be parsed for: a prefix 
 """
 
 import re
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Generic, TypeVar
 
-import msgspec
 import psutil
 
 from gpubench.errors import DataError
 from gpubench.trace import lenient
-from gpubench.trace.events import Event, ExactEvent
+from gpubench.trace.decoding import Decoder
 from gpubench.trace.opening import HOW, opened
 
 PIECE = 8 * 2**20
 MOST_PENDING = 64 * 2**20  # a single event of this size is none, and so much before the first event neither
 SPARE_MEMORY = 256 * 2**20  # what must be left to the rest of the machine
-EXACT_BELOW = 2.0**43  # microseconds: up to here the nearest double still tells the nanosecond
 
 _TO_SPACE = bytes(range(32)).ljust(32)
 _PLAIN = bytes.maketrans(_TO_SPACE, b" " * 32)  # control characters are white space, or inside a name not valid JSON
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
-_LONG_FRACTION = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.')
 NEAR_THE_END = 256 * 1024
 MOST_TRIES = 8
 
-_ts = attrgetter("ts")
-_fast = msgspec.json.Decoder(list[Event], strict=False)
-_exact = msgspec.json.Decoder(list[ExactEvent], strict=False)
+E = TypeVar("E")
+Decode = Callable[[bytes], tuple[list[E], int] | None]
 
 
-class TraceDocument:
+class TraceDocument(Generic[E]):
     """One trace file. `batches` goes through its events; all else is complete after that."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, decoder: Decoder[E]) -> None:
         self.path = path
+        self._decoder = decoder
         self.metadata: dict[str, Any] = {}
         """What stands beside the events."""
         self.dropped = 0
@@ -49,7 +45,7 @@ class TraceDocument:
         self._bare = False
         """The document is the array of the events."""
 
-    def batches(self) -> Iterator[list[Event]]:
+    def batches(self) -> Iterator[list[E]]:
         """The events in the order of the file. Raises DataError for a file that is no trace, or not whole."""
         try:
             with opened(self.path) as file:
@@ -89,14 +85,14 @@ class TraceDocument:
         self.metadata |= found
         return text[match.end() :]
 
-    def _whole(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _whole(self, text: bytes) -> tuple[list[E], bytes]:
         """The events that are whole, and the rest of the text, in which the next one begins."""
         if len(text) > MOST_PENDING:
             raise self._damaged(f"no event ends within {MOST_PENDING // 2**20} MiB")
         borders = _last_borders(text)
-        for decode in (self._decode, self._decode_leniently):
+        for decode in (self._decoder.strictly, self._decoder.leniently):
             for border in borders:
-                if (events := decode(text[: border.start() + 1])) is not None:
+                if (events := self._decoded(decode, text[: border.start() + 1])) is not None:
                     return events, text[border.end() - 1 :]
         self._check_unfinished(text)
         return [], text
@@ -109,16 +105,16 @@ class TraceDocument:
             if not broken.early:
                 raise
 
-    def _tail(self, rest: bytes) -> list[Event]:
+    def _tail(self, rest: bytes) -> list[E]:
         """The last events, and what stands behind them."""
         text = lenient.text(b"[" + rest)
         _, end = lenient.value(text)
         self._keep(text[end:].strip())
         inside = text[1 : end - 1].encode()
-        events = self._decode(inside)
-        if events is None and (events := self._decode_leniently(inside)) is None:
-            raise self._damaged("its JSON is broken")
-        return events
+        for decode in (self._decoder.strictly, self._decoder.leniently):
+            if (events := self._decoded(decode, inside)) is not None:
+                return events
+        raise self._damaged("its JSON is broken")
 
     def _keep(self, behind: str) -> None:
         """Of what stands behind the events. They are whole, and so what is cut off there does not matter much."""
@@ -136,30 +132,13 @@ class TraceDocument:
         if behind:
             raise DataError(f"{self.path} goes on where its JSON ends", "one file holds one trace: take off the rest")
 
-    def _decode(self, text: bytes) -> list[Event] | None:
+    def _decoded(self, decode: Decode[E], inside: bytes) -> list[E] | None:
         """The events of a piece; None if it is not whole, or not as it should be."""
-        text = b"[" + text + b"]"
-        try:
-            events = _fast.decode(text)
-            if any(map(EXACT_BELOW.__le__, map(_ts, events))) and _LONG_FRACTION.search(text):
-                return self._finite(_exact.decode(text))
-            return events
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-
-    def _decode_leniently(self, text: bytes) -> list[Event] | None:
-        """Past what is not JSON (NaN, bytes that are not UTF-8) and events that make no sense."""
-        if (found := lenient.events(b"[" + text + b"]")) is None:
+        if (found := decode(b"[" + inside + b"]")) is None:
             return None
         events, dropped = found
         self.dropped += dropped
-        return self._finite(events)
-
-    def _finite(self, events: list[ExactEvent]) -> list[Event]:
-        """Decimals that are no numbers cannot be compared."""
-        finite = [event for event in events if event.ts.is_finite() and event.dur.is_finite()]
-        self.dropped += len(events) - len(finite)
-        return cast("list[Event]", finite)
+        return events
 
     def _without_events(self, text: bytes) -> DataError:
         """Of a file that ends before them."""

@@ -21,6 +21,7 @@ from gpubench.trace.columns import (
     Signature,
     Trace,
 )
+from gpubench.trace.decoding import Work
 from gpubench.trace.document import TraceDocument
 from gpubench.trace.events import ANNOTATIONS, ELEMENT_BYTES, HOST_KINDS, WORK_KINDS, Args, Event
 from gpubench.trace.opening import HOW
@@ -38,7 +39,7 @@ def read(path: Path) -> Trace:
 
     Raises DataError for a file that is no trace, is not whole, holds no work of any kind, or does not fit in memory.
     """
-    document, builder = TraceDocument(path), _Builder()
+    document, builder = TraceDocument(path, Work()), _Builder()
     for batch in document.batches():
         builder.add(batch)
     events, dropped = builder.events + document.dropped, builder.timeless + document.dropped
