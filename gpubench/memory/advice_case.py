@@ -8,19 +8,8 @@ from gpubench import findings, units
 from gpubench.findings import Finding, Severity, Unanswered
 from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
 from gpubench.memory.footprint import Footprint, Holder, Peak, Source
-from gpubench.memory.history import Phase
+from gpubench.memory.history import PLACES, Phase
 
-PLACES: dict[Phase, str] = {
-    "start": "at the start",
-    "model": "while the model is built",
-    "data": "while data are loaded",
-    "forward": "in the forward pass",
-    "loss": "in the loss",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer step",
-    "zero_grad": "in zero_grad",
-    "unknown": "in a phase that nothing tells",
-}
 PASSES = ("forward", "loss", "backward")
 """In which activations are needed."""
 
@@ -62,7 +51,7 @@ class Case:
 
     @property
     def where(self) -> str:
-        return PLACES[self.peak.phase]
+        return place(self.peak.phase)
 
     def setting(self, key: str) -> Any:
         """None where it is not known, or the command has no such setting."""
@@ -95,6 +84,10 @@ class Case:
         """What spreads parameters, gradients and optimizer state over the ranks, where each has all of them."""
         several = (self.setting("distributed.world_size") or 1) > 1
         return self.fix(distributed__strategy="fsdp2") if several else {}
+
+
+def place(phase: Phase) -> str:
+    return PLACES[phase].format("") or "in a phase that nothing tells"
 
 
 def lacking_phases(case: Case) -> tuple[str, str]:

@@ -3,12 +3,12 @@
 from gpubench import units
 from gpubench.findings import Finding, Saving, Unanswered
 from gpubench.memory.advice_case import (
-    PLACES,
     Advice,
     Answers,
     Case,
     lacking_operators,
     lacking_phases,
+    place,
     threshold,
     told_of,
 )
@@ -160,7 +160,7 @@ def _elsewhere(case: Case) -> tuple[int, str]:
     if not others:
         return 0, ""
     most = max(others, key=lambda one: one.level.allocated)
-    return most.level.allocated, PLACES[most.phase]
+    return most.level.allocated, place(most.phase)
 
 
 def _lost(case: Case, share: float) -> tuple[str, str] | None:

@@ -12,6 +12,18 @@ Category = Literal[
 
 Phase = Literal["start", "model", "data", "forward", "loss", "backward", "optimizer", "zero_grad", "unknown"]
 """What the program was doing. Forward is the model's own; what comes between it and the backward pass is the loss."""
+PLACES: dict[Phase, str] = {
+    "start": "at the start",
+    "model": "while the model is built",
+    "data": "in the {}loading of data",
+    "forward": "in the {}forward pass",
+    "loss": "in the {}loss",
+    "backward": "in the {}backward pass",
+    "optimizer": "in the {}optimizer step",
+    "zero_grad": "in the {}zero_grad",
+    "unknown": "",
+}
+"""In a sentence, with room for "first "; nothing where nothing tells."""
 
 
 class Allocation(Struct, gc=False):

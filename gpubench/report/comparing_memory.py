@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from gpubench import units
 from gpubench.comparison.result import Memory, MemoryPeak, PhaseMemory, SizeChange
-from gpubench.report.footprint_phrases import PLACES, STAGES, added, category, share
+from gpubench.memory.history import PLACES
+from gpubench.report.footprint_phrases import STAGES, added, category, share
 from gpubench.report.plain import clean, words
 from gpubench.report.sheets import Sheet, sheet
 

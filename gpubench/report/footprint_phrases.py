@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpubench import units
 from gpubench.memory.footprint import CATEGORIES, Amounts, Correction, Footprint, Peak, Source, Stage
-from gpubench.memory.history import Phase
+from gpubench.memory.history import PLACES
 from gpubench.report.plain import clean, words
 
 TOLD = 0.05  # of the peak: a smaller part is no news in a headline
@@ -14,17 +14,6 @@ PARTS = 4  # that a headline names
 NAMES = {"before": "there before", "other": "context"}
 """Of categories whose own word does not explain itself."""
 STAGES: dict[Stage, str] = {"setup": "set-up", "first": "first step", "steady": "steady step"}
-PLACES: dict[Phase, str] = {
-    "start": "at the start",
-    "model": "while the model is built",
-    "data": "in the {}loading of data",
-    "forward": "in the {}forward pass",
-    "loss": "in the {}loss",
-    "backward": "in the {}backward pass",
-    "optimizer": "in the {}optimizer step",
-    "zero_grad": "in the {}zero_grad",
-    "unknown": "",
-}
 SOURCES: dict[Source, str] = {
     "measured": "measured",
     "predicted": "predicted, not measured",
