@@ -148,8 +148,9 @@ def test_a_pipeline_shorter_than_the_schedule_is_refused_with_the_arithmetic(tmp
 def test_an_interrupt_while_fixes_are_tried_keeps_the_diagnosis(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
     arguments = (
-        "profile", "--model", "planted:small", "--data", "planted:slow", "--data.workers=0", "--batch-size", "8",
-        "--repeats", "1", "--training.warmup_steps=5", "--steps", "200", "--verify",
+        "profile", "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
+        "--training.optimizer_impl=loop", "--batch-size", "1",
+        "--repeats", "1", "--training.warmup_steps=5", "--steps", "60", "--verify",
     )  # fmt: skip
     with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as process:
         deadline = time.monotonic() + 100
@@ -160,8 +161,8 @@ def test_an_interrupt_while_fixes_are_tried_keeps_the_diagnosis(tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "too-few-workers" in (next(tmp_path.glob("results/profile/*")) / "findings.json").read_text()
-    assert "waits for batches" in output
+    assert "unfused-optimizer" in (next(tmp_path.glob("results/profile/*")) / "findings.json").read_text()
+    assert "the optimizer visits parameters one operation at a time" in output
     assert json.loads((next(tmp_path.glob("results/profile/*")) / "findings.json").read_text())["interrupted"]
 
 
