@@ -50,6 +50,7 @@ def find(setting: str, name: str, refused: type[GpubenchError]) -> Callable[[], 
         try:
             return found()
         except USERS as error:
-            raise refused(f"{setting} {name!r} raised {type(error).__name__}: {error}", "mend it there") from error
+            said = f"{setting} {name!r} raised {type(error).__name__}: {error}"
+            raise refused(said, "mend it there; run.log has the traceback") from error
 
     return made
