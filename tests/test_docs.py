@@ -111,7 +111,7 @@ def test_every_command_of_an_example_and_of_the_help_exists() -> None:
     for path in (path for kind in ("*.sh", "*.sbatch") for path in (ROOT / "examples").rglob(kind)):
         texts.append(f"```\n{path.read_text()}\n```")
     texts += [f"```\n{command.epilog}\n```" for command in reference.commands().values()]
-    found = [arguments for text in texts for arguments in documents.commands(text)]
+    found = [arguments for text in texts for arguments in documents.commands(text) if arguments != ["$@"]]
     assert len(found) > 20
     for arguments in found:
         assert refused(arguments) is None, arguments

@@ -44,14 +44,19 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def steps() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(SESSION), *sys.path])
+        return import_module("session")
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, steps: ModuleType) -> Session:
     """Diagnosed, and each fix tried. Where other work on the machine leaves what a fix is worth undecided, it is
     measured once more, as its user would: every other verdict stands."""
     folder = tmp_path_factory.mktemp("session") / "program"
     shutil.copytree(SESSION, folder, ignore=shutil.ignore_patterns("results", "__pycache__"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(SESSION), *sys.path])
-        found = Session(folder, import_module("session"))
+    found = Session(folder, steps)
     for _ in range(3):
         done = found.run("DIAGNOSE", *QUICK, *RECORDED)
         assert not done.code, done.stderr
@@ -133,13 +138,13 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(se
 
 
 @pytest.mark.parametrize("name", ["MEASURE", "FINDINGS"])
-def test_a_picture_holds_the_lines_that_it_is_told_to(session: Session, name: str, tmp_path: Path) -> None:
-    step = getattr(session.steps, name)
-    cut: Callable[..., str] = session.steps.cut
+def test_a_picture_holds_the_lines_that_it_is_told_to(steps: ModuleType, name: str, tmp_path: Path) -> None:
+    step = getattr(steps, name)
+    cut: Callable[..., str] = steps.cut
     shown = cut("\nhead\n1. \x1b[31mfirst\x1b[0m\n2. second\nnot judged for want of\n", step)
     assert shown == {"MEASURE": "head\n1. \x1b[31mfirst\x1b[0m\n2. second\nnot judged for want of",
                      "FINDINGS": "1. \x1b[31mfirst\x1b[0m\n2. second"}[name]  # fmt: skip
-    session.steps.picture("title", shown, tmp_path / "one.svg")
+    steps.picture("title", shown, tmp_path / "one.svg")
     svg = (tmp_path / "one.svg").read_text()
     assert "first" in svg
     assert "url(" not in svg.replace("url(#", ""), "it asks nothing of another server"

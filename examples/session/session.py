@@ -3,6 +3,7 @@
 What the terminal shows becomes an SVG, what the browser shows of two pages a PNG (where there is a chromium).
 """
 
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "session"
 WIDTH = 110  # characters
-FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # a picture asks nothing of another server
+FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # a picture asks nothing of another server
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def picture(title: str, shown: str, path: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), highlight=False)  # noqa: PTH123, SIM115
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     console.print(Text.from_ansi(shown))
     svg = console.export_svg(title=title, code_format=FONT.sub("", CONSOLE_SVG_FORMAT), unique_id=path.stem)
     path.write_text(svg)
