@@ -50,6 +50,9 @@ def size(value: float) -> str:
 
 
 def percent(value: float) -> str:
+    """To two digits and to tenths at most; never in powers of ten."""
+    if 0 < abs(value) < 1e-6:
+        return "<0.0001 %"
     return f"{value * 100:.1f} %" if abs(value) >= 0.0995 else f"{value * 100:.2g} %"
 
 

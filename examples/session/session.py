@@ -39,9 +39,9 @@ class Step:
 
 MEASURE = Step("measure", "gpubench train-bench --config my_training.yaml")
 DIAGNOSE = Step("diagnose", "gpubench profile --config my_training.yaml --verify", until="phase  ")
-FINDINGS = Step("findings", DIAGNOSE.command, since="1. ", until="not judged")
-MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until="What holds the peak")
-CHANGE = Step("change", "gpubench train-bench --config my_training.yaml KEEP", since="inconclusive|faster|slower")
+FINDINGS = Step("findings", DIAGNOSE.command, since=r"1\. ", until="not judged")
+MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until="kind  ")
+CHANGE = Step("change", "gpubench train-bench --config my_training.yaml KEEP", since=".+ is .+ (faster|slower) than ")
 JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html", until="the machine")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 
