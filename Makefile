@@ -1,5 +1,5 @@
 # make bench   set everything up and run the main job
-# make test    set everything up and run every check
+# make test    set everything up and run every check but those of make stress: hosts killed, machines cut off, many ranks
 # make benchmarks   all benchmarks that this machine can run, and docs/benchmarks.md of what they show (under an hour)
 # The environment is .venv, built once from pyproject.toml under constraints.txt.
 
@@ -8,13 +8,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench test benchmarks lint clean
+.PHONY: bench test stress benchmarks lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not stress"
+
+stress: $(VENV)/ready-for-development
+	$(BIN)/python -m pytest -m stress
 
 benchmarks: $(VENV)/ready-for-development
 	$(BIN)/python benchmarks/suite.py

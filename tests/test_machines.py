@@ -74,6 +74,7 @@ def test_a_pipeline_over_two_machines_makes_every_sample_bit_identical(
     assert {(line["rank"], line["direction"]) for line in first.lines("handoffs.jsonl")} == {(0, "send"), (1, "recv")}
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(
     ("cut", "command", "kept"),
     [

@@ -111,7 +111,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ModelError, match="'ResNet-50'") as caught:
         find("ResNet-50")
     assert caught.value.hint is not None
-    assert "resnet50?" in caught.value.hint
+    assert "'resnet50'?" in caught.value.hint
     assert "module:callable" in caught.value.hint
 
 

@@ -10,6 +10,7 @@ from running import PATIENCE, environment
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(("command", "instants"), [("train-bench", 3), ("pipe-infer", 2)])
 def test_whenever_its_host_is_killed_a_run_reads_and_leaves_no_process(command: str, instants: int) -> None:
     done = subprocess.run(

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from running import PATIENCE, SMALL, gpubench, started
 
 from gpubench.comparison.evidence import open_run
 from gpubench.runs import Run
+
+pytestmark = pytest.mark.stress
 
 DUMMY = ("pipe-infer", "--unet", "dummy", "--device", "cpu", "--performance.cpu_threads=1", "--repeats", "1", "-q")
 
