@@ -67,6 +67,14 @@ def rich_comparison(**changes: Any) -> Comparisons:
 
 
 @pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [(0, "0 %"), (1.3e-7, "<0.0001 %"), (1.8e-6, "0.00018 %"), (0.0234, "2.3 %"), (0.5, "50.0 %")],
+)
+def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> None:
+    assert units.percent(fraction) == shown
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, "new is 3.1 % slower than base in step time (95 % interval 2.6 to 3.7 %), beyond the 0.5 % margin"),
@@ -116,14 +124,6 @@ def rich_comparison(**changes: Any) -> Comparisons:
         ({"limit": 0.02}, "beyond the 2 % that the machine itself may account for"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    ("fraction", "shown"),
-    [(0, "0 %"), (1.3e-7, "<0.0001 %"), (1.8e-6, "0.00018 %"), (0.0234, "2.3 %"), (0.5, "50.0 %")],
-)
-def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> None:
-    assert units.percent(fraction) == shown
-
-
 def test_the_headline_is_a_sentence_for_a_pull_request(changes: dict[str, Any], expected: str) -> None:
     assert expected in headline(comparison(verdict(**changes)))
 

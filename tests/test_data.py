@@ -588,7 +588,6 @@ def test_a_worker_that_aborts_as_it_ends_fails_nothing(own: str) -> None:
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
 def test_workers_die_when_their_rank_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(

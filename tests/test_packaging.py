@@ -36,7 +36,6 @@ def run(*command: str, **known: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment() | known)
 
 
-@pytest.mark.slow
 def test_a_wheel_holds_the_commands_the_presets_and_one_name(built: tuple[Path, Path]) -> None:
     names = set(ZipFile(built[1]).namelist())
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"gpubench"}
@@ -48,7 +47,6 @@ def test_a_wheel_holds_the_commands_the_presets_and_one_name(built: tuple[Path, 
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
 def test_a_source_distribution_holds_the_layout_of_the_repository_and_no_half_of_the_tests(
     built: tuple[Path, Path],
 ) -> None:
@@ -58,7 +56,6 @@ def test_a_source_distribution_holds_the_layout_of_the_repository_and_no_half_of
     assert not [name for name in names if name.startswith("tests")]
 
 
-@pytest.mark.slow
 def test_what_is_installed_runs_from_anywhere(built: tuple[Path, Path], tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
