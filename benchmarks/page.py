@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from bars import MISSED
 from listing import Benchmark
 from records import FAILED, PYTHON, STOPPED, Machine, Record
@@ -16,7 +17,6 @@ LINES = {
     "GPU": "gpu",
     "system": "system",
     "versions": "versions",
-    "gpubench": "gpubench",
 }
 
 
@@ -31,7 +31,7 @@ def page(
     yield ""
     yield "Written by these commands, and not by hand. What each of them measures, and how, is in"
     yield "[benchmarks/README.md](../benchmarks/README.md)."
-    machines = list(dict.fromkeys(record.machine for record in records.values()))
+    machines = list(dict.fromkeys(_alone(record.machine) for record in records.values()))
     for number, machine in enumerate(machines):
         yield from _machine(machine, f" {number + 1}" if len(machines) > 1 else "")
     yield ""
@@ -41,6 +41,11 @@ def page(
     for one in benchmarks:
         yield from _section(one, records.get(one.name), machines)
     yield from _on_gpus(references)
+
+
+def _alone(machine: Machine) -> Machine:
+    """Whatever was run on it."""
+    return msgspec.structs.replace(machine, gpubench="")
 
 
 def _machine(machine: Machine, number: str) -> Iterator[str]:
@@ -77,8 +82,9 @@ def _section(benchmark: Benchmark, record: Record | None, machines: Sequence[Mac
     if record is None:
         yield f"{_verdict(benchmark, record).capitalize()}."
         return
-    where = f" on machine {machines.index(record.machine) + 1}" if len(machines) > 1 else ""
-    yield f"Ran{where} until {record.finished} and took {units.seconds(record.seconds)}."
+    where = f" on machine {machines.index(_alone(record.machine)) + 1}" if len(machines) > 1 else ""
+    took = units.seconds(record.seconds)
+    yield f"Ran{where} until {record.finished} and took {took}: gpubench {record.machine.gpubench}."
     yield ""
     if record.bars:
         yield table([("what", "ours", "bar", "verdict"), *_judged(record)])

@@ -385,6 +385,7 @@ def test_what_stands_in_itself_or_in_many_places_is_not_unrolled(file: Path) -> 
         (b"\x80", "cut short", "copy it again"),
         (pickle.dumps({"a": 1}, 4), "a pickle of something else", "_dump_snapshot"),
         (pickle.dumps(7, 4), "a pickle of something else", "_dump_snapshot"),
+        (pickle.dumps(snapshot([alloc(0, 8)]) | {"half a character \ud800": 1}, 4), "damaged", "_dump_snapshot"),
         (pickle.dumps([{"address": 0}], 4), "has no history: it is a list of segments", "_record_memory_history"),
         (pickle.dumps(snapshot([]), 4), "has no history", 'stacks="python"'),
         (pickle.dumps({"segments": []}, 4), "has no history", 'stacks="python"'),

@@ -67,7 +67,7 @@ def load(path: Path) -> Snapshot:
         raise DataError(f"{path} has no history: it is a list of segments", HOW)
     try:
         return msgspec.convert(found, Snapshot)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second for half a character
         raise DataError(f"{path} is a pickle of something else, or damaged: {error}", HOW) from None
 
 
@@ -85,7 +85,7 @@ class Stacks:
             key = tuple(map(id, frames))
             if key not in self._told:
                 self._told[key] = told([self._sign(one) for one in frames])
-        except (TypeError, msgspec.ValidationError) as error:
+        except (TypeError, UnicodeEncodeError, msgspec.ValidationError) as error:
             raise DataError(f"{self._path} is damaged, or no memory snapshot: a stack: {error}", HOW) from None
         return self._told[key]
 
