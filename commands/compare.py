@@ -121,6 +121,7 @@ def compare(
         (bool(column) and not unit, f"--column {column} needs its --unit", "such as --unit ms"),
         (null and len(names) != 1, "--null takes one group of runs", "gpubench compare --null results/EXPERIMENT"),
         (null and bool(fails or html), "--null compares nothing: no --fail-on, no --html", "leave them out"),
+        (null and force, "--null judges nothing that --force could change", "leave --force out"),
         (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} form", "--format markdown or json"),
         (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
     )

@@ -1,6 +1,7 @@
 """gpubench memory"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ import typer
 
 from gpubench.commands import options, output, trying
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
-from gpubench.commands.running import finish, measured, resolved
+from gpubench.commands.running import finish, measured, print_configurations, resolved
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
@@ -123,7 +124,7 @@ def memory(
     _refuse_idle(base, verify=verify, check=check)
     (run,) = resolved(base, None, complete_memory)
     if print_config:
-        output.write(run.to_yaml(), "gpubench memory --print-config > FILE")
+        print_configurations([run], "memory")
         return
     beside = [_checking(run)] if check else []
     _of_run(run, beside, verify=verify, json=json, quiet=quiet, verbose=verbose)
@@ -143,14 +144,14 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
             "add --predict, and leave --device out",
         ),
         (
-            launched_by_torchrun() and not predicting and (verify or finding),
-            "--verify and --find-batch-size start fresh processes, which torchrun does not",
+            launched_by_torchrun() and predicting,
+            "a prediction is made by one process for all ranks, and torchrun started several",
             "run it without torchrun, with --world-size",
         ),
         (
-            launched_by_torchrun() and check,
-            "--check starts fresh processes, which torchrun does not",
-            "use --world-size",
+            launched_by_torchrun() and (verify or finding),
+            "--verify and --find-batch-size start fresh processes, which torchrun does not",
+            "run it without torchrun, with --world-size",
         ),
         (
             base.origins.get("memory.margin") == "command line" and not finding,
@@ -214,6 +215,7 @@ def _of_run(
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured([run, *beside], MemoryRecorder, live_memory, terminal)
     stopped = trying.memory(run, outcomes[0], terminal, verify=verify)
+    outcomes[0] = replace(outcomes[0], summary=outcomes[0].recorder.summary())  # of the batch that was found
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     pair = notebook.judge_pair(paths, ("predicted", "measured")) if beside else None
     finish(frame.to_json(outcomes, pair) if json else terminal.render(footprints.show, outcomes, pair), outcomes)

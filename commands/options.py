@@ -129,8 +129,6 @@ def _torchrun_s(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, An
     asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
     if asked != decided:
         raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
-    if "target_precision" in overrides or "measurement.target_precision" in overrides:
-        raise UsageError("--target-precision starts fresh processes, which torchrun does not", "use --repeats")
     if vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     return {"world_size": decided}

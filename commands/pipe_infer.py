@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpubench.commands import options, output
-from gpubench.commands.running import carry_out, resolved
+from gpubench.commands import options
+from gpubench.commands.running import carry_out, print_configurations, resolved
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -116,7 +116,7 @@ def pipe_infer(
         base = load(PipeSettings, config, overrides)
     runs = resolved(base, vs, complete)
     if print_config:
-        output.write("---\n".join(run.to_yaml() for run in runs), "gpubench pipe-infer --print-config > FILE")
+        print_configurations(runs, "pipe-infer")
         return
     if done and not done.missing(base.settings.work.samples):
         print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)

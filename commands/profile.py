@@ -7,7 +7,7 @@ import typer
 
 from gpubench.commands import options, output, trying
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
-from gpubench.commands.running import finish, measured, resolved
+from gpubench.commands.running import finish, measured, print_configurations, resolved
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
@@ -105,9 +105,9 @@ def profile(
     base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
     (run,) = resolved(base, None, complete)
     if not run.settings.profiling.enabled:
-        raise UsageError("profiling.enabled=false leaves nothing to diagnose", "use gpubench train-bench")
+        raise UsageError("profiling.enabled=false leaves nothing to diagnose", "add --profiling.enabled=true")
     if print_config:
-        output.write(run.to_yaml(), "gpubench profile --print-config > FILE")
+        print_configurations([run], "profile")
         return
     _of_run(run, verify=verify, json=json, quiet=quiet, verbose=verbose)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubench.commands import output
+from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -23,8 +24,16 @@ def resolved(
     from gpubench.configuration import parse_assignments
     from gpubench.defaults import completed
 
+    if launched_by_torchrun() and base.settings.measurement.target_precision is not None:
+        raise UsageError("a target precision takes fresh processes, which torchrun does not start", "use --repeats")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
     return [completed(run, complete) for run in runs]
+
+
+def print_configurations(runs: "Sequence[Configuration[Any]]", command: str) -> None:
+    """On stdout, one behind the other; under torchrun once."""
+    if is_rank_zero():
+        output.write("---\n".join(run.to_yaml() for run in runs), f"gpubench {command} --print-config > FILE")
 
 
 def carry_out(

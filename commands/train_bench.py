@@ -2,8 +2,8 @@
 
 import typer
 
-from gpubench.commands import options, output
-from gpubench.commands.running import carry_out, resolved
+from gpubench.commands import options
+from gpubench.commands.running import carry_out, print_configurations, resolved
 from gpubench.configs import presets
 from gpubench.zoo import MODELS
 
@@ -57,7 +57,7 @@ def train_bench(
     base = load(TrainSettings, config, options.overrides(ctx, TrainSettings, vs))
     runs = resolved(base, vs, complete)
     if print_config:
-        output.write("---\n".join(run.to_yaml() for run in runs), "gpubench train-bench --print-config > FILE")
+        print_configurations(runs, "train-bench")
         return
 
     from gpubench import live

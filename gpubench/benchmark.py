@@ -4,16 +4,17 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from gpubench import devices, runs, stats
+from gpubench import devices, runs
 from gpubench.calendar import calendar
 from gpubench.configuration import Configuration
 from gpubench.defaults import local_ranks
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
+from gpubench.estimates import relative_half_width
 from gpubench.events import Job
 from gpubench.launch import Workers
 from gpubench.peers import silence
@@ -88,7 +89,7 @@ def _measure_all(
     failures: dict[int, BaseException],
 ) -> None:
     """Every repeat, and what the recorded ones show. `failures` gets what happened in a recorder's own, by its id."""
-    for recorder, repeats, profiled in schedule(recorders):
+    for recorder, repeats, profiled in schedule(recorders, failures):
         if id(recorder) in failures:
             continue
         try:
@@ -121,10 +122,13 @@ def open_runs(
     return recorders
 
 
-def schedule(recorders: Sequence[Recorder[Any]]) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
+def schedule(
+    recorders: Sequence[Recorder[Any]], failures: Container[int] = ()
+) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
     """Whose turn it is, with which repeats, and which one of them is recorded by the profiler: the last, if any.
 
-    Fresh processes for each, or all at once in those of torchrun.
+    Fresh processes for each, or all at once in those of torchrun. `failures` may grow meanwhile, by the ids of
+    recorders, for which no other is repeated.
     """
     if launched_by_torchrun():
         for recorder in recorders:
@@ -133,7 +137,7 @@ def schedule(recorders: Sequence[Recorder[Any]]) -> Iterator[tuple[Recorder[Any]
             yield recorder, list(range(number)), number if recorder.settings.profiling.enabled else None
         return
     number = 0
-    while number == 0 or any(needs_more(recorder, number) for recorder in recorders):
+    while number == 0 or any(needs_more(one, number) for one in recorders if id(one) not in failures):
         for recorder in recorders if number % 2 == 0 else reversed(recorders):
             yield recorder, [number], None
         number += 1
@@ -143,13 +147,14 @@ def schedule(recorders: Sequence[Recorder[Any]]) -> Iterator[tuple[Recorder[Any]
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:
-    """Whether a run that has `done` repeats wants another."""
+    """Whether a run that has `done` repeats wants another; one that times nothing has no precision to reach."""
     measurement: RepeatSettings = recorder.settings.measurement
-    if measurement.target_precision is None:
+    throughputs = recorder.throughputs()
+    if measurement.target_precision is None or (done and not throughputs):
         return done < measurement.repeats
     if done >= measurement.max_repeats:
         return False
-    half_width = stats.relative_half_width(recorder.throughputs())
+    half_width = relative_half_width("throughput", throughputs)
     return done < 2 or half_width is None or half_width > measurement.target_precision
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from gpubench.errors import GpubenchError, did_you_mean
 
 USERS = (Exception, SystemExit)
@@ -50,6 +52,8 @@ def find(setting: str, name: str, refused: type[GpubenchError]) -> Callable[[], 
         try:
             return found()
         except USERS as error:
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise  # to whoever knows what takes less
             said = f"{setting} {name!r} raised {type(error).__name__}: {error}"
             raise refused(said, "mend it there; run.log has the traceback") from error
 

@@ -55,9 +55,7 @@ def metric_of(
 
     A rate is averaged as the time of one: see `metrics.RATES`.
     """
-    definition = DEFINITIONS[name]
-    rate = name in RATES and min(repeats) > 0
-    values = [1 / value for value in repeats] if rate else repeats
+    definition, rate, values = DEFINITIONS[name], _is_rate(name, repeats), _averaged(name, repeats)
     estimate, interval = fmean(values), stats.student_interval(values)
     if rate:
         estimate = 1 / estimate
@@ -73,3 +71,16 @@ def metric_of(
         repeats=repeats,
         distribution=distribution,
     )
+
+
+def relative_half_width(name: str, repeats: Sequence[float]) -> float | None:
+    """Half the 95 % interval of what a metric is averaged as, which for a rate is a time, as a fraction of it."""
+    return stats.relative_half_width(_averaged(name, repeats))
+
+
+def _is_rate(name: str, repeats: Sequence[float]) -> bool:
+    return name in RATES and min(repeats, default=0) > 0
+
+
+def _averaged(name: str, repeats: Sequence[float]) -> list[float]:
+    return [1 / value for value in repeats] if _is_rate(name, repeats) else list(repeats)

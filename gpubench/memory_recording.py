@@ -103,6 +103,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
         """What filled the memory of a run that stands for this one."""
         self._found |= other._found
         self.writer.replace(MEMORY, Footprints(self.footprints))
+        self.writer.update(repeats=self.completed())
         self.metrics.summary(self.summary())
 
     def keep_batch_sizes(self, found: BatchSizes) -> None:

@@ -48,6 +48,9 @@ FINDINGS = "findings.json"
 MEMORY = "memory.json"
 BATCH_SIZES = "batch_sizes.json"
 TRADES = "trades.json"
+
+TRIALS = "-verify"
+"""Ends the name of an experiment of runs that try the fixes of another."""
 TRACES = "profiler_traces"
 SAMPLE_FOLDER = "samples"
 LATENT, IMAGE = "safetensors", "png"  # suffixes in there

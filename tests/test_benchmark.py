@@ -16,14 +16,20 @@ from gpubench.settings import TrainSettings
 class Run:
     """What `benchmark` asks of a recorder."""
 
-    def __init__(self, name: str, *, repeats: int = 2, recorded: bool = False) -> None:
+    def __init__(
+        self, name: str, *, repeats: int = 2, recorded: bool = False, measurement: dict[str, Any] | None = None
+    ) -> None:
         self.name = name
+        self.rates: list[float] = []
         self.settings = TrainSettings.model_validate(
-            {"measurement": {"repeats": repeats}, "profiling": {"enabled": recorded}}
+            {"measurement": {"repeats": repeats} | (measurement or {}), "profiling": {"enabled": recorded}}
         )
         self.writer = SimpleNamespace(update=lambda **changes: None)
         self.closed: tuple[str, GpubenchError | None] | None = None
         self.diagnosed = 0
+
+    def throughputs(self) -> list[float]:
+        return self.rates
 
     def summary(self) -> Any:
         return None
@@ -108,6 +114,14 @@ def test_of_independent_runs_one_that_fails_leaves_the_others_alone(measured: Ca
     assert broken.closed[0] == "failed"
     assert isinstance(broken.closed[1], RunFailed)
     assert [run.closed for run in (base, other)] == [("completed", None)] * 2
+
+
+def test_a_run_that_fails_or_times_nothing_makes_nobody_reach_for_precision(measured: Callable[..., Measured]) -> None:
+    precise = {"target_precision": 0.5, "max_repeats": 20}
+    base, failing = Run("base", measurement=precise), Run("failing", measurement=precise)
+    base.rates = [100.0, 101.0]
+    assert [name for name, _, _ in measured([base, failing], "failing", independent=True)].count("base") == 2
+    assert len(measured([Run("counts", repeats=3, measurement=precise)])) == 3
 
 
 def test_independent_runs_end_with_the_one_they_are_laid_beside(measured: Callable[..., Measured]) -> None:

@@ -292,6 +292,22 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert said in complaint(command_line("memory", *arguments))[0]
 
 
+def test_torchrun_has_no_part_in_a_prediction(
+    command_line: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    refused = complaint(command_line("memory", "--predict", "--device-model", "h200"))
+    assert "made by one process" in refused[0]
+    assert "--world-size" in refused[1]
+
+
 def test_a_curve_that_is_no_line_ends_the_search_as_well() -> None:
     looks: list[int] = []
 

@@ -72,6 +72,14 @@ def test_the_latest_of_a_folder_or_experiment(results: Path, within: str) -> Non
     assert paths(before, last) == runs(results)[:2]
 
 
+def test_trials_of_a_fix_are_the_latest_only_where_they_are_named(results: Path) -> None:
+    _, second, third = runs(results)
+    (results / "exp-a-verify").mkdir()
+    trial = third.rename(results / "exp-a-verify" / third.name)
+    (latest, named), _ = find(["latest", "exp-a-verify/latest"], results)
+    assert paths(latest, named) == [second, trial]
+
+
 def test_a_renamed_run_is_never_the_latest(results: Path) -> None:
     _, second, third = runs(results)
     third.rename(third.with_name("zz-best"))

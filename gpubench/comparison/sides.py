@@ -11,7 +11,7 @@ from gpubench.comparison.evidence import DAMAGED, RunEvidence, Side, open_run
 from gpubench.comparison.foreign import SUFFIXES, Column, open_log
 from gpubench.comparison.sampling import WELL_KNOWN
 from gpubench.errors import GpubenchError, RunDirectoryError, offer
-from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY
+from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY, TRIALS
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
 LATEST = re.compile(r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?")
@@ -133,11 +133,12 @@ def _under(name: str, results: Path) -> Path:
 
 
 def _latest(within: str | None, back: int, results: Path) -> Path:
-    """The newest run but `back`, by its id; a run that was renamed has no time in its name and does not count."""
+    """The newest run but `back`, by its id; a run that was renamed has no time in its name and does not count, and
+    trials of another run's fixes only where their experiment is named."""
     folder = results
     if within is not None:
         folder = Path(within) if _is_folder(Path(within)) else _under(within, results)
-    inside = list(_folders(folder))
+    inside = [child for child in _folders(folder) if not child.name.endswith(TRIALS) or RUN_ID.fullmatch(child.name)]
     deeper = [run for child in inside if not RUN_ID.fullmatch(child.name) for run in _folders(child)]
     runs = [run for run in inside + deeper if RUN_ID.fullmatch(run.name)]
     runs.sort(key=lambda run: run.name, reverse=True)

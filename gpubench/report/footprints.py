@@ -41,7 +41,7 @@ def _show_footprint(recorder: MemoryRecorder, console: Console) -> None:
     settings, ranks = recorder.settings, recorder.footprints
     fullest = max(ranks, key=lambda found: found.peak.level.total)
     batch = recorder.batch_sizes.largest if recorder.batch_sizes else settings.training.batch_size
-    label = naming.training(frame.by_key(settings) | {"training.batch_size": batch})
+    label = naming.training(frame.by_key(settings) | {"training.batch_size": batch}, settings.distributed.world_size)
     label += f", rank {fullest.rank}" if len(ranks) > 1 else ""
     files = sorted(recorder.writer.path.joinpath(TRACES).glob("*.snapshot.pickle"))
     footprint_tables.show(fullest, recorder.advice, console, label, [str(file) for file in files])

@@ -7,10 +7,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gpubench import runs, stats, units
+from gpubench import runs, units
 from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
+from gpubench.estimates import relative_half_width
 from gpubench.metrics import Metric
 from gpubench.report import comparing, phrases, plain
 from gpubench.screen import plain_table, say, say_unbroken
@@ -96,7 +97,7 @@ def speed(summary: Summary) -> str:
 
 def half_width(metric: Metric) -> str:
     """Half the 95 % interval over repeats, relative to the estimate; nothing where there is no interval."""
-    width = stats.relative_half_width(metric.repeats)
+    width = relative_half_width(metric.name, metric.repeats)
     return "" if width is None or not metric.estimate else f"+- {units.percent(width)}"
 
 

@@ -82,7 +82,8 @@ def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Con
     """The same as a run of train-bench, to be timed."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
-    quick = {"measurement.count_flops": False, "logging.graph": False, "training.steps": TIMED_STEPS}
+    length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
+    quick = length | {"measurement.count_flops": False, "logging.graph": False}
     found = Configuration(TrainSettings.model_validate(own), origins)
     return found.with_overrides(quick | {"measurement.repeats": repeats} | changes, "--verify")
 
