@@ -255,7 +255,7 @@ def test_what_cannot_be_resumed_is_refused(
         (["--vs", "split=balanced"], "--vs starts fresh processes, which torchrun does not"),
         (["--world-size", "3"], "--world-size 3, but torchrun started 2 processes"),
         (["--resume", "x"], "--resume does not go with torchrun"),
-        (["--measurement.target_precision=1%"], "--target-precision starts fresh processes"),
+        (["--measurement.target_precision=1%"], "a target precision takes fresh processes"),
     ],
 )
 def test_under_torchrun_what_starts_processes_is_refused(
