@@ -17,7 +17,7 @@ import pytest
 TINY = ("--model", "gpt2-tiny", "--performance.cpu_threads=1", "--logging.graph=false")
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false")
 """Of our own, without transformers: half as long to start."""
-PATIENCE = 300.0  # of tests that run beside others on a small machine; what should end sooner says so itself
+PATIENCE = 600.0  # of tests that run beside others on a small machine; what should end sooner says so itself
 
 
 @dataclass(frozen=True)
