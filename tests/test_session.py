@@ -79,7 +79,9 @@ def test_both_troubles_are_named_and_their_fixes_confirmed(session: Session) -> 
         assert trouble.measured.run
         assert (session.folder / trouble.measured.run / "run.json").is_file()
         fixes |= trouble.fix
-    assert fixes == {"data.workers": 1, "distributed.sync_gradients": "last"}
+    assert fixes.keys() == {"data.workers", "distributed.sync_gradients"}
+    assert fixes["data.workers"] >= 1, "by the machine's cores"
+    assert fixes["distributed.sync_gradients"] == "last"
     together = session.findings().combination
     assert together
     assert together.fix == fixes
