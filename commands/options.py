@@ -84,7 +84,7 @@ PrintConfig = Annotated[
 ]
 
 
-def overrides(ctx: typer.Context, cls: "type[RunSettings]", vs: list[str] | None = None) -> dict[str, Any]:
+def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     """What the command line sets of `cls`: by its named options, and by any other as `--section.key=value`.
 
     Raises UsageError where that is no option, or goes against the torchrun that this is under.
@@ -94,7 +94,7 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]", vs: list[str] | None
     known = fields(cls)
     named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
     found = named | parse_unknown_overrides(ctx.args)
-    return found | _torchrun_s(found, vs) if launched_by_torchrun() else found
+    return found | _torchrun_s(found) if launched_by_torchrun() else found
 
 
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
@@ -123,12 +123,10 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
     return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
 
 
-def _torchrun_s(overrides: dict[str, Any], vs: list[str] | None) -> dict[str, Any]:
+def _torchrun_s(overrides: dict[str, Any]) -> dict[str, Any]:
     """The world size that torchrun decided on. Raises UsageError where the command line contradicts it."""
     decided = str(Ranks.from_environment().world_size)
     asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
     if asked != decided:
         raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
-    if vs:
-        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     return {"world_size": decided}

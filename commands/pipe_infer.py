@@ -108,7 +108,7 @@ def pipe_infer(
     from gpubench.pipe_defaults import complete
     from gpubench.pipe_settings import PipeSettings
 
-    overrides = options.overrides(ctx, PipeSettings, vs)
+    overrides = options.overrides(ctx, PipeSettings)
     done = None
     if resume is not None:
         done, base = resumed(Path(resume), config, overrides, vs)

@@ -26,6 +26,8 @@ def resolved(
 
     if launched_by_torchrun() and base.settings.measurement.target_precision is not None:
         raise UsageError("a target precision takes fresh processes, which torchrun does not start", "use --repeats")
+    if launched_by_torchrun() and vs:
+        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
     return [completed(run, complete) for run in runs]
 

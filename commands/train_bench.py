@@ -54,7 +54,7 @@ def train_bench(
     from gpubench.defaults import complete
     from gpubench.settings import TrainSettings
 
-    base = load(TrainSettings, config, options.overrides(ctx, TrainSettings, vs))
+    base = load(TrainSettings, config, options.overrides(ctx, TrainSettings))
     runs = resolved(base, vs, complete)
     if print_config:
         print_configurations(runs, "train-bench")

@@ -149,8 +149,10 @@ def schedule(
 def needs_more(recorder: Recorder[Any], done: int) -> bool:
     """Whether a run that has `done` repeats wants another; one that times nothing has no precision to reach."""
     measurement: RepeatSettings = recorder.settings.measurement
-    throughputs = recorder.throughputs()
-    if measurement.target_precision is None or (done and not throughputs):
+    if measurement.target_precision is None:
+        return done < measurement.repeats
+    throughputs = recorder.throughputs()  # sums up all steps, so only where it is asked for
+    if done and not throughputs:
         return done < measurement.repeats
     if done >= measurement.max_repeats:
         return False
