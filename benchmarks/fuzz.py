@@ -90,6 +90,7 @@ def preload() -> None:
     import gpubench.comparison.compare
     import gpubench.defaults
     import gpubench.diagnosis.traces
+    import gpubench.diffusion.resuming
     import gpubench.memory.advice
     import gpubench.memory.files
     import gpubench.memory_defaults
@@ -102,7 +103,6 @@ def preload() -> None:
     import gpubench.report.page
     import gpubench.report.profile_page
     import gpubench.report.profiling
-    import gpubench.resuming
     import gpubench.terminal  # noqa: F401
 
 

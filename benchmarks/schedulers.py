@@ -16,12 +16,12 @@ from pathlib import Path
 import bars
 import torch
 
+from gpubench.diffusion.scheduler_names import parse_options, scheduler_names
 from gpubench.errors import SettingsError
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.handover import pack, unpack
 from gpubench.pipeline.proof import TOY_LATENT, prove, toy_model
 from gpubench.pipeline.schedulers import Sampler, build, create
-from gpubench.scheduler_names import parse_options, scheduler_names
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedulers.md"
 SEED = 7

@@ -207,8 +207,9 @@ def _of_run(
     quiet: bool,
     verbose: int,
 ) -> None:
-    from gpubench import live_memory, notebook
-    from gpubench.memory_recording import MemoryRecorder
+    from gpubench import notebook
+    from gpubench.host import live_memory
+    from gpubench.host.memory_recording import MemoryRecorder
     from gpubench.report import footprints, frame
     from gpubench.terminal import Terminal
 

@@ -14,8 +14,8 @@ from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.configuration import Configuration
-    from gpubench.pipe_settings import PipeSettings
-    from gpubench.resuming import Finished
+    from gpubench.diffusion.resuming import Finished
+    from gpubench.diffusion.settings import PipeSettings
 
 EPILOG = """Examples:
 
@@ -105,8 +105,8 @@ def pipe_infer(
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: how fast, how idle, and is every sample the same?"""
     from gpubench.configuration import load
+    from gpubench.diffusion.settings import PipeSettings
     from gpubench.pipe_defaults import complete
-    from gpubench.pipe_settings import PipeSettings
 
     overrides = options.overrides(ctx, PipeSettings)
     done = None
@@ -122,8 +122,8 @@ def pipe_infer(
         print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)
         return
 
-    from gpubench import live_pipeline
-    from gpubench.pipe_recording import PipeRecorder
+    from gpubench.host import live_pipeline
+    from gpubench.host.pipe_recording import PipeRecorder
     from gpubench.report import pipelining
 
     carry_out(
@@ -145,8 +145,8 @@ def resumed(
     Raises UsageError, RunDirectoryError or SettingsError where the rest cannot be made.
     """
     from gpubench.configuration import canonical, load
-    from gpubench.pipe_settings import PipeSettings
-    from gpubench.resuming import finished, refuse_changes, run_at
+    from gpubench.diffusion.resuming import finished, refuse_changes, run_at
+    from gpubench.diffusion.settings import PipeSettings
     from gpubench.runs import CONFIG
 
     if vs:

@@ -145,8 +145,8 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
 
 
 def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int) -> None:
-    from gpubench import live
-    from gpubench.profile_recording import ProfileRecorder
+    from gpubench.host import live
+    from gpubench.host.profile_recording import ProfileRecorder
     from gpubench.report import frame, profiled
     from gpubench.terminal import Terminal
 

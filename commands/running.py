@@ -9,11 +9,11 @@ from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
-    from gpubench.benchmark import Outcome
     from gpubench.configuration import Configuration, S
     from gpubench.defaults import Choice
-    from gpubench.live import Drawing
-    from gpubench.recording import Recorder
+    from gpubench.host.benchmark import Outcome
+    from gpubench.host.live import Drawing
+    from gpubench.host.recording import Recorder
     from gpubench.terminal import Terminal
 
 
@@ -73,7 +73,8 @@ def measured(
 
     `independent` as in `benchmark.run`.
     """
-    from gpubench import benchmark, notebook
+    from gpubench import notebook
+    from gpubench.host import benchmark
 
     if launched_by_torchrun() and not is_rank_zero():
         benchmark.join(runs[0].settings)

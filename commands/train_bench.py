@@ -60,8 +60,8 @@ def train_bench(
         print_configurations(runs, "train-bench")
         return
 
-    from gpubench import live
+    from gpubench.host import live
+    from gpubench.host.train_recording import TrainRecorder
     from gpubench.report import training
-    from gpubench.train_recording import TrainRecorder
 
     carry_out(runs, TrainRecorder, live, training.show, json=json, quiet=quiet, verbose=verbose)

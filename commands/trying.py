@@ -7,10 +7,10 @@ from gpubench.commands.running import measured
 from gpubench.errors import GpubenchError, Interrupted
 
 if TYPE_CHECKING:
-    from gpubench.benchmark import Outcome
     from gpubench.comparison.result import Comparisons
     from gpubench.configuration import Configuration
-    from gpubench.recording import Recorder
+    from gpubench.host.benchmark import Outcome
+    from gpubench.host.recording import Recorder
     from gpubench.settings import MemorySettings
     from gpubench.terminal import Terminal
     from gpubench.trying.batches import Searched
@@ -37,8 +37,8 @@ def memory(
 ) -> GpubenchError | None:
     """Writes down what each batch size and each advice comes to; returns what ended that, as `fixes` does."""
     from gpubench.defaults import completed
+    from gpubench.host.memory_recording import MemoryRecorder
     from gpubench.memory_defaults import complete_memory
-    from gpubench.memory_recording import MemoryRecorder
     from gpubench.trying import batches
     from gpubench.trying import memory as advised
 
@@ -95,8 +95,8 @@ def _judge(*outcomes: "Outcome") -> "Comparisons | None":
 
 def _followed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
     """Follows the memory of configurations, one after the other: each stands for itself."""
-    from gpubench import live_memory
-    from gpubench.memory_recording import MemoryRecorder
+    from gpubench.host import live_memory
+    from gpubench.host.memory_recording import MemoryRecorder
 
     def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
         outcomes = []
@@ -111,7 +111,7 @@ def _followed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]],
 
 def _timed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
     """Measures how fast configurations are, interleaved."""
-    from gpubench import live
-    from gpubench.train_recording import TrainRecorder
+    from gpubench.host import live
+    from gpubench.host.train_recording import TrainRecorder
 
     return lambda runs: measured(runs, TrainRecorder, live, terminal, independent=True)

@@ -19,9 +19,9 @@ from pydantic.fields import FieldInfo
 
 from gpubench import foreign_files, yaml_text
 from gpubench.configs import presets
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
-from gpubench.pipe_settings import PipeSettings
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"

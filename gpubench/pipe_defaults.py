@@ -1,13 +1,14 @@
 """Fills in what the settings of `pipe-infer` leave open, from model and device, and refuses what cannot work."""
 
-from gpubench import devices, faults, split, units
+from gpubench import devices, units
 from gpubench.configuration import apply_overrides
 from gpubench.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
+from gpubench.diffusion import faults, split
+from gpubench.diffusion.pipelines import PipelineFolder, check
+from gpubench.diffusion.prompts import read_prompts
+from gpubench.diffusion.scheduler_names import check_scheduler_name, parse_options
+from gpubench.diffusion.settings import Arithmetic, PipeSettings
 from gpubench.errors import SettingsError
-from gpubench.pipe_settings import Arithmetic, PipeSettings
-from gpubench.pipelines import PipelineFolder, check
-from gpubench.prompts import read_prompts
-from gpubench.scheduler_names import check_scheduler_name, parse_options
 from gpubench.settings import Device
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpubench import units
-from gpubench.pipe_repeat import Completed, PipeRepeat
-from gpubench.split import Assignment
+from gpubench.diffusion.repeat import Completed, PipeRepeat
+from gpubench.diffusion.split import Assignment
 from gpubench.summary import shared_warnings
 
 DEAR_REMAINDER = 0.05

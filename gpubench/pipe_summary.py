@@ -9,14 +9,14 @@ from statistics import fmean
 
 import msgspec
 
-from gpubench import timeline
+from gpubench.diffusion import timeline
+from gpubench.diffusion.repeat import Completed, PipeRepeat, completed
+from gpubench.diffusion.split import Assignment
+from gpubench.diffusion.stages import Digest, Handover, Pipeline, Stage, Verification
 from gpubench.estimates import Estimate, Metrics, energy_each, largest
 from gpubench.events import Handoff
 from gpubench.metrics import Metric
 from gpubench.pipe_doubts import verdict, warnings
-from gpubench.pipe_repeat import Completed, PipeRepeat, completed
-from gpubench.split import Assignment
-from gpubench.stages import Digest, Handover, Pipeline, Stage, Verification
 from gpubench.steady import SteadyWindow
 from gpubench.summary import Summary, held_down
 from gpubench.telemetry import TelemetrySample

@@ -8,6 +8,7 @@ import msgspec
 from gpubench.comparison.result import Noise
 from gpubench.events import Handoff, Sample, Span, Step
 from gpubench.findings import Findings
+from gpubench.host.tracking import Epoch
 from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprints
 from gpubench.memory.trades import Trades
@@ -32,7 +33,6 @@ from gpubench.runs import (
 from gpubench.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
-from gpubench.tracking import Epoch
 
 FILES = {
     RUN: RunRecord,

@@ -10,10 +10,10 @@ from statistics import fmean, median_low
 import msgspec
 
 from gpubench import cautions, hardware, stats
+from gpubench.diffusion.stages import Pipeline
 from gpubench.estimates import Estimate, Metrics, energy_each, largest
 from gpubench.events import FlopsCounted, PeakMeasured, Step
 from gpubench.metrics import Metric
-from gpubench.stages import Pipeline
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
 from gpubench.telemetry import TelemetrySample, throttled
 

@@ -13,7 +13,7 @@ from gpubench.control_characters import spelled_out
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT
 
 if TYPE_CHECKING:
-    from gpubench.live import Drawing, View
+    from gpubench.host.live import Drawing, View
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
@@ -72,7 +72,7 @@ class Terminal:
 
     def view(self, drawing: "Drawing[Any]") -> "View":
         """The live view that suits: a table on a terminal, lines in a pipe, nothing with -q."""
-        from gpubench.live import Lines, LiveTable, Silence  # and with it what only a running benchmark needs
+        from gpubench.host.live import Lines, LiveTable, Silence  # and with it what only a running benchmark needs
 
         if self._quiet:
             return Silence()

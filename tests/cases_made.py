@@ -5,10 +5,10 @@ from typing import Any
 
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.findings import Finding
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.pipe_settings import PipeSettings
 from gpubench.settings import RunSettings, TrainSettings
 from gpubench.trace.profile import (
     CAUSES,

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from gpubench.diffusion.faults import OF_THE_RANK, Fault, FaultKind
 from gpubench.distributed import is_broken_collective
 from gpubench.errors import HandoverError
 from gpubench.events import Handoff
-from gpubench.faults import OF_THE_RANK, Fault, FaultKind
 from gpubench.pipeline import handshake
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.edges import open_edges

@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import FileStore
 from gpubench import distributed, events
 from gpubench.channel import Activity
 from gpubench.configuration import apply_overrides
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipe_defaults import complete
-from gpubench.pipe_settings import PipeSettings
 from gpubench.pipeline import handover, session, worker
 from gpubench.pipeline.base import DenoiserBase
 from gpubench.pipeline.batch import Batch

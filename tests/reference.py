@@ -13,7 +13,7 @@ import typer
 
 from gpubench.commands import app
 from gpubench.configuration import canonical, fields
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
 
 DOCS = Path(__file__).parents[1] / "docs"

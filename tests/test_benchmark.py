@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpubench import benchmark
 from gpubench.errors import GpubenchError, OutOfMemory, RunFailed, WorkerLost
-from gpubench.recording import Recorder
+from gpubench.host import benchmark
+from gpubench.host.recording import Recorder
 from gpubench.settings import TrainSettings
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 from piped import Line
 
-from gpubench.chrome_trace import LANES, chrome_trace
+from gpubench.diffusion.chrome_trace import LANES, chrome_trace
 from gpubench.events import Handoff
 
 

@@ -15,9 +15,9 @@ from gpubench.comparison.comparability import (
 )
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.configuration import fields
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.metrics import DEFINITIONS
-from gpubench.pipe_settings import PipeSettings
 from gpubench.runs import RunRecord
 from gpubench.settings import MemorySettings, TrainSettings
 from gpubench.steady import SteadyWindow

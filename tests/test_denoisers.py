@@ -6,8 +6,8 @@ import pytest
 import torch
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 
+from gpubench.diffusion.settings import DenoiserSettings, PipeSettings, SamplingSettings
 from gpubench.errors import SettingsError
-from gpubench.pipe_settings import DenoiserSettings, PipeSettings, SamplingSettings
 from gpubench.pipeline import denoiser, dummy, reference, unets
 from gpubench.pipeline.denoiser import Denoiser
 

@@ -12,9 +12,9 @@ import torch
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
-from gpubench import pipelines
+from gpubench.diffusion import pipelines
+from gpubench.diffusion.settings import DenoiserSettings, PipeSettings, SamplingSettings, WorkSettings
 from gpubench.errors import ModelError, SettingsError
-from gpubench.pipe_settings import DenoiserSettings, PipeSettings, SamplingSettings, WorkSettings
 from gpubench.pipeline import denoiser, reference
 from gpubench.pipeline.denoiser import Denoiser
 

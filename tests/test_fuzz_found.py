@@ -17,8 +17,8 @@ from running import PATIENCE, Finished, environment
 from traces_made import document, slice_
 
 from gpubench import foreign_files, yaml_text
+from gpubench.diffusion.resuming import _sha256_of_tensor
 from gpubench.errors import DataError
-from gpubench.resuming import _sha256_of_tensor
 from gpubench.runs import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
 from gpubench.trace.opening import opened
 

@@ -9,7 +9,7 @@ from running import Finished, gpubench
 from waiting import nothing_waits
 
 from gpubench.configuration import apply_overrides
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline.denoiser import load
 from gpubench.pipeline.schedulers import build
 from gpubench.pipeline.spans import SpanTimer

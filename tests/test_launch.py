@@ -12,12 +12,13 @@ import msgspec
 import psutil
 import pytest
 
-from gpubench import door, events, launch, peers
+from gpubench import events
 from gpubench.calendar import calendar
 from gpubench.channel import Activity, Channel, end_with_the_link
-from gpubench.door import LONGEST_GREETING
 from gpubench.errors import HostLost, NonFiniteLoss, WorkerLost
-from gpubench.launch import Workers
+from gpubench.host import door, launch, peers
+from gpubench.host.door import LONGEST_GREETING
+from gpubench.host.launch import Workers
 from gpubench.ranks import machine
 
 JOB = events.Job(worker="", lighter="", settings={}, repeats=[0], clock=(0.0, 0.0), machine=machine())

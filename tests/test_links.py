@@ -16,9 +16,9 @@ from links_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS, Parcel, Scenario
 from running import PATIENCE, environment
 from torch import Tensor
 
+from gpubench.diffusion.faults import Fault, FaultKind
 from gpubench.errors import HandoverError
 from gpubench.events import Handoff
-from gpubench.faults import Fault, FaultKind
 from gpubench.pipeline import wire
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.edges import Edge

@@ -4,12 +4,12 @@ from collections import deque
 import pytest
 from rich.console import Console
 
-from gpubench import live
 from gpubench.events import Step
-from gpubench.live import Lines, LiveTable, describe, draw
+from gpubench.host import live
+from gpubench.host.live import Lines, LiveTable, describe, draw
+from gpubench.host.train_recording import TrainProgress
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 from gpubench.terminal import Stream, Terminal
-from gpubench.train_recording import TrainProgress
 
 
 def progress() -> TrainProgress:

@@ -5,8 +5,8 @@ from piped import Line, finished
 from rich.console import Console
 
 from gpubench.events import Heartbeat, SampleFinished, SpansMeasured
-from gpubench.live_pipeline import describe, draw
-from gpubench.pipe_progress import PipeProgress
+from gpubench.host.live_pipeline import describe, draw
+from gpubench.host.pipe_progress import PipeProgress
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)

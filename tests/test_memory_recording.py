@@ -10,7 +10,7 @@ from footprints_made import MIB, of_phases, phase, predicted
 from gpubench import events
 from gpubench.configuration import load
 from gpubench.defaults import complete, completed
-from gpubench.memory_recording import MemoryRecorder
+from gpubench.host.memory_recording import MemoryRecorder
 from gpubench.settings import MemorySettings
 from gpubench.telemetry import TelemetrySample
 

@@ -5,7 +5,7 @@ import socket
 from gpubench.channel import EVERYONE, Activity, Doing
 from gpubench.errors import WorkerLost
 from gpubench.events import Hello
-from gpubench.peers import Peer, stalled
+from gpubench.host.peers import Peer, stalled
 
 NOW = 1000.0
 PATIENCE = 600.0

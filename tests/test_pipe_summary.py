@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from piped import BEGAN, PAUSE, Line, digest, finished, sequential, verified
 
+from gpubench.diffusion.repeat import PipeRepeat
+from gpubench.diffusion.stages import Pipeline
 from gpubench.events import BaselineMeasured, Divergence
 from gpubench.metrics import DEFINITIONS
-from gpubench.pipe_repeat import PipeRepeat
 from gpubench.pipe_summary import ESTIMATES, summarise
-from gpubench.stages import Pipeline
 from gpubench.summary import Summary
 from gpubench.telemetry import GpuSample, TelemetrySample
 

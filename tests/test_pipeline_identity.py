@@ -18,8 +18,8 @@ from pipeline_worker import TAMPERED_SAMPLE, Case, Told
 from running import PATIENCE, environment, gpubench
 from test_schedulers import ROWS, Row, names
 
+from gpubench.diffusion.scheduler_names import parse_options
 from gpubench.events import Verified
-from gpubench.scheduler_names import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
 QUICK = {"measurement.baseline": "off", "verify": True}

@@ -8,7 +8,7 @@ from typing import Any
 import pipelines_made
 import pytest
 
-from gpubench import pipelines
+from gpubench.diffusion import pipelines
 from gpubench.errors import ModelError
 
 

@@ -9,9 +9,9 @@ import pytest
 from piped import Line, sequential, verified
 from rich.console import Console
 
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import HandoverError
 from gpubench.events import Divergence
-from gpubench.pipe_settings import PipeSettings
 from gpubench.pipe_summary import summarise
 from gpubench.report.frame import to_json
 from gpubench.report.pipelining import headline, show

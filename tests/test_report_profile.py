@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gpubench import runs
-from gpubench.benchmark import Outcome
 from gpubench.comparison.causes import finding_changes
 from gpubench.comparison.result import Causes
 from gpubench.errors import Interrupted
 from gpubench.findings import Cost, Findings, Saving, Trial, Unanswered
+from gpubench.host.benchmark import Outcome
 from gpubench.report import causing, finding_phrases, profile_phrases, profiled
 from gpubench.report.likeness import differences
 from gpubench.report.profile_against import Against

@@ -10,6 +10,7 @@ import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
 from test_page import HOSTILE, Page, record_of, run_of
 
+from gpubench.diffusion.timeline import PARTS
 from gpubench.findings import Findings, Unanswered
 from gpubench.report import lanes
 from gpubench.report.page import run_page
@@ -17,7 +18,6 @@ from gpubench.report.profile_against import Against
 from gpubench.report.profile_page import section, trace_page
 from gpubench.report.templating import environment
 from gpubench.runs import FINDINGS, PROFILE
-from gpubench.timeline import PARTS
 from gpubench.trace.phases import NAMES
 from gpubench.trace.profile import CAUSES, Box, KernelChange, Lane, Profile, Timeline
 

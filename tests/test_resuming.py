@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import save
 
 from gpubench.configuration import apply_overrides
+from gpubench.diffusion.resuming import finished, made_with, refuse_changes, run_at
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
-from gpubench.pipe_settings import PipeSettings
-from gpubench.resuming import finished, made_with, refuse_changes, run_at
 from gpubench.runs import ENVIRONMENT, FAILED, LATENT, SAMPLES, RunWriter, sample_file
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpubench.diffusion.scheduler_names import check_scheduler_name, parse_options, scheduler_names
 from gpubench.errors import SettingsError
 from gpubench.pipeline import handover
 from gpubench.pipeline.batch import Batch
@@ -23,7 +24,6 @@ from gpubench.pipeline.conventions import REFUSED
 from gpubench.pipeline.handover import pack, unpack
 from gpubench.pipeline.proof import prove, toy_model
 from gpubench.pipeline.schedulers import Sampler, build, create
-from gpubench.scheduler_names import check_scheduler_name, parse_options, scheduler_names
 
 pytestmark = [  # as `build` does for good, which in tests lasts only as long as the test that built
     pytest.mark.filterwarnings("ignore:__array:DeprecationWarning"),
@@ -246,7 +246,7 @@ def test_without_torchsde_its_two_schedulers_say_what_to_install(monkeypatch: py
 def test_the_names_are_those_of_diffusers_and_reading_them_loads_neither_it_nor_torch() -> None:
     from diffusers import schedulers
 
-    code = "import sys; from gpubench.scheduler_names import scheduler_names as names; print(*names()); "
+    code = "import sys; from gpubench.diffusion.scheduler_names import scheduler_names as names; print(*names()); "
     code += "assert not {'torch', 'diffusers'} & sys.modules.keys()"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     listed = {name for name in dir(schedulers) if name.endswith("Scheduler") and not name.startswith("Flax")}

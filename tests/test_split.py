@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from piped import Line
 
+from gpubench.diffusion.repeat import completed
+from gpubench.diffusion.split import Assignment, assign
 from gpubench.errors import SettingsError
-from gpubench.pipe_repeat import completed
-from gpubench.split import Assignment, assign
 
 
 def counts(total: int, world_size: int, split: str) -> list[int]:

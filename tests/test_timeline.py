@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench import timeline
+from gpubench.diffusion import timeline
+from gpubench.diffusion.timeline import PARTS, Times, times
 from gpubench.events import Span, SpanKind
-from gpubench.timeline import PARTS, Times, times
 
 KINDS: tuple[SpanKind, ...] = ("prepare", "evaluate", "decode", "recv_wait", "send_wait")
 

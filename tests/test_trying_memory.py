@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import settings as limited
 from hypothesis import strategies as st
 
-from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons, Verdict
 from gpubench.configuration import Configuration, load
 from gpubench.defaults import complete, completed
 from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
+from gpubench.host.benchmark import Outcome
+from gpubench.host.memory_recording import MemoryRecorder
 from gpubench.memory.batch_sizes import BatchSizes, Line
 from gpubench.memory.footprint import Footprint
-from gpubench.memory_recording import MemoryRecorder
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.settings import MemorySettings, TrainSettings
 from gpubench.summary import Summary

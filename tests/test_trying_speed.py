@@ -10,13 +10,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons, Verdict
 from gpubench.configuration import Configuration, load
 from gpubench.defaults import complete, completed
 from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
+from gpubench.host.benchmark import Outcome
 from gpubench.report.finding_phrases import options
 from gpubench.settings import ProfileSettings
 from gpubench.trying.bench import Bench

@@ -9,7 +9,7 @@ from random import Random
 from fuzzing.mutations import ESCAPES, HOSTILE, YAMLS, mutate
 from fuzzing.seeds import Seeds
 from gpubench.configuration import fields
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
 
 COMMANDS: dict[str, type[RunSettings]] = {

@@ -26,7 +26,7 @@ from gpubench import events
 from gpubench.channel import Activity, Channel
 from gpubench.data import Feed
 from gpubench.defaults import complete
-from gpubench.door import listen
+from gpubench.host.door import listen
 from gpubench.models import build
 from gpubench.precision import arithmetic
 from gpubench.ranks import Ranks, machine

@@ -14,6 +14,7 @@ from gpubench import foreign_files, yaml_text
 from gpubench.comparison import plausible
 from gpubench.comparison.plausible import OF_STEP_TIMES
 from gpubench.comparison.steps import StepTable, read_steps
+from gpubench.diffusion.stages import Pipeline
 from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
 from gpubench.events import FlopsCounted, PeakMeasured, Span
@@ -42,7 +43,6 @@ from gpubench.runs import (
     Run,
     RunRecord,
 )
-from gpubench.stages import Pipeline
 from gpubench.steady import SteadyWindow
 from gpubench.summary import Rank, Summary
 from gpubench.telemetry import TelemetrySample

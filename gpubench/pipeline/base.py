@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gpubench.diffusion.scheduler_names import parse_options
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import SettingsError
-from gpubench.pipe_settings import PipeSettings
 from gpubench.pipeline import conventions, reference
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
 from gpubench.pipeline.reference import OnStep
 from gpubench.pipeline.schedulers import Sampler, create
-from gpubench.scheduler_names import parse_options
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -127,11 +127,10 @@ class DenoiserBase:
     def _loop(
         self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator], on_step: OnStep | None
     ) -> Tensor:
-        from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import retrieve_timesteps
-
         name = type(scheduler).__name__
-        arguments = conventions.schedule_arguments(name, self.steps) | self.set_timesteps_kwargs(self.steps)
-        timesteps, _ = retrieve_timesteps(scheduler, self.steps, self.device, **arguments)
+        arguments = conventions.schedule_arguments(name, self.steps, self.set_timesteps_kwargs(self.steps))
+        scheduler.set_timesteps(device=self.device, **arguments)
+        timesteps = scheduler.timesteps
 
         def output(latents: Tensor, timestep: Tensor) -> Tensor:
             def scale(latents: Tensor) -> Tensor:

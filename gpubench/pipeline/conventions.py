@@ -70,11 +70,17 @@ def _refusal(what: str, reason: str) -> SettingsError:
     return SettingsError(f"{what} cannot be split over ranks: {reason}", "docs/schedulers.md lists what can")
 
 
-def schedule_arguments(name: str, steps: int) -> dict[str, Any]:
-    """What `set_timesteps` of the class needs besides the number of steps and the device."""
+def schedule_arguments(name: str, steps: int, of_model: Mapping[str, Any]) -> dict[str, Any]:
+    """What `set_timesteps` of the class takes besides the device; `of_model` is what the model's pipeline gives it.
+
+    Sigmas or timesteps of the model are the schedule, as `retrieve_timesteps` of diffusers has it.
+    """
+    arguments = dict(of_model)
+    if not {"sigmas", "timesteps"} & arguments.keys():
+        arguments["num_inference_steps"] = steps
     if name == "SCMScheduler" and steps != 2:
-        return {"intermediate_timesteps": None}  # its default is for two steps, and an error for any other number
-    return {}
+        arguments["intermediate_timesteps"] = None  # its default is for two steps, and an error for any other number
+    return arguments
 
 
 Step = Callable[[Batch, Tensor, Tensor, dict[str, Any]], Tensor]

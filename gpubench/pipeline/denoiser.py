@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.reference import OnStep
 from gpubench.pipeline.schedulers import Sampler

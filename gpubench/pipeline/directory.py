@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from gpubench import pipelines
+from gpubench.diffusion import pipelines
+from gpubench.diffusion.pipelines import PipelineFolder
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import ModelError
-from gpubench.pipe_settings import PipeSettings
 from gpubench.pipeline.base import DenoiserBase
 from gpubench.pipeline.diffusion_transformers import Flux, PixArt, PixArtAlpha, StableDiffusion3
 from gpubench.pipeline.quiet import quiet
 from gpubench.pipeline.stable_diffusion import StableDiffusion, StableDiffusionXL
 from gpubench.pipeline.unconditional import Unconditional
-from gpubench.pipelines import PipelineFolder
 
 _ADAPTERS: Mapping[str, Any] = {
     "DDPMPipeline": Unconditional,
@@ -47,7 +47,7 @@ def load(
         raise ValueError("model.name is not set")
     folder = pipelines.check(settings.model.name)
     try:
-        with quiet():
+        with quiet(transformers=True):
             pipe = _pipeline(folder, dtype, encoders=encoders, vae=vae)
     except (ModelError, MemoryError):
         raise
@@ -56,7 +56,7 @@ def load(
             f"pipeline folder {folder.path} cannot be loaded: {' '.join(str(error).split())}",
             "check its configurations against the installed diffusers and transformers",
         ) from error
-    with quiet():
+    with quiet(transformers=True):
         pipe.to(device)
     own_scheduler = (type(pipe.scheduler).__name__, dict(pipe.scheduler.config))
     adapter: DenoiserBase = _ADAPTERS[folder.pipeline](

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline.base import DenoiserBase, Scale, image_size
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.schedulers import Sampler

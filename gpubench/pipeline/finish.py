@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gpubench import events
 from gpubench.channel import Doing
+from gpubench.diffusion.prompts import prompt_of
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.links import computing_on
 from gpubench.pipeline.reference import sha256
-from gpubench.prompts import prompt_of
 from gpubench.runs import IMAGE, LATENT, sample_file
 
 if TYPE_CHECKING:

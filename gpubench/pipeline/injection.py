@@ -1,4 +1,4 @@
-"""Faults that a pipeline provokes in itself; see `gpubench.faults` for what they are called.
+"""Faults that a pipeline provokes in itself; see `gpubench.diffusion.faults` for what they are called.
 
 Those of a hand-over wrap what its sender sends: neither the Outbox nor the receiver knows of them.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gpubench.faults import Fault, FaultKind
+from gpubench.diffusion.faults import Fault, FaultKind
 from gpubench.pipeline import wire
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.edges import Edge

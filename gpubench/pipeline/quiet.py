@@ -3,19 +3,20 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing but errors is heard from diffusers and transformers, their imports and deprecations included."""
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
+def quiet(*, transformers: bool = False) -> Iterator[None]:
+    """Nothing but errors is heard from diffusers, its imports and deprecations included.
 
+    Nor from `transformers`, where something of it is used: to import it for a scheduler alone takes half a second.
+    """
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for library in (diffusers_logging, transformers_logging):
-            stack.enter_context(_errors_only(library))
+        for library in ("diffusers", "transformers") if transformers else ("diffusers",):
+            stack.enter_context(_errors_only(import_module(f"{library}.utils.logging")))
         yield
 
 

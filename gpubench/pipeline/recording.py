@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 from torch.profiler import record_function
 
 from gpubench import events
+from gpubench.diffusion.settings import PipeSettings
+from gpubench.diffusion.split import Range
 from gpubench.errors import SettingsError
 from gpubench.events import SpanKind
-from gpubench.pipe_settings import PipeSettings
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.handshake import draw_run_id
 from gpubench.pipeline.session import Passage, Session
 from gpubench.pipeline.spans import SpanTimer
 from gpubench.profiler import Recording, annotate_modules, recorded
-from gpubench.split import Range
 from gpubench.timing import Mark
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpubench.diffusion.scheduler_names import check_scheduler_name
 from gpubench.errors import SettingsError, did_you_mean
 from gpubench.pipeline import conventions
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
-from gpubench.scheduler_names import check_scheduler_name
 
 if TYPE_CHECKING:
     from diffusers.schedulers import SchedulerMixin
@@ -116,7 +116,7 @@ def build(
 ) -> Sampler:
     """The sampler of a run: `scheduler`, which stays as it is, set to `steps` inference steps.
 
-    With `sigmas` or `timesteps` among the keywords these are the schedule, as `retrieve_timesteps` of diffusers has it.
+    With `sigmas` or `timesteps` among the keywords these are the schedule.
     Raises SettingsError with the reason for what cannot be split over ranks, or not into so many steps.
     """
     name = type(scheduler).__name__
@@ -125,12 +125,9 @@ def build(
     _check_signature(scheduler, eta)
     _hush()
     template = copy.deepcopy(scheduler)
-    arguments = conventions.schedule_arguments(name, steps) | set_timesteps_kwargs
-    if not {"sigmas", "timesteps"} & arguments.keys():
-        arguments["num_inference_steps"] = steps
     try:
         with quiet():
-            template.set_timesteps(device=device, **arguments)
+            template.set_timesteps(device=device, **conventions.schedule_arguments(name, steps, set_timesteps_kwargs))
     except _ERRORS as error:
         raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", "change --steps") from error
     return Sampler(template, torch.device(device), eta)

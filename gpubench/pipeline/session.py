@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gpubench import distributed, events
 from gpubench.channel import EVERYONE
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import HandoverError
-from gpubench.pipe_settings import PipeSettings
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.edges import Edge
 from gpubench.pipeline.finish import Finisher

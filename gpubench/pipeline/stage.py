@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gpubench import events
 from gpubench.channel import Activity, Doing
+from gpubench.diffusion.faults import Fault
 from gpubench.errors import NonFiniteLatent
-from gpubench.faults import Fault
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.denoiser import Denoiser
 from gpubench.pipeline.injection import before_evaluations

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.prompts import prompt_of
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline import reference
 from gpubench.pipeline.base import DenoiserBase, OwnScheduler, image_size
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
-from gpubench.prompts import prompt_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -103,7 +103,7 @@ class TextToImage(DenoiserBase):
         encoded = []
         for index, prompt in enumerate(prompts):
             before_each(index)
-            with quiet():
+            with quiet(transformers=True):
                 encoded.append(self._named(self.encode_prompt(prompt)))
         return encoded
 
@@ -114,7 +114,7 @@ class TextToImage(DenoiserBase):
     def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
         self.pipe.scheduler = scheduler
         self.pipe.set_progress_bar_config(disable=True)
-        with quiet():
+        with quiet(transformers=True):
             final: Tensor = self.pipe(
                 **self.call_arguments() | self.prompt_arguments(samples),
                 height=self.height,

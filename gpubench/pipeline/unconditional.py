@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline import reference
 from gpubench.pipeline.base import DenoiserBase, OwnScheduler, Scale, image_size
 from gpubench.pipeline.batch import Batch

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline.base import DenoiserBase, OwnScheduler
 from gpubench.pipeline.quiet import quiet
 from gpubench.pipeline.stable_diffusion import StableDiffusion, StableDiffusionXL

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 import gpubench
-from gpubench import distributed, events, faults
+from gpubench import distributed, events
 from gpubench.assignment import Assignment
 from gpubench.calendar import calendar
 from gpubench.channel import EVERYONE, Activity
+from gpubench.diffusion import faults
+from gpubench.diffusion.prompts import read_prompts
+from gpubench.diffusion.settings import Arithmetic, PipeSettings
+from gpubench.diffusion.split import assign
 from gpubench.environment import capture_env_metadata
 from gpubench.errors import SettingsError
 from gpubench.peaks import peaks
-from gpubench.pipe_settings import Arithmetic, PipeSettings
 from gpubench.pipeline import baselines
 from gpubench.pipeline.denoiser import Denoiser, load
 from gpubench.pipeline.edges import Edge, open_edges
@@ -28,10 +31,8 @@ from gpubench.pipeline.spans import SpanTimer
 from gpubench.pipeline.stage import Stage
 from gpubench.pipeline.verification import verify
 from gpubench.precision import set_float32_matmul
-from gpubench.prompts import read_prompts
 from gpubench.ranks import Ranks
 from gpubench.settings import Device, Precision
-from gpubench.split import assign
 from gpubench.timing import clock_of
 from gpubench.yardstick import time_yardstick
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from gpubench.benchmark import Outcome
 from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
-from gpubench.memory_recording import MemoryRecorder
+from gpubench.host.benchmark import Outcome
+from gpubench.host.memory_recording import MemoryRecorder
 from gpubench.report import footprint_tables, frame, sheets, trying_tables
 from gpubench.report.plain import clean
 from gpubench.runs import TRACES

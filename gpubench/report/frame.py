@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gpubench import runs, units
-from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
 from gpubench.estimates import relative_half_width
+from gpubench.host.benchmark import Outcome
 from gpubench.metrics import Metric
 from gpubench.report import comparing, phrases, plain
 from gpubench.screen import plain_table, say, say_unbroken

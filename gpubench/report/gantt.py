@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from gpubench import units
+from gpubench.diffusion.stages import Stage
+from gpubench.diffusion.timeline import OF_KIND, PARTS, Part, Times
 from gpubench.events import Span
 from gpubench.report import lanes, svg
 from gpubench.report.scales import Axis, Scale
-from gpubench.stages import Stage
-from gpubench.timeline import OF_KIND, PARTS, Part, Times
 
 MOST_BARS = 3000  # that a browser draws at once
 HUES = 6  # of samples, in turn

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from gpubench import units
+from gpubench.diffusion.stages import Handover, Pipeline, Stage, Verification
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
 from gpubench.report.plain import clean
-from gpubench.stages import Handover, Pipeline, Stage, Verification
 
 BASELINES = {
     "makespan": "this pipeline",

@@ -5,11 +5,11 @@ from typing import Any
 
 from gpubench import units
 from gpubench.comparison.evidence import RunEvidence
+from gpubench.diffusion.stages import Pipeline, Stage
+from gpubench.diffusion.timeline import PARTS
 from gpubench.report import gantt, lanes, pipe_phrases, rows, wording
 from gpubench.report.figures import Figure
 from gpubench.report.sheets import Sheet, sheet
-from gpubench.stages import Pipeline, Stage
-from gpubench.timeline import PARTS
 
 
 def section(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:

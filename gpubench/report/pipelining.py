@@ -6,15 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from gpubench import units
-from gpubench.benchmark import Outcome
 from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
-from gpubench.pipe_settings import PipeSettings
+from gpubench.diffusion.settings import PipeSettings
+from gpubench.diffusion.stages import Digest, Pipeline, Stage
+from gpubench.diffusion.timeline import PARTS
+from gpubench.host.benchmark import Outcome
 from gpubench.report import frame, pipe_phrases
 from gpubench.screen import Fitting, plain_table, say
-from gpubench.stages import Digest, Pipeline, Stage
 from gpubench.summary import Summary
-from gpubench.timeline import PARTS
 
 HEADLINES = (
     "throughput",

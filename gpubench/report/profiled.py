@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from gpubench.benchmark import Outcome
+from gpubench.host.benchmark import Outcome
 from gpubench.report import frame, profiling, training
 from gpubench.report.plain import clean
 from gpubench.runs import TRACES

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gpubench import units
-from gpubench.benchmark import Outcome
 from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
+from gpubench.host.benchmark import Outcome
 from gpubench.report import frame
 from gpubench.screen import Fitting, bar, plain_table, say
 from gpubench.settings import TrainSettings

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gpubench.benchmark import Outcome
 from gpubench.configuration import Configuration
 from gpubench.dotkeys import flatten
 from gpubench.errors import OutOfMemory, WorkerLost
+from gpubench.host.benchmark import Outcome
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, overrides, worth_timing
 from gpubench.trying.bench import stop_if_interrupted
 from gpubench.trying.memory import MemoryBench, peak_of, timed, untold

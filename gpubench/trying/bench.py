@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpubench.benchmark import Outcome
 from gpubench.comparison.result import Comparisons, Verdict
 from gpubench.configuration import Configuration
 from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError, Interrupted
+from gpubench.host.benchmark import Outcome
 from gpubench.logs import MODIFIABLE
 from gpubench.report.finding_phrases import options
 from gpubench.runs import TRIALS

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from gpubench.benchmark import Outcome
 from gpubench.configuration import Configuration
 from gpubench.errors import GpubenchError
 from gpubench.findings import Combination, Cost, Findings, Judged, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
+from gpubench.host.benchmark import Outcome
+from gpubench.host.memory_recording import MemoryRecorder
 from gpubench.memory.trades import Trade, Trades, weigh
-from gpubench.memory_recording import MemoryRecorder
 from gpubench.settings import TrainSettings
 from gpubench.trying import fixes
 from gpubench.trying.bench import Bench, as_it_was, candidates, directory, stop_if_interrupted

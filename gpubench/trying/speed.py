@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from gpubench.benchmark import Outcome
 from gpubench.configuration import Configuration
 from gpubench.findings import Combination, Findings, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
+from gpubench.host.benchmark import Outcome
 from gpubench.trying import fixes
 from gpubench.trying.bench import Bench, as_it_was, candidates, directory, stop_if_interrupted
 

@@ -11,15 +11,15 @@ from gpubench import events
 from gpubench.configuration import Configuration
 from gpubench.estimates import metric_of
 from gpubench.findings import Findings
+from gpubench.host.recording import Progress, Recorder
+from gpubench.host.train_recording import LIGHTER
 from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.memory.scalars import peaks, scalars
 from gpubench.memory.trades import Trades
-from gpubench.recording import Progress, Recorder
 from gpubench.runs import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.settings import MemorySettings
 from gpubench.summary import Summary
-from gpubench.train_recording import LIGHTER
 
 
 @dataclass

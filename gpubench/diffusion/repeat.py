@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpubench import timeline
+from gpubench.diffusion import timeline
+from gpubench.diffusion.split import Assignment
+from gpubench.diffusion.timeline import Times
 from gpubench.events import (
     BaselineKind,
     BaselineMeasured,
@@ -16,8 +18,6 @@ from gpubench.events import (
     StageDone,
     Verified,
 )
-from gpubench.split import Assignment
-from gpubench.timeline import Times
 
 
 @dataclass

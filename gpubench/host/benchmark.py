@@ -16,10 +16,10 @@ from gpubench.defaults import local_ranks
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.estimates import relative_half_width
 from gpubench.events import Job
-from gpubench.launch import Workers
-from gpubench.peers import silence
+from gpubench.host.launch import Workers
+from gpubench.host.peers import silence
+from gpubench.host.recording import Recorder, S
 from gpubench.ranks import launched_by_torchrun, machine
-from gpubench.recording import Recorder, S
 from gpubench.settings import Device, RepeatSettings, RunSettings
 from gpubench.summary import Summary
 from gpubench.telemetry import Telemetry
@@ -27,7 +27,7 @@ from gpubench.telemetry import Telemetry
 FLUSH_SECONDS = 1.0
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 
-log = logging.getLogger("gpubench.benchmark")
+log = logging.getLogger("gpubench.host.benchmark")
 
 
 @dataclass(frozen=True)

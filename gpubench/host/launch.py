@@ -22,8 +22,8 @@ import msgspec
 import psutil
 
 from gpubench import channel, events
-from gpubench.door import LONGEST_GREETING, Door
-from gpubench.peers import Peer, blame, stalled
+from gpubench.host.door import LONGEST_GREETING, Door
+from gpubench.host.peers import Peer, blame, stalled
 from gpubench.ranks import Ranks
 
 TICK = 0.1  # seconds between looks at the clock when nothing arrives

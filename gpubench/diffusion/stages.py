@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
+from gpubench.diffusion.timeline import Times
 from gpubench.events import Divergence
-from gpubench.timeline import Times
 
 
 class Stage(Struct, frozen=True):

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 
 from gpubench import devices, events
-from gpubench.chrome_trace import chrome_trace
 from gpubench.configuration import Configuration
 from gpubench.defaults import local_ranks
+from gpubench.diffusion.chrome_trace import chrome_trace
+from gpubench.diffusion.repeat import PipeRepeat
+from gpubench.diffusion.resuming import Finished, made_with
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import GpubenchError, RunFailed
-from gpubench.pipe_progress import PipeProgress
-from gpubench.pipe_repeat import PipeRepeat
-from gpubench.pipe_settings import PipeSettings
+from gpubench.host.pipe_progress import PipeProgress
+from gpubench.host.recording import Recorder
 from gpubench.pipe_summary import summarise
-from gpubench.recording import Recorder
-from gpubench.resuming import Finished, made_with
 from gpubench.runs import HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.settings import Device
 from gpubench.summary import Summary

@@ -3,11 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from gpubench import timeline
+from gpubench.diffusion import timeline
+from gpubench.diffusion.split import Range
+from gpubench.diffusion.timeline import Times
 from gpubench.events import Heartbeat, Message, PipelineBuilt, SampleFinished, Span, SpansMeasured
-from gpubench.recording import Progress
-from gpubench.split import Range
-from gpubench.timeline import Times
+from gpubench.host.recording import Progress
 
 RECENT = 256  # spans of a rank behind its shares: a few samples' worth
 

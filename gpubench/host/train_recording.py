@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpubench import events
 from gpubench.configuration import Configuration
-from gpubench.recording import Progress, Recorder
+from gpubench.host.recording import Progress, Recorder
 from gpubench.runs import STEPS
 from gpubench.settings import TrainSettings
 from gpubench.steady import Repeat

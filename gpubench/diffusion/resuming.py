@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from gpubench import foreign_files
+from gpubench.diffusion.prompts import prompt_of, read_prompts
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
-from gpubench.pipe_settings import PipeSettings
-from gpubench.prompts import prompt_of, read_prompts
 from gpubench.runs import ENVIRONMENT, IMAGE, LATENT, SAMPLES, Run, sample_file
 
 FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "results", "inject", "verify")

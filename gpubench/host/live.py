@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.recording import Progress, Recorder
+from gpubench.host.recording import Progress, Recorder
+from gpubench.host.train_recording import TrainProgress
 from gpubench.screen import BAR, Fitting, bar
 from gpubench.telemetry import TelemetrySample
-from gpubench.train_recording import TrainProgress
 
 REDRAW_SECONDS = 0.5  # the host shares the machine with the workers: draw seldom
 LINE_SECONDS = 5.0

@@ -4,8 +4,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpubench import units
-from gpubench.live import hardware, head
-from gpubench.memory_recording import MemoryProgress
+from gpubench.host.live import hardware, head
+from gpubench.host.memory_recording import MemoryProgress
 
 
 def describe(progress: MemoryProgress) -> str:

@@ -26,7 +26,7 @@ from gpubench.summary import Summary
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-log = logging.getLogger("gpubench.tracking")
+log = logging.getLogger("gpubench.host.tracking")
 
 
 class Epoch(msgspec.Struct, frozen=True):

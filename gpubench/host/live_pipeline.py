@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.live import hardware, head
-from gpubench.pipe_progress import PipeProgress, RankProgress
+from gpubench.diffusion.timeline import PARTS
+from gpubench.host.live import hardware, head
+from gpubench.host.pipe_progress import PipeProgress, RankProgress
 from gpubench.screen import Fitting, plain_table
-from gpubench.timeline import PARTS
 
 EVERYTHING = ("rank", "sample", "evaluation", "evaluation time", *map(units.words, PARTS), "doing")
 LAYOUTS = (  # from the widest table to the narrowest

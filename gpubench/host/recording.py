@@ -15,6 +15,7 @@ from gpubench.diagnosis.traces import Diagnosis, of_run
 from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, GpubenchError, RunFailed
 from gpubench.findings import Findings
+from gpubench.host.tracking import MetricLogger
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.provenance import git_state
@@ -23,7 +24,6 @@ from gpubench.settings import Device, RunSettings
 from gpubench.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.shares import shares
-from gpubench.tracking import MetricLogger
 
 LARGE_TRACE = 100 * 2**20  # bytes, compressed: ten times that or more to be shown, where viewers give up
 SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.record_shapes or profiling.modules"

@@ -1,6 +1,6 @@
 """What is kept of a profiled training run."""
 
-from gpubench.train_recording import TrainRecorder
+from gpubench.host.train_recording import TrainRecorder
 
 
 class ProfileRecorder(TrainRecorder):

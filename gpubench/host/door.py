@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpubench import events
-from gpubench.peers import Peer
+from gpubench.host.peers import Peer
 
 LONGEST_GREETING = 4096  # bytes
 GREETING = 10.0  # seconds that one may take: a rank has it ready as it connects
