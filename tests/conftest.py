@@ -20,6 +20,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job,
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = (
+    "test_session", "test_pipe_bad_luck", "test_train_bench", "test_pipeline_identity", "test_memory", "test_profile",
+    "test_bad_luck", "test_simulations", "test_pipe_infer",
+)  # fmt: skip
+"""A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.fixture
 def command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli import complaint
-from running import SMALL, Finished, gpubench, started
+from running import SMALL, Finished, decided, gpubench, started
 from traces_made import LOADER, launched, slice_, step, write
 
 PLANTED = '''
@@ -71,19 +71,6 @@ def found(done: Finished) -> dict[str, Any]:
     return findings
 
 
-def mended(folder: Path, name: str, *arguments: str) -> tuple[Finished, dict[str, Any]]:
-    """A run of the planted trouble with its finding. Where other work on the machine leaves what the fix is worth
-    undecided, it is measured once more, as its user would: every other verdict stands."""
-    for attempt in range(3):
-        again = folder / str(attempt)
-        again.mkdir()
-        done = profiled(again, *arguments, "--repeats", "1", "--verify")
-        trouble = finding(done, name)
-        if trouble["measured"]["outcome"] != "inconclusive":
-            break
-    return done, trouble
-
-
 def finding(done: Finished, name: str) -> dict[str, Any]:
     """The one with this id."""
     by_id: dict[str, dict[str, Any]] = {one["id"]: one for one in found(done)["findings"]}
@@ -92,21 +79,25 @@ def finding(done: Finished, name: str) -> dict[str, Any]:
 
 
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
-    done, trouble = mended(
-        tmp_path, "unfused-optimizer", "--model", "planted:many_parameters", "--data", "planted:plain",
-        "--data.workers=0", "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "60",
+    done = profiled(
+        tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
+        "--training.optimizer_impl=loop", "--batch-size", "1", "--steps", "60", "--repeats", "1", "--verify",
     )  # fmt: skip
+    trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
+    decided(trouble["measured"]["outcome"], trouble["measured"])
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
     assert found(done)["keep"] == trouble["fix"]
 
 
 def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path) -> None:
-    _, trouble = mended(
-        tmp_path, "layout-of-batches", "--model", "planted:small", "--data", "planted:many_channels",
-        "--data.workers=0", "--performance.channels_last=true", "--batch-size", "1", "--steps", "16",
+    done = profiled(
+        tmp_path, "--model", "planted:small", "--data", "planted:many_channels", "--data.workers=0",
+        "--performance.channels_last=true", "--batch-size", "1", "--steps", "16", "--repeats", "1", "--verify",
     )  # fmt: skip
+    trouble = finding(done, "layout-of-batches")
     assert trouble["fix"] == {"performance.channels_last": False}
+    decided(trouble["measured"]["outcome"], trouble["measured"])
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
 
 
