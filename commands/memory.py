@@ -119,9 +119,11 @@ def memory(
 
     from gpubench.configuration import load
     from gpubench.memory_defaults import complete_memory
+    from gpubench.origins import telling
 
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
-    _refuse_idle(base, verify=verify, check=check)
+    with telling(base.origins):
+        _refuse_idle(base, verify=verify, check=check)
     (run,) = resolved(base, None, complete_memory)
     if print_config:
         print_configurations([run], "memory")
@@ -132,16 +134,22 @@ def memory(
 
 def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:
     """Raises UsageError for options that would do nothing."""
-    predicting, finding = base.settings.memory.predict, base.settings.memory.find_batch_size
+    memory, device = base.settings.memory, base.settings.device
+    predicting, finding = memory.predict, memory.find_batch_size
     for wrong, said, hint in (
-        (verify and predicting, "--verify runs what --predict only predicts", "leave one of them out"),
-        (verify and finding, "--verify is for one batch, and --find-batch-size is for many", "leave one of them out"),
+        (verify and predicting, "--verify runs what memory.predict=true only predicts", "leave one of them out"),
+        (verify and finding, "--verify is for one batch, and memory.find_batch_size=true for many", "leave one out"),
         (check and not predicting, "--check lays a measurement beside a prediction", "add --predict"),
-        (check and finding, "--check is for one batch; --find-batch-size runs its own", "leave --check out"),
+        (check and finding, "--check is for one batch; memory.find_batch_size=true runs its own", "leave --check out"),
         (
-            bool(base.settings.memory.device_model) and (not predicting or base.settings.device == "cpu"),
-            "--device-model is for predictions of a GPU",
-            "add --predict, and leave --device out",
+            bool(memory.device_model) and not predicting,
+            f"memory.device_model={memory.device_model} is for predictions",
+            "add --predict, or leave it out",
+        ),
+        (
+            bool(memory.device_model) and device == "cpu",
+            f"memory.device_model={memory.device_model} is a GPU, and device=cpu is not",
+            "use --device cuda to predict for the GPU",
         ),
         (
             launched_by_torchrun() and predicting,

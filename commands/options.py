@@ -89,7 +89,8 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 
     Raises UsageError where that is no option, or goes against the torchrun that this is under.
     """
-    from gpubench.configuration import canonical, fields, parse_unknown_overrides
+    from gpubench.configuration import parse_unknown_overrides
+    from gpubench.setting_keys import canonical, fields
 
     known = fields(cls)
     named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
@@ -100,7 +101,8 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
     """Raises UsageError for options that only a run can follow where `file` is read, the option that names it, and
     SettingsError for those that nobody knows."""
-    from gpubench.configuration import canonical, fields, nearest, parse_unknown_overrides
+    from gpubench.configuration import parse_unknown_overrides
+    from gpubench.setting_keys import canonical, fields, nearest
 
     settings = parse_unknown_overrides(ctx.args)
     for key in settings:

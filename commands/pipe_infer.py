@@ -144,10 +144,11 @@ def resumed(
 
     Raises UsageError, RunDirectoryError or SettingsError where the rest cannot be made.
     """
-    from gpubench.configuration import canonical, load
+    from gpubench.configuration import load
     from gpubench.diffusion.resuming import finished, refuse_changes, run_at
     from gpubench.diffusion.settings import PipeSettings
     from gpubench.runs import CONFIG
+    from gpubench.setting_keys import canonical
 
     if vs:
         raise UsageError("--resume makes the rest of one run, and --vs starts two", "leave one of them out")

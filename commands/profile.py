@@ -99,13 +99,15 @@ def profile(
 
     from gpubench.configuration import load
     from gpubench.defaults import complete
+    from gpubench.origins import telling
 
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
     base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
     (run,) = resolved(base, None, complete)
-    if not run.settings.profiling.enabled:
-        raise UsageError("profiling.enabled=false leaves nothing to diagnose", "add --profiling.enabled=true")
+    with telling(run.origins):
+        if not run.settings.profiling.enabled:
+            raise UsageError("profiling.enabled=false leaves nothing to diagnose", "add --profiling.enabled=true")
     if print_config:
         print_configurations([run], "profile")
         return

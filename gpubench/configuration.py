@@ -4,7 +4,6 @@ Every source is flattened to dot-keys, laid over the one before it, and the resu
 frozen model that never looks at the environment again.
 """
 
-import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,19 +14,19 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from gpubench import foreign_files, yaml_text
 from gpubench.configs import presets
-from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
-from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section
+from gpubench.origins import COMMAND_LINE, source, told
+from gpubench.run_settings import is_of_a_run, taken
+from gpubench.setting_keys import COMMANDS, SHOWN_BY, canonical, command_of, fields, nearest, owners
+from gpubench.settings import RunSettings
+from gpubench.units import listed
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
-SHOWN_BY = "--print-config shows every setting"
 MOST_BYTES = 2**20  # of a file of settings
-RUN_FILE = "run.json"  # a config.yaml beside one is a finished run's, and is taken as it stands
 
 S = TypeVar("S", bound=RunSettings)
 
@@ -68,7 +67,8 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     """Settings from all sources.
 
     `config` names a preset or a YAML file; `overrides` are the command line's, by dot-key or alias. A finished run's
-    config.yaml is complete, so the environment is left out and the run is reproduced.
+    config.yaml is complete, so the environment is left out and the run is reproduced; to another command it says what
+    was run (see `run_settings.taken`).
 
     Raises SettingsError for an unknown key at any depth (naming the nearest valid one), a value of the wrong type or
     out of range, and a file that is missing or not YAML.
@@ -76,10 +76,10 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     layers: list[tuple[str, Mapping[str, Any]]] = []
     path = None if config is None else find_config(config)
     if path:
-        layers.append((str(config), read_settings(path)))
-    if not (path and path.with_name(RUN_FILE).exists()):
-        layers.append(("environment", environment(cls)))
-    layers.append(("command line", overrides or {}))
+        layers.append((str(config), taken(cls, read_settings(path), str(config), path)))
+    if not (path and is_of_a_run(path)):
+        layers += environment(cls).items()
+    layers.append((COMMAND_LINE, overrides or {}))
 
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -128,7 +128,7 @@ def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
     """`settings` with some dot-keys (or aliases) changed. Raises SettingsError as `load` does."""
     keys = {canonical(type(settings), key): value for key, value in overrides.items()}
     values = flatten(settings.model_dump()) | keys
-    return validate(type(settings), values, dict.fromkeys(keys, "override"))
+    return validate(type(settings), values, {})
 
 
 def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -137,24 +137,8 @@ def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> di
     for name, text in layer.items():
         key, value = canonical(cls, name), parse_value(text)
         if key in found and found[key] != value:
-            raise SettingsError(f"{key} is {found[key]!r} and {value!r}{_from(origin)}", "give each setting once")
+            raise SettingsError(f"{key} is {found[key]!r} and {value!r}{source(origin)}", "give each setting once")
         found[key] = value
-    return found
-
-
-def canonical(cls: type[RunSettings], key: str) -> str:
-    """The dot-key behind an alias."""
-    return cls.aliases.get(key, key)
-
-
-def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
-    """Every leaf of a settings model by dot-key."""
-    found: dict[str, FieldInfo] = {}
-    for name, field in cls.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found |= fields(field.annotation, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = field
     return found
 
 
@@ -162,27 +146,20 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
     known = fields(cls)
     for key, value in values.items():
         if key not in known:
-            origin = _from(origins.get(key))
+            origin = source(origins.get(key))
             if inside := [name for name in known if name.startswith(f"{key}.")]:
                 raise SettingsError(
                     f"{key} = {value!r}: a section of settings takes no value{origin}", f"for example {inside[0]}"
                 )
+            if others := owners(key):
+                said = f"{key!r} is a setting of {listed(others)}, not of {command_of(cls)}{origin}"
+                raise SettingsError(said, f"leave it out, or use gpubench {others[0]}")
             raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key))
     try:
         return cls.model_validate(nest(values))
     except ValidationError as error:
         problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
         raise SettingsError("; ".join(problems), SHOWN_BY) from None
-
-
-def nearest(cls: type[RunSettings], key: str) -> str:
-    """A hint that offers the valid key closest to `key`."""
-    known = [*fields(cls), *cls.aliases]
-    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
-    if near := did_you_mean(key, known):
-        return near
-    close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)
-    return offer([leaves[name] for name in close]) or f"{SHOWN_BY}; --help the common ones"
 
 
 def find_config(name: str) -> Path:
@@ -214,21 +191,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def environment(cls: type[RunSettings]) -> dict[str, Any]:
-    """Settings from `GPUBENCH_SECTION__KEY` variables, flattened.
+def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
+    """For each `GPUBENCH_SECTION__KEY` variable that concerns the command, the dot-key that it sets and its value.
 
     Raises SettingsError for a variable that names no setting: pydantic-settings would pass over it in silence.
     """
     from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
     from pydantic_settings import SettingsError as SourceError
 
-    known = {key for command in (ProfileSettings, MemorySettings, PipeSettings) for key in fields(command)}
+    variables = {}
     for name in os.environ:
         if name.startswith(ENVIRONMENT_PREFIX):
             key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            if key not in known:  # to any command: the environment is not made for one
+            if not any(key in fields(command) for command in COMMANDS.values()):  # the environment is not made for one
                 hint = _variable(cls, nearest(cls, key))
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
+            variables[key] = name
 
     class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
@@ -238,7 +216,7 @@ def environment(cls: type[RunSettings]) -> dict[str, Any]:
     except SourceError as error:
         raise SettingsError(f"environment: {error}", SHOWN_BY) from None
     own = fields(cls)
-    return {key: value for key, value in found.items() if key in own}
+    return {variables[key]: {key: value} for key, value in found.items() if key in own}
 
 
 def _variable(cls: type[RunSettings], hint: str) -> str:
@@ -253,11 +231,7 @@ def _describe(problem: Any, origins: Mapping[str, str]) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if problem["type"] == "value_error":
-        return f"{key}: {message}{_from(origins[key])}" if key in origins else message
+        return f"{key}: {message}{source(origins[key])}" if key in origins else told(message, origins)
     if problem["type"] == "string_pattern_mismatch":
         message = "should be a plain folder name, without '/' and not beginning with '.'"
-    return f"{key} = {problem['input']!r}: {message}{_from(origins.get(key))}"
-
-
-def _from(origin: str | None) -> str:
-    return f" (from {origin})" if origin and origin != "command line" else ""
+    return f"{key} = {problem['input']!r}: {message}{source(origins.get(key))}"

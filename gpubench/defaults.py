@@ -18,6 +18,7 @@ from gpubench.configuration import Configuration, S, apply_overrides
 from gpubench.dotkeys import flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
+from gpubench.origins import FILLED_IN, telling
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings import Device, Precision, RunSettings, TrainSettings
 from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
@@ -25,7 +26,6 @@ from gpubench.units import counted
 from gpubench.zoo import find, is_builtin
 
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
-FILLED_IN = "default: "
 T = TypeVar("T", bound=TrainSettings)
 
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
@@ -60,7 +60,8 @@ def completed(configuration: Configuration[S], complete: Callable[[S], tuple[S, 
 
     `complete` is the command's own. Raises what it raises.
     """
-    settings, choices = complete(configuration.settings)
+    with telling(configuration.origins):
+        settings, choices = complete(configuration.settings)
     reasons = {choice.key: FILLED_IN + choice.reason for choice in choices}
     return Configuration(settings, configuration.origins | reasons)
 
@@ -135,7 +136,7 @@ def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
 def refuse_on_cpu(precision: Precision) -> None:
     """Raises DeviceError for one that no CPU has."""
     if precision is Precision.tf32:
-        raise DeviceError("precision tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
+        raise DeviceError("precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
 
 
 def refuse_loaders(settings: TrainSettings, ranks: int) -> None:
@@ -215,7 +216,9 @@ def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
         return spec.batch_size_cuda if on_gpu else spec.batch_size_cpu, convolutional
     if os.path.isdir(name):  # noqa: PTH112 - Path's own raises for a name too long or a folder out of bounds
         if not (Path(name) / "config.json").is_file():
-            raise ModelError(f"model folder {name!r} has no config.json", "give a folder as transformers saves it")
+            raise ModelError(
+                f"model.name: folder {name!r} has no config.json", "give a folder as transformers saves it"
+            )
     elif ":" not in name:
         find(name)
     elif not names_callable(name):

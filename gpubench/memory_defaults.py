@@ -11,8 +11,6 @@ from gpubench.settings import Device, MemorySettings, Precision
 
 def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
     """Settings without gaps, and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
-    if settings.profiling.enabled:
-        raise SettingsError("profiling.enabled: memory is followed, not profiled", "use gpubench profile")
     memory = settings.memory
     on_gpu = memory.predict and settings.device is not Device.cpu
     filled, choices = _predicted(settings) if on_gpu else complete(settings)

@@ -9,6 +9,7 @@ from gpubench.diffusion.prompts import read_prompts
 from gpubench.diffusion.scheduler_names import check_scheduler_name, parse_options
 from gpubench.diffusion.settings import Arithmetic, PipeSettings
 from gpubench.errors import SettingsError
+from gpubench.origins import about
 from gpubench.settings import Device
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
@@ -32,7 +33,8 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
     """
     gaps = Gaps(settings)
     check_request(settings)
-    folder = check(settings.model.name) if settings.model.name else None
+    with about("model.name"):
+        folder = check(settings.model.name) if settings.model.name else None
     device, gpus = find_device(gaps)
     on_gpu = device is Device.cuda
     where = "on a GPU" if on_gpu else "on a CPU"
@@ -59,8 +61,10 @@ def check_request(settings: PipeSettings) -> None:
     """Raises SettingsError or DataError for what is wrong whatever the machine."""
     check_wandb(settings)
     if settings.sampling.scheduler is not None:
-        check_scheduler_name(settings.sampling.scheduler)
-    parse_options(settings.sampling.options)
+        with about("sampling.scheduler"):
+            check_scheduler_name(settings.sampling.scheduler)
+    with about("sampling.options"):
+        parse_options(settings.sampling.options)
     read_prompts(settings.work.prompts)
     if settings.inject is not None:
         faults.parse(settings.inject, settings.distributed.world_size, settings.work.samples)

@@ -350,4 +350,6 @@ class MemorySettings(TrainSettings):
 
     experiment: FolderName = Field("memory", description="folder under results that groups the runs")
     measurement: OnceSettings = OnceSettings()
+    profiling: ProfilingSettings = Field(ProfilingSettings(), exclude=True)
+    """Never: what is followed is not profiled, and no setting of it is taken."""
     memory: FollowSettings = FollowSettings()

@@ -1,7 +1,7 @@
 """Numbers as people read them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -35,6 +35,12 @@ def rate(value: float, unit: str) -> str:
 def counted(number: int, noun: str) -> str:
     """ "1 repeat", "2 repeats"."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """As "a, b and c"; at least one."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def words(name: str) -> str:

@@ -12,18 +12,12 @@ from typing import Any
 import typer
 
 from gpubench.commands import app
-from gpubench.configuration import canonical, fields
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
+from gpubench.setting_keys import COMMANDS, canonical, fields
+from gpubench.settings import RunSettings
+from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
-SETTINGS: Mapping[str, type[RunSettings]] = {
-    "train-bench": TrainSettings,
-    "profile": ProfileSettings,
-    "memory": MemorySettings,
-    "pipe-infer": PipeSettings,
-}
 LARGE = 10**6  # a bound from here on says what a type can hold, not what makes sense
 
 
@@ -50,7 +44,7 @@ def refreshed(page: str, made: str) -> str:
 
 def options(command: str) -> str:
     """A table of all options of `command` in the order of its help, with the setting that each one sets."""
-    cls = SETTINGS.get(command)
+    cls = COMMANDS.get(command)
     lines = (
         ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
     )
@@ -104,12 +98,12 @@ class Setting:
 def settings() -> str:
     """A table of all settings for each set of commands that have them, with type, default and alias."""
     defaults: dict[Setting, dict[str, str]] = {}
-    for command, cls in SETTINGS.items():
+    for command, cls in COMMANDS.items():
         for setting, default in _of(cls):
             defaults.setdefault(setting, {})[command] = default
     lines: list[str] = []
     for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
-        lines += [f"## {_listed(group)}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines += [f"## {listed(group)}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
         rows = [(setting, by_command) for setting, by_command in defaults.items() if tuple(by_command) == group]
         for setting, by_command in sorted(rows, key=lambda row: "." in row[0].key):
             names = ", ".join(f"`{name}`" for name in [setting.key, *_aliases(setting.key, group)])
@@ -119,12 +113,7 @@ def settings() -> str:
 
 
 def _aliases(key: str, group: Iterable[str]) -> list[str]:
-    return sorted({name for command in group for name, meant in SETTINGS[command].aliases.items() if meant == key})
-
-
-def _listed(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+    return sorted({name for command in group for name, meant in COMMANDS[command].aliases.items() if meant == key})
 
 
 def _default(by_command: Mapping[str, str]) -> str:

@@ -54,11 +54,11 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
         (["--data", "not a name:x"], "data.source 'not a name:x' is not module:callable", "for example mypackage.data"),
         (["--world-size", "999999"], "distributed.world_size=999999", "use --world-size"),
         (["--distributed.backend=nccl"], "distributed.backend=nccl moves data between GPUs only", "use gloo"),
-        (["--precision", "tf32"], "precision tf32", "use fp32 or bf16"),
+        (["--precision", "tf32"], "precision=tf32", "use fp32 or bf16"),
         (["--vs", "precision"], "'precision' is not KEY=VALUE", "for example precision=fp32"),
         (["--vs", "precison=fp32"], "unknown setting 'precison' (from --vs)", "did you mean 'precision'?"),
         (["--vs", "precision=fp8"], "precision = 'fp8': input should be", "--print-config"),
-        (["--vs", "precision=tf32"], "precision tf32", "use fp32 or bf16"),
+        (["--vs", "precision=tf32"], "precision=tf32", "use fp32 or bf16"),
         (["--vs", "model=resnet5"], "called 'resnet5'", "did you mean 'resnet50'?"),
         (["junk"], "unexpected argument 'junk'", "--section.key=value"),
         (["-x"], "unexpected argument '-x'", "--section.key=value"),
@@ -153,7 +153,7 @@ def test_a_folder_of_dead_links_and_pipes_holds_no_text(command_line: CommandLin
 def test_a_model_folder_needs_a_configuration(command_line: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     said, _ = complaint(command_line("train-bench", "--device=cpu", "--model", "model"))
-    assert said == "model folder 'model' has no config.json"
+    assert said == "model.name: folder 'model' has no config.json"
 
 
 def test_cuda_without_a_gpu_is_refused(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_print_config_shows_the_sources(
     assert (result.code, result.stderr) == (0, "")
     lines = {text.strip(): origin for line in result.stdout.splitlines() for text, _, origin in [line.partition(" # ")]}
     assert lines["experiment: file"] == lines["momentum: 0.5"] == "mine.yaml"
-    assert lines["seed: 3"] == "environment"
+    assert lines["seed: 3"] == "GPUBENCH_SEED"
     for entry in ("device: cpu", "batch_size: 4", "grad_accumulation: 4", "compile: true", "epochs: 4"):
         assert lines[entry] == "command line"
     assert lines["warmup_steps: 10"] == "default"

@@ -14,11 +14,11 @@ from gpubench.comparison.comparability import (
     summarise_side,
 )
 from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.configuration import fields
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.metrics import DEFINITIONS
 from gpubench.runs import RunRecord
+from gpubench.setting_keys import fields
 from gpubench.settings import MemorySettings, TrainSettings
 from gpubench.steady import SteadyWindow
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from gpubench.configuration import (
     Configuration,
     apply_overrides,
-    fields,
     load,
     parse_assignments,
     parse_unknown_overrides,
 )
 from gpubench.errors import SettingsError, UsageError
+from gpubench.setting_keys import fields
 from gpubench.settings import TrainSettings
 
 
@@ -33,7 +33,12 @@ def test_each_source_yields_to_the_next(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GPUBENCH_TRAINING__LEARNING_RATE", "3")
     loaded = load(TrainSettings, file, {"training.learning_rate": "4"})
     assert [getattr(loaded.settings.training, key) for key in keys] == [10, 2, 3, 4]
-    assert [loaded.origins.get(f"training.{key}") for key in keys] == [None, file, "environment", "command line"]
+    assert [loaded.origins.get(f"training.{key}") for key in keys] == [
+        None,
+        file,
+        "GPUBENCH_TRAINING__BATCH_SIZE",
+        "command line",
+    ]
 
 
 def test_a_preset_is_named_without_path_or_suffix() -> None:
@@ -86,8 +91,8 @@ def test_a_value_that_makes_no_sense_is_told_with_its_setting(monkeypatch: pytes
     monkeypatch.setenv("GPUBENCH_MEASUREMENT__TARGET_PRECISION", "3")
     with pytest.raises(SettingsError) as caught:
         load(TrainSettings, None)
-    said = "measurement.target_precision: '3' is a fraction: did you mean 3%? (from environment)"
-    assert caught.value.message == said
+    said = "measurement.target_precision: '3' is a fraction: did you mean 3%?"
+    assert caught.value.message == f"{said} (from GPUBENCH_MEASUREMENT__TARGET_PRECISION)"
 
 
 def test_a_finished_run_is_read_without_todays_environment(

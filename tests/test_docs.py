@@ -10,7 +10,8 @@ import typer
 import yaml
 
 from gpubench.commands import app
-from gpubench.configuration import canonical, fields, parse_unknown_overrides
+from gpubench.configuration import parse_unknown_overrides
+from gpubench.setting_keys import COMMANDS, canonical, fields
 
 ROOT = documents.ROOT
 PAGES = documents.pages()
@@ -70,7 +71,7 @@ def refused(arguments: list[str]) -> str | None:
         context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
     except typer.TyperException as error:
         return error.format_message()
-    cls = reference.SETTINGS.get(name)
+    cls = COMMANDS.get(name)
     given = parse_unknown_overrides(context.args) if cls else {}
     unknown = [key for key in given if canonical(cls, key) not in fields(cls)] if cls else []
     return f"no setting {', '.join(unknown)}" if unknown else None

@@ -39,8 +39,8 @@ TWO = ("--world-size", "2")
         (["--distributed.backend=nccl"], "distributed.backend=nccl moves data between GPUs only", "use gloo"),
         (
             ["--distributed.strategy=ddp"],
-            "unknown setting 'distributed.strategy'",
-            "did you mean 'distributed.backend'?",
+            "'distributed.strategy' is a setting of train-bench, profile and memory, not of pipe-infer",
+            "use gpubench train-bench",
         ),
         (["--smples", "4"], "unknown setting 'smples'", "did you mean 'samples'?"),
         (["--pipeline.in_fligth=2"], "unknown setting 'pipeline.in_fligth'", "did you mean 'pipeline.in_flight'?"),
@@ -98,10 +98,10 @@ def test_a_scheduler_that_is_not_there_is_answered_with_the_nearest(
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (None, "the prompts file prompts.txt cannot be read: No such file or directory"),
-        (b"", "the prompts file prompts.txt is empty"),
-        (b" \n\n\t\n", "the prompts file prompts.txt is empty"),
-        (b"\xff\xfe\x00\x01", "the prompts file prompts.txt cannot be read: it is not UTF-8 text"),
+        (None, "work.prompts: the file prompts.txt cannot be read: No such file or directory"),
+        (b"", "work.prompts: the file prompts.txt is empty"),
+        (b" \n\n\t\n", "work.prompts: the file prompts.txt is empty"),
+        (b"\xff\xfe\x00\x01", "work.prompts: the file prompts.txt cannot be read: it is not UTF-8 text"),
     ],
 )
 def test_a_prompts_file_without_prompts_is_named(

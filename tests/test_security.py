@@ -19,12 +19,12 @@ from traces_made import launched, slice_, step, write
 
 import gpubench as package
 from gpubench import runs
-from gpubench.configuration import fields
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.environment import SECRETIVE
 from gpubench.events import Sample
 from gpubench.host.door import listen, private_folder
 from gpubench.report import plain
+from gpubench.setting_keys import fields
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
 from gpubench.terminal import Terminal
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gpubench.configuration import fields
+from gpubench.setting_keys import fields
 from gpubench.settings import MeasurementSettings, MemorySettings, TrainingSettings, TrainSettings
 
 

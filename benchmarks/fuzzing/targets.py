@@ -8,16 +8,8 @@ from random import Random
 
 from fuzzing.mutations import ESCAPES, HOSTILE, YAMLS, mutate
 from fuzzing.seeds import Seeds
-from gpubench.configuration import fields
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
+from gpubench.setting_keys import COMMANDS, fields
 
-COMMANDS: dict[str, type[RunSettings]] = {
-    "train-bench": TrainSettings,
-    "profile": ProfileSettings,
-    "memory": MemorySettings,
-    "pipe-infer": PipeSettings,
-}
 FORMATS = ("terminal", "json", "html", "markdown", "csv")
 SKIPPED = {"tensorboard", "profiler_traces", "report.html", "run.log", "wandb"}
 """Of a run directory: what nothing reads."""

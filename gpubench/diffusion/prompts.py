@@ -19,11 +19,11 @@ def read_prompts(path: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise DataError(
-            f"the prompts file {path} cannot be read: {reason}", "give a text file, one prompt a line"
+            f"work.prompts: the file {path} cannot be read: {reason}", "give a text file, one prompt a line"
         ) from None
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise DataError(f"the prompts file {path} is empty", "write one prompt a line")
+        raise DataError(f"work.prompts: the file {path} is empty", "write one prompt a line")
     return prompts
 
 

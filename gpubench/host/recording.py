@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gpubench import events, units
 from gpubench.configuration import Configuration
-from gpubench.defaults import FILLED_IN
 from gpubench.diagnosis.traces import Diagnosis, of_run
 from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, GpubenchError, RunFailed
@@ -18,6 +17,7 @@ from gpubench.findings import Findings
 from gpubench.host.tracking import MetricLogger
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
+from gpubench.origins import FILLED_IN
 from gpubench.provenance import git_state
 from gpubench.runs import ENVIRONMENT, FAILED, FINDINGS, LOG, PROFILE, TELEMETRY, TRACES, RunWriter
 from gpubench.settings import Device, RunSettings

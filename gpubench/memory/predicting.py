@@ -13,6 +13,7 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
 from gpubench.memory.workspaces import CONTEXT, capability
+from gpubench.origins import about
 from gpubench.settings import Device, FollowSettings
 
 UNKNOWN = (9, 0)
@@ -38,7 +39,8 @@ def target_of(follow: FollowSettings, device: Device | None) -> Target:
     if device is Device.cpu:
         return Target("cpu", follow.device_memory or psutil.virtual_memory().total, None, cuda=False)
     if follow.device_model:
-        found = find_by_key(follow.device_model)
+        with about("memory.device_model"):
+            found = find_by_key(follow.device_model)
         return Target(found.key, follow.device_memory or found.memory_bytes, capability(found.key))
     if follow.device_memory:
         return Target(None, follow.device_memory, UNKNOWN)

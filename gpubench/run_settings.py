@@ -1,0 +1,61 @@
+"""What a command takes of a file of settings, which may be a finished run's, and another command's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpubench import foreign_files
+from gpubench.errors import SettingsError
+from gpubench.setting_keys import COMMANDS, alike, canonical, command_of, fields, owners
+from gpubench.settings import RunSettings
+
+RUN_FILE = "run.json"
+"""A config.yaml beside one is a run's. It is that of `gpubench.runs`, which would load the host's libraries."""
+
+
+def is_of_a_run(path: Path) -> bool:
+    return path.with_name(RUN_FILE).exists()
+
+
+def writer_of(path: Path) -> str | None:
+    """The command whose run a file lies in; None for a file of no run, or of one that does not tell."""
+    try:
+        record = json.loads(foreign_files.content(path.with_name(RUN_FILE)))
+    except (OSError, ValueError, RecursionError):
+        return None
+    written = record.get("command") if isinstance(record, dict) else None
+    return written if isinstance(written, str) and written in COMMANDS else None
+
+
+def taken(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """The settings in the file `path`, called `name` by the user, that concern the command of `cls`.
+
+    Those that only a command alike has are left aside; so is what a run of another command has only because it is that
+    command's default, where this one's differs. Raises SettingsError for a run that this command cannot run.
+    """
+    mine = command_of(cls)
+    writer = writer_of(path) or mine
+    if not alike(cls, COMMANDS[writer]):
+        said = f"{name} is of a run of {writer}, which {mine} cannot run"
+        raise SettingsError(said, f"gpubench {writer} --config {name}")
+    return {
+        key: value
+        for key, value in values.items()
+        if not _of_another(cls, key) and (writer == mine or not _default_of(COMMANDS[writer], cls, key, value))
+    }
+
+
+def _of_another(cls: type[RunSettings], key: str) -> bool:
+    """Whether a command alike has it, and this one has not."""
+    having = owners(key)
+    return command_of(cls) not in having and any(alike(cls, COMMANDS[command]) for command in having)
+
+
+def _default_of(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
+    from gpubench.runs import TRIALS
+
+    theirs, ours = (fields(cls).get(canonical(cls, key)) for cls in (writer, reader))
+    if theirs is None or ours is None or theirs.get_default() == ours.get_default():
+        return False
+    return bool(value == theirs.get_default()) or (key == "experiment" and str(value).endswith(TRIALS))

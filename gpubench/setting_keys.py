@@ -1,0 +1,60 @@
+"""The dot-keys of settings, and the commands that have them."""
+
+import difflib
+from collections.abc import Mapping
+
+from pydantic.fields import FieldInfo
+
+from gpubench.diffusion.settings import PipeSettings
+from gpubench.errors import did_you_mean, offer
+from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section, TrainSettings
+
+COMMANDS: Mapping[str, type[RunSettings]] = {
+    "train-bench": TrainSettings,
+    "profile": ProfileSettings,
+    "memory": MemorySettings,
+    "pipe-infer": PipeSettings,
+}
+SHOWN_BY = "--print-config shows every setting"
+
+
+def canonical(cls: type[RunSettings], key: str) -> str:
+    """The dot-key behind an alias."""
+    return cls.aliases.get(key, key)
+
+
+def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every leaf of a settings model by dot-key, but for those that the command does not take."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in cls.model_fields.items():
+        if field.exclude:
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found |= fields(field.annotation, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+def owners(key: str) -> list[str]:
+    """The commands that have a setting of this dot-key or alias."""
+    return [command for command, cls in COMMANDS.items() if canonical(cls, key) in fields(cls)]
+
+
+def command_of(cls: type[RunSettings]) -> str:
+    return next(command for command, settings in COMMANDS.items() if settings is cls)
+
+
+def alike(cls: type[RunSettings], other: type[RunSettings]) -> bool:
+    """Whether the commands behind them run the same thing: three train a model, and one samples from one."""
+    return issubclass(cls, TrainSettings) == issubclass(other, TrainSettings)
+
+
+def nearest(cls: type[RunSettings], key: str) -> str:
+    """A hint that offers the valid key closest to `key`."""
+    known = [*fields(cls), *cls.aliases]
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    if near := did_you_mean(key, known):
+        return near
+    close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)
+    return offer([leaves[name] for name in close]) or f"{SHOWN_BY}; --help the common ones"

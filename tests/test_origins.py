@@ -1,0 +1,88 @@
+"""A refusal says where the setting is from: its variable, its file, the option that changes it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli import complaint
+from running import Finished
+
+from gpubench.origins import told
+
+CommandLine = Callable[..., Finished]
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "value", "said"),
+    [
+        ("train-bench", "PRECISION", "fp8", "precision = 'fp8': input should be 'fp32', 'tf32', 'amp' or 'bf16'"),
+        ("train-bench", "PRECISION", "tf32", "precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none"),
+        ("train-bench", "DEVICE", "mps", "device: torch has no events to time mps by"),
+        ("train-bench", "MODEL__NAME", "gpt3", "model.name: there is no built-in model, and no folder, called 'gpt3'"),
+        ("train-bench", "DATA__SOURCE", "image-folder", "data.source image-folder reads data.path, and none is given"),
+        ("train-bench", "DISTRIBUTED__STRATEGY", "fsdp2", "distributed.strategy=fsdp2 shards among ranks"),
+        ("train-bench", "DISTRIBUTED__BACKEND", "nccl", "distributed.backend=nccl moves data between GPUs only"),
+        ("profile", "PROFILING__ENABLED", "false", "profiling.enabled=false leaves nothing to diagnose"),
+        ("profile", "PROFILING__UNIT", "epoch", "profiling.unit=epoch counts training.epochs, which are not set"),
+        ("memory", "MEMORY__DEVICE_MODEL", "h200", "memory.device_model=h200 is for predictions"),
+        ("pipe-infer", "PRECISION", "amp", "precision = 'amp': input should be 'fp32', 'fp16' or 'bf16'"),
+        ("pipe-infer", "MODEL__NAME", "gpt2", "model.name: pipeline folder "),
+        ("pipe-infer", "SAMPLING__SCHEDULER", "DDIM5", "sampling.scheduler: diffusers has no scheduler 'DDIM5'"),
+        ("pipe-infer", "SAMPLING__OPTIONS", "x", "sampling.options: scheduler option 'x' is not key=value"),
+        ("pipe-infer", "WORK__PROMPTS", "nowhere.txt", "work.prompts: the file "),
+        ("pipe-infer", "INJECT", "flood", "inject: "),
+    ],
+)
+def test_a_variable_that_reaches_the_wrong_command_is_named(
+    command_line: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    variable: str,
+    value: str,
+    said: str,
+) -> None:
+    device = () if variable == "DEVICE" else ("--device", "cpu")
+    monkeypatch.setenv(f"GPUBENCH_{variable}", value)
+    error, _ = complaint(command_line(command, *device))
+    assert error.startswith(said)
+    assert error.endswith(f"(from GPUBENCH_{variable})")
+
+
+def test_settings_that_contradict_each_other_are_told_with_the_source_of_each(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.yaml").write_text("training: {steps: 5}")
+    monkeypatch.setenv("GPUBENCH_TRAINING__EPOCHS", "3")
+    error, _ = complaint(command_line("train-bench", "--config", "mine.yaml"))
+    assert error.endswith("(training.steps from mine.yaml, training.epochs from GPUBENCH_TRAINING__EPOCHS)")
+
+
+def test_variables_of_other_commands_are_left_aside(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("MEMORY__PREDICT", "PROFILING__WITH_STACK", "SAMPLING__ETA", "TRAINING__STEPS"):
+        monkeypatch.setenv(f"GPUBENCH_{variable}", "1")
+    for command in ("train-bench", "pipe-infer"):
+        assert command_line(command, "--device=cpu", "--print-config").code == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "behind"),
+    [
+        ("data.path x does not exist", " (from mine.yaml)"),
+        ("data.paths x and my.data.path do not exist", ""),
+        ("seed = 'x': no number", " (from GPUBENCH_SEED)"),
+        ("a seed of the device", ""),
+        ("device=cuda, but there is none", ""),
+        ("model.name: none is called so", ""),
+        ("data.path and training.steps", " (data.path from mine.yaml)"),
+        ("data.path x (from mine.yaml)", ""),
+    ],
+)
+def test_only_settings_that_a_message_names_are_told(message: str, behind: str) -> None:
+    origins = {
+        "data.path": "mine.yaml",
+        "seed": "GPUBENCH_SEED",
+        "device": "default: no GPU found",
+        "model.name": "command line",
+        "training.steps": "command line",
+    }
+    assert told(message, origins) == message + behind
