@@ -125,6 +125,8 @@ def memory(
     with telling(base.origins):
         _refuse_idle(base, verify=verify, check=check)
     (run,) = resolved(base, None, complete_memory)
+    if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
+        trying.check(run)
     if print_config:
         print_configurations([run], "memory")
         return

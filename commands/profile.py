@@ -108,6 +108,8 @@ def profile(
     with telling(run.origins):
         if not run.settings.profiling.enabled:
             raise UsageError("profiling.enabled=false leaves nothing to diagnose", "add --profiling.enabled=true")
+    if verify:
+        trying.check(run)
     if print_config:
         print_configurations([run], "profile")
         return

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def check(run: "Configuration[Any]") -> None:
+    """Raises SettingsError where the runs that try fixes could have no folder, before the one to be mended is run."""
+    from gpubench.trying.bench import as_it_was
+
+    as_it_was(run, {})
+
+
 def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
     """Writes down what each fix of a profile saves; returns what ended that, if it did not come to its end."""
     from gpubench.defaults import complete, completed

@@ -9,14 +9,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 DEFAULT_STEPS = 50
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-FolderName = Annotated[str, StringConstraints(pattern=r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,119}$")]
+MOST_OF_A_NAME = 120
+"""Bytes of a folder's name: every file system takes as many."""
+
+
+def _short(name: str) -> str:
+    if (size := len(name.encode())) > MOST_OF_A_NAME:
+        raise ValueError(f"{name!r} takes {size} bytes, and a folder's name at most {MOST_OF_A_NAME} here")
+    return name
+
+
+FolderName = Annotated[str, StringConstraints(pattern=r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"), AfterValidator(_short)]
 
 
 class Precision(StrEnum):

@@ -34,7 +34,9 @@ def test_an_experiment_is_a_folder_name(name: str) -> None:
     assert TrainSettings(experiment=name).experiment == name
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "/", "a\\b", "a\nb", "a\n", "a\0b", "x" * 121])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".hidden", "a/b", "/", "a\\b", "a\nb", "a\n", "a\0b", "x" * 121, "ü" * 61]
+)
 def test_an_experiment_cannot_leave_its_folder(name: str) -> None:
     with pytest.raises(ValidationError, match="experiment"):
         TrainSettings(experiment=name)

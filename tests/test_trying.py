@@ -1,12 +1,14 @@
-"""What becomes of trials that the user ends: what was known until then is kept."""
+"""Trials that cannot be made are refused before anything runs; of those that are ended, what was known is kept."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from cli import complaint
+from running import Finished
 
 from gpubench.commands.trying import _keep
 from gpubench.errors import Interrupted, RunFailed
@@ -42,3 +44,19 @@ def test_what_was_tried_before_a_failure_is_kept_as_it_is(tmp_path: Path) -> Non
     recorder, error = Keeping(tmp_path), RunFailed("the disk is full")
     assert _keep(ending(error), recorder.conclude, cast("Any", recorder)) is error
     assert recorder.findings == TRIED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("profile", "--verify"), ("memory", "--verify"), ("memory", "--find-batch-size", "--device-memory", "1GiB")],
+)
+def test_an_experiment_whose_trials_would_have_too_long_a_name_is_refused_at_once(
+    command_line: Callable[..., Finished], arguments: tuple[str, ...]
+) -> None:
+    common = (*arguments, "--device", "cpu", "--print-config")
+    assert command_line(*common, "--experiment", "x" * 113).code == 0
+    said, _ = complaint(command_line(*common, "--experiment", "x" * 114))
+    name = "x" * 114 + "-verify"
+    assert said == f"experiment: '{name}' takes 121 bytes, and a folder's name at most 120 here (from a trial)"
+    once = [argument for argument in common if argument not in ("--verify", "--find-batch-size")]
+    assert command_line(*once, "--experiment", "x" * 114).code == 0

@@ -15,6 +15,7 @@ from gpubench.report.finding_phrases import options
 from gpubench.runs import TRIALS
 
 FIX = "the fix of a finding"
+TRIAL = "a trial"
 
 log = logging.getLogger("gpubench.trying")
 
@@ -39,7 +40,7 @@ def as_it_was(run: Configuration[Any], changes: Mapping[str, Any]) -> Configurat
     """The run without gaps, to be changed; in an experiment of its own, so that no trial is taken for the run."""
     settings = run.settings
     given = Configuration(settings, dict.fromkeys(flatten(settings.model_dump()), "the run"))
-    return given.with_overrides({"experiment": settings.experiment + TRIALS} | dict(changes), "--verify")
+    return given.with_overrides({"experiment": settings.experiment + TRIALS} | dict(changes), TRIAL)
 
 
 def candidates(
