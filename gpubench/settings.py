@@ -242,10 +242,10 @@ class FollowSettings(Section):
     )
     predict: bool = Field(False, description="predict for a GPU, without one")
     device_model: str | None = Field(None, description="GPU to predict for, as h200; default: the one that is here")
-    device_memory: Annotated[int, BeforeValidator(_bytes), Field(ge=2**20, le=2**60)] | None = Field(
+    device_memory: Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)] | None = Field(
         None, description="memory to fit into, in bytes or as 80GiB; default: the device's own"
     )
-    margin: Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1)] = Field(
+    margin: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = Field(
         0.05, description="part of the memory that the largest batch leaves free (0.05 or 5%)"
     )
     find_batch_size: bool = Field(False, description="find the largest batch that fits")

@@ -18,7 +18,7 @@ from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
-LARGE = 10**6  # a bound from here on says what a type can hold, not what makes sense
+LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
 
 def commands() -> dict[str, Any]:
@@ -167,8 +167,8 @@ def _listed_kinds(kinds: Iterable[str]) -> str:
 def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
     words = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     for name, sign in words.items():
-        if name in node and abs(node[name]) < LARGE:
-            yield f"{sign} {node[name]:g}"
+        if name in node and (sign.startswith(">") or node[name] < LARGE):
+            yield f"{sign} {node[name]:.12g}"
 
 
 if __name__ == "__main__":

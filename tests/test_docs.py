@@ -128,3 +128,14 @@ def test_tables_of_options_and_settings_are_those_of_the_code(page: Path, made: 
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="end"):
         reference.refreshed("# a page\n", "")
+
+
+def test_every_number_in_the_table_of_settings_has_a_bound() -> None:
+    """A validator that stands before a bound in its Annotated would hide it from the table."""
+    unbounded = [line for line in reference.settings().splitlines() if "| integer |" in line or "| number |" in line]
+    assert unbounded == []
+
+
+def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
+    groups = {group.splitlines()[0] for group in reference.settings().split("## ") if "`profiling." in group}
+    assert groups == {"train-bench, profile and pipe-infer", "train-bench and pipe-infer", "profile"}
