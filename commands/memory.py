@@ -12,6 +12,7 @@ from gpubench.commands import options, output, trying
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, print_configurations, resolved
 from gpubench.errors import UsageError
+from gpubench.origins import COMMAND_LINE
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ Every setting of --print-config is an option by its dot-key: --training.optimize
 Exit codes: 0 done, 1 the run failed, 2 usage or a file that tells of no memory, 130 interrupted.
 """
 
+Steps = Annotated[str | None, options.option("N", "Optimizer steps to follow, not to time; 3 by default.", MEASUREMENT)]
 Predict = Annotated[
     bool,
     typer.Option("--predict", help="Predict for a GPU, without one.", rich_help_panel=MEASUREMENT),
@@ -43,11 +45,15 @@ FindBatchSize = Annotated[
     bool,
     typer.Option("--find-batch-size", help="Find the largest batch that fits.", rich_help_panel=MEASUREMENT),
 ]
-Margin = Annotated[str | None, options.option("P%", "Part of the memory that this batch leaves free.", MEASUREMENT)]
+Spare = Annotated[
+    str | None, options.option("P%", "Share of the memory that this batch leaves free; 5% by default.", MEASUREMENT)
+]
 Verify = Annotated[
     bool,
     typer.Option(
-        "--verify", help="Run every fix that is proposed, for what it saves and costs.", rich_help_panel=MEASUREMENT
+        "--verify",
+        help="Verify the fixes that are proposed: run each, for what it saves and costs.",
+        rich_help_panel=MEASUREMENT,
     ),
 ]
 Check = Annotated[
@@ -90,12 +96,13 @@ def memory(
     precision: options.Precision = None,
     batch_size: options.BatchSize = None,
     world_size: options.WorldSize = None,
+    steps: Steps = None,
     device: options.Device = None,
     predict: Predict = False,
     device_model: DeviceModel = None,
     device_memory: DeviceMemory = None,
     find_batch_size: FindBatchSize = False,
-    margin: Margin = None,
+    spare: Spare = None,
     check: Check = False,
     verify: Verify = False,
     html: Html = None,
@@ -164,8 +171,8 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
             "run it without torchrun, with --world-size",
         ),
         (
-            base.origins.get("memory.margin") == "command line" and not finding,
-            "--margin is for --find-batch-size",
+            base.origins.get("memory.spare") == COMMAND_LINE and not finding,
+            "--spare is for --find-batch-size",
             "leave it out",
         ),
     ):

@@ -47,7 +47,7 @@ Data = Annotated[
 ]
 Precision = Annotated[str | None, option("fp32|tf32|amp|bf16", "Arithmetic of the forward and backward pass.", MODEL)]
 BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass.", MODEL)]
-Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
+Steps = Annotated[str | None, option("N", "Optimizer steps measured in each repeat.", MEASUREMENT)]
 WorldSize = Annotated[str | None, option("N", "Ranks, one process each.", MEASUREMENT)]
 Repeats = Annotated[str | None, option("N", "Fresh processes that repeat the measurement.", MEASUREMENT)]
 TargetPrecision = Annotated[

@@ -50,7 +50,7 @@ def pipe_infer(
     scheduler: Annotated[
         str | None, options.option("CLASS", "diffusers scheduler; the model's own by default.", options.SAMPLING)
     ] = None,
-    steps: Annotated[str | None, options.option("N", "Inference steps of a sample.", options.SAMPLING)] = None,
+    steps: Annotated[str | None, options.option("N", "Denoising steps of each sample.", options.SAMPLING)] = None,
     guidance_scale: Annotated[
         str | None, options.option("X", "Classifier-free guidance; 1 or less is none.", options.SAMPLING)
     ] = None,
@@ -74,7 +74,7 @@ def pipe_infer(
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="Compare every sample with single-process diffusers, bit by bit; by default for small models.",
+            help="Verify the samples: each against single-process diffusers, bit by bit; by default for small models.",
             rich_help_panel=options.PIPELINE,
             show_default=False,
         ),

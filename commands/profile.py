@@ -57,7 +57,7 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Try every fix that is proposed: runs with it, interleaved with runs without.",
+        help="Verify the fixes that are proposed: runs with each, interleaved with runs without.",
         rich_help_panel=MEASUREMENT,
     ),
 ]

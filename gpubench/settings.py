@@ -245,8 +245,8 @@ class FollowSettings(Section):
     device_memory: Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)] | None = Field(
         None, description="memory to fit into, in bytes or as 80GiB; default: the device's own"
     )
-    margin: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = Field(
-        0.05, description="part of the memory that the largest batch leaves free (0.05 or 5%)"
+    spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = Field(
+        0.05, description="share of the memory that the largest batch leaves free (0.05 or 5%)"
     )
     find_batch_size: bool = Field(False, description="find the largest batch that fits")
     advise: bool = Field(True, description="propose what would save memory, and predict how much")
@@ -354,7 +354,7 @@ class MemorySettings(TrainSettings):
         "predict": "memory.predict",
         "device_model": "memory.device_model",
         "device_memory": "memory.device_memory",
-        "margin": "memory.margin",
+        "spare": "memory.spare",
         "find_batch_size": "memory.find_batch_size",
     }
 

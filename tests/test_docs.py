@@ -70,7 +70,10 @@ def refused(arguments: list[str]) -> str | None:
     try:
         context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
     except typer.TyperException as error:
-        return error.format_message()
+        said = error.format_message()
+        return (
+            None if said.endswith(f"{rest[-1]}' requires an argument.") else said
+        )  # a sentence may name an option alone
     cls = COMMANDS.get(name)
     given = parse_unknown_overrides(context.args) if cls else {}
     unknown = [key for key in given if canonical(cls, key) not in fields(cls)] if cls else []

@@ -141,7 +141,7 @@ def test_fixes_are_run_for_what_they_save_and_cost(tmp_path: Path) -> None:
 
 
 def test_the_largest_batch_is_predicted_run_and_timed(tmp_path: Path) -> None:
-    done = deep(tmp_path, "--device", "cpu", "--device-memory", "20MiB", "--find-batch-size", "--margin", "5%", "-q")
+    done = deep(tmp_path, "--device", "cpu", "--device-memory", "20MiB", "--find-batch-size", "--spare", "5%", "-q")
     assert not done.code, done.stderr
     (path,) = (tmp_path / "results" / "memory").iterdir()
     found = msgspec.json.decode((path / "batch_sizes.json").read_bytes(), type=BatchSizes)
@@ -276,8 +276,8 @@ def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Cal
         (("--predict", "--device-memory", "80Foo"), "is no size"),
         (("--predict", "--verify", "--device-model", "h200"), "--verify runs what memory.predict=true only predicts"),
         (("--check",), "--check lays a measurement beside a prediction"),
-        (("--margin", "5%"), "--margin is for --find-batch-size"),
-        (("--find-batch-size", "--margin", "100%"), "less than 1"),
+        (("--spare", "5%"), "--spare is for --find-batch-size"),
+        (("--find-batch-size", "--spare", "100%"), "less than 1"),
         (("--find-batch-size", "--device", "cpu"), "how much of it may a batch fill?"),
         (("--find-batch-size", "--verify"), "memory.find_batch_size=true for many"),
         (("--device-model", "h200"), "memory.device_model=h200 is for predictions"),

@@ -40,7 +40,7 @@ def looked(**changes: Any) -> BatchSizes:
     """One MiB, and one more for each sample: 9 fit into 10 MiB."""
     found = BatchSizes(
         capacity=20 * MIB,
-        margin=0.5,
+        spare=0.5,
         limit=10 * MIB,
         points=[Point(size, (size + 1) * MIB) for size in (1, 2, 4, 9, 10, 400)],
         line=LINE,
@@ -260,7 +260,7 @@ def test_any_search_is_drawn_within_reason(
     line: tuple[float, float],
 ) -> None:
     found = BatchSizes(
-        capacity=limit, margin=0.0, limit=limit, points=[Point(*one) for one in points], line=Line(*line, 0.1),
+        capacity=limit, spare=0.0, limit=limit, points=[Point(*one) for one in points], line=Line(*line, 0.1),
         largest=None, confirmed=[Confirmed(*one) for one in confirmed], speeds=[Speed(*one) for one in speeds],
     )  # fmt: skip
     for figure in batch_sizes(found)["figures"]:

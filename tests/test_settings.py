@@ -85,7 +85,7 @@ def test_two_limits_are_one_too_many(pair: tuple[str, str]) -> None:
 
 
 def test_a_fraction_of_more_than_the_whole_was_meant_as_a_percentage() -> None:
-    for section in ({"measurement": {"target_precision": "1"}}, {"memory": {"margin": "5"}}):
+    for section in ({"measurement": {"target_precision": "1"}}, {"memory": {"spare": "5"}}):
         with pytest.raises(ValidationError, match=r"'(1|5)' is a fraction: did you mean \1%\?"):
             MemorySettings.model_validate(section)
 

@@ -150,7 +150,7 @@ def run() -> Configuration[Any]:
 def foretold(largest: int | None, limit: int) -> BatchSizes:
     """`limit` in samples."""
     return BatchSizes(
-        capacity=2 * limit * MIB, margin=0.5, limit=limit * MIB, points=[], line=Line(0.0, 0.0, 0.0), largest=largest
+        capacity=2 * limit * MIB, spare=0.5, limit=limit * MIB, points=[], line=Line(0.0, 0.0, 0.0), largest=largest
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_a_prediction_that_was_too_hopeful_is_halved_until_one_fits_and_then_clo
     assert found.largest == 60
     assert [one.total for one in found.confirmed] == [size * MIB for size in machine.batches]
     assert [one.reason for one in found.confirmed if one.batch_size <= 60] == [None] * 4
-    assert {one.reason for one in found.confirmed if one.batch_size > 60} == {"more than the margin leaves"}
+    assert {one.reason for one in found.confirmed if one.batch_size > 60} == {"leaves too little to spare"}
     assert best is not None
     assert peak_of(best) == 60 * MIB
 

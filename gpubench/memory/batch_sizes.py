@@ -51,9 +51,9 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
     """The content of batch_sizes.json. Batch sizes are per rank and forward pass; sizes are bytes."""
 
     capacity: int
-    margin: float
+    spare: float
     limit: int
-    """What may be filled: capacity x (1 - margin)."""
+    """What may be filled: capacity x (1 - spare)."""
     points: list[Point]
     """Predicted, in order of batch size."""
     line: Line

@@ -13,7 +13,7 @@ EXACT = 1e-5
 
 def batch_sizes_sentence(found: BatchSizes) -> str:
     """Which batch is the largest, and whether it is also the fastest."""
-    room = f"{units.size(found.limit)} ({units.size(found.capacity)} less {units.percent(found.margin)})"
+    room = f"{units.size(found.limit)} ({units.size(found.capacity)} less {units.percent(found.spare)})"
     if found.largest is None:
         least = units.size(found.points[0].total) if found.points else "more"
         return f"not even a batch of 1 fits into {room}: it takes {least}"

@@ -51,9 +51,9 @@ class Forecast:
         return msgspec.structs.replace(advised, findings=[finding for finding in findings if finding])
 
     def batch_sizes(self) -> BatchSizes:
-        """Which batches fit into the target, its margin left free."""
+        """Which batches fit into the target, what is to be spare left free."""
         memory = self.settings.memory
-        limit = int(self.target.capacity * (1 - memory.margin))
+        limit = int(self.target.capacity * (1 - memory.spare))
 
         def total(batch_size: int) -> int:
             self.activity.doing = f"predicting a batch of {batch_size}"
@@ -62,7 +62,7 @@ class Forecast:
         points = search(limit, total, samples(self.settings) or MOST)
         return BatchSizes(
             capacity=self.target.capacity,
-            margin=memory.margin,
+            spare=memory.spare,
             limit=limit,
             points=points,
             line=fit(points),

@@ -47,7 +47,7 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> I
             raise outcome.error
         total = peak_of(outcome)
         fits = total is not None and total <= found.limit
-        reason = outcome.error.message if outcome.error else None if fits else "more than the margin leaves"
+        reason = outcome.error.message if outcome.error else None if fits else "leaves too little to spare"
         good, bad, best = (candidate, bad, outcome) if fits else (good, candidate, best)
         confirmed = [*found.confirmed, Confirmed(candidate, total, reason)]
         found = msgspec.structs.replace(found, largest=good or None, confirmed=confirmed)
