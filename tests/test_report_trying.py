@@ -30,6 +30,7 @@ from gpubench.report.plots import HEAD
 from gpubench.report.scales import Scale
 from gpubench.report.templating import environment
 from gpubench.report.trying_page import HEIGHT, batch_sizes, scatter, trades
+from gpubench.report.trying_tables import batch_sizes_sentence
 from gpubench.runs import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
 
 REPLACE = msgspec.structs.replace
@@ -167,6 +168,30 @@ def test_batches_have_whole_numbers_on_their_axis() -> None:
 
 def test_nothing_timed_leaves_one_plot() -> None:
     assert len(batch_sizes(looked(speeds=[]))["figures"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "said"),
+    [
+        ([], "not even a batch of 1 fits into {room}: it takes 2 MiB, by prediction"),
+        (
+            [Confirmed(9, None, "out of memory in backward"), Confirmed(1, 11 * MIB, "more than the margin leaves")],
+            "not even a batch of 1 fits into {room}: it was run and took 11 MiB",
+        ),
+        (
+            [Confirmed(9, 12 * MIB), Confirmed(1, None, "out of memory in\x1b backward")],
+            "not even a batch of 1 fits into {room}: it was run and failed: out of memory in\\x1b backward",
+        ),
+        (
+            [Confirmed(9, 12 * MIB), Confirmed(4, 11 * MIB)],
+            "no batch that was run fits into {room}: the smallest, 4, took 11 MiB",
+        ),
+    ],
+    ids=["none run", "too large", "failed", "broken off"],
+)
+def test_that_no_batch_fits_rests_on_the_smallest_that_was_run(confirmed: list[Confirmed], said: str) -> None:
+    told = batch_sizes_sentence(looked(largest=None, confirmed=confirmed, speeds=[]))
+    assert told == said.format(room="10 MiB (20 MiB less 50.0 %)")
 
 
 def test_nothing_looked_at_is_said() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from gpubench import units
 from gpubench.memory.batch_sizes import MOST, BatchSizes
 from gpubench.memory.trades import Trade, Trades
+from gpubench.report.plain import clean
 from gpubench.report.sheets import Sheet, sheet
 
 EXACT = 1e-5
@@ -15,8 +16,7 @@ def batch_sizes_sentence(found: BatchSizes) -> str:
     """Which batch is the largest, and whether it is also the fastest."""
     room = f"{units.size(found.limit)} ({units.size(found.capacity)} less {units.percent(found.spare)})"
     if found.largest is None:
-        least = units.size(found.points[0].total) if found.points else "more"
-        return f"not even a batch of 1 fits into {room}: it takes {least}"
+        return _none_fits(found, room)
     said = f"the largest batch that fits into {room} is {found.largest}"
     if found.largest == max(point.batch_size for point in found.points) < MOST:
         said += ", as many as the data holds"
@@ -27,6 +27,22 @@ def batch_sizes_sentence(found: BatchSizes) -> str:
     rate = units.rate(fastest.throughput, "samples/s")
     same = "also the fastest" if fastest.batch_size == found.largest else f"the fastest is {fastest.batch_size}"
     return f"{said}; {same}, {rate}"
+
+
+def _none_fits(found: BatchSizes, room: str) -> str:
+    """By the smallest batch that was run, which has the last word, or where none was, by prediction."""
+    if not found.confirmed:
+        least = f"it takes {units.size(found.points[0].total)}" if found.points else "it takes more"
+        return f"not even a batch of 1 fits into {room}: {least}, by prediction"
+    ran = min(found.confirmed, key=lambda one: one.batch_size)
+    took = (
+        f"took {units.size(ran.total)}"
+        if ran.total is not None
+        else f"failed: {clean(ran.reason or 'nothing was followed')}"
+    )
+    if ran.batch_size > 1:  # the search was broken off
+        return f"no batch that was run fits into {room}: the smallest, {ran.batch_size}, {took}"
+    return f"not even a batch of 1 fits into {room}: it was run and {took}"
 
 
 def line_sentence(found: BatchSizes) -> str:
