@@ -208,7 +208,7 @@ def test_what_a_fix_is_laid_beside_is_the_profiled_run_without_the_profiler(prof
     assert completed(base, complete).origins == base.origins, "nothing is chosen anew"
 
 
-def test_fixes_are_tried_twice_at_the_least(profiled: Configuration[Any]) -> None:
+def test_fixes_are_tried_three_times_at_the_least(profiled: Configuration[Any]) -> None:
     once = profiled.with_overrides({"measurement.repeats": 1}, "test")
     assert unrecorded(once).settings.measurement.repeats == 3
     often = profiled.with_overrides({"measurement.repeats": 5}, "test")
