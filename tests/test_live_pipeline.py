@@ -23,7 +23,7 @@ def progress() -> PipeProgress:
         spans = [span for span in repeat.spans if span.rank == rank]
         found.take(SpansMeasured(rank=rank, spans=spans))
     for sample in range(2):
-        found.take(SampleFinished(rank=1, sample=finished(sample, 0.0, 1.0), latent=None, image=None))
+        found.take(SampleFinished(rank=1, sample=finished(sample, 0.0, 1.0, repeat=1), latent=None, image=None))
     found.take(Heartbeat(rank=1, doing="recv_wait", step=5, waits_for=0))
     return found
 

@@ -57,8 +57,9 @@ class PipeProgress(Progress):
                 state.evaluations = event.ranges[event.rank]
             case SpansMeasured():
                 _take_spans(state, event.spans)
-            case SampleFinished():
-                self.finished += 1
+            case SampleFinished(sample=sample):
+                late = self.recorded or sample.repeat != self.repeat  # each rank has a connection of its own
+                self.finished += not late
 
 
 def _take_spans(state: RankProgress, spans: list[Span]) -> None:

@@ -56,7 +56,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         return evaluation.estimate if evaluation else None
 
     def keep(self, event: events.Message) -> bool:
-        self.progress.take(event)
+        self._follow(event)
         if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
             return True  # its times are not those of the program alone
         match event:
@@ -86,8 +86,6 @@ class PipeRecorder(Recorder[PipeSettings]):
 
     def end_repeat(self) -> None:
         super().end_repeat()
-        if self.progress.recorded:
-            return
         spans = [span for repeat in self._repeats.values() for span in repeat.spans]
         handoffs = [handoff for repeat in self._repeats.values() for handoff in repeat.handoffs]
         self.writer.replace(TRACE, chrome_trace(spans, handoffs))
@@ -116,6 +114,11 @@ class PipeRecorder(Recorder[PipeSettings]):
             return max(1.0, ranks / max(1, len(devices.visible_gpus())))
         return max(1.0, ranks * (self.settings.performance.cpu_threads or 1) / devices.physical_cores())
 
+    def _follow(self, event: events.Message) -> None:
+        if isinstance(event, events.PipelineBuilt):
+            self.turn_to(event.repeat)
+        self.progress.take(event)
+
     def _take_over(self, finished: Finished) -> None:
         self._repeats[0] = PipeRepeat(0)
         self.writer.update(resumed_from=str(finished.path))
@@ -125,9 +128,6 @@ class PipeRecorder(Recorder[PipeSettings]):
             self._keep_sample(msgspec.structs.replace(sample, repeat=0, resumed=True))
 
     def _take_built(self, event: events.PipelineBuilt) -> None:
-        if event.repeat != self.progress.repeat:  # under torchrun repeats follow one another in one process
-            self.begin_repeat(event.repeat, self.progress.repeats)
-            self.progress.take(event)
         self._repeats[event.repeat].built[event.rank] = event
         if event.rank == 0:
             workload = {

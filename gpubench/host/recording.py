@@ -116,6 +116,14 @@ class Recorder(ABC, Generic[S]):
         self.begin_repeat(self.progress.repeat, self.progress.repeats)
         self.progress.recorded = True
 
+    def turn_to(self, repeat: int) -> None:
+        """Under torchrun repeats follow one another in one process; the events say which is in hand."""
+        if repeat == self.profiled:
+            if not self.progress.recorded:
+                self.begin_recorded()
+        elif repeat != self.progress.repeat:
+            self.begin_repeat(repeat, self.progress.repeats)
+
     @abstractmethod
     def keep(self, event: events.Message) -> bool:
         """Keeps what an event of this command's own says; False for one that is none."""

@@ -110,9 +110,7 @@ class TrainRecorder(Recorder[TrainSettings]):
         return True
 
     def _start_repeat(self, built: events.ModelBuilt) -> None:
-        """Under torchrun repeats follow one another in one process; the events say which is in hand."""
-        if built.repeat != self.progress.repeat:
-            self.begin_repeat(built.repeat, self.progress.repeats)
+        self.turn_to(built.repeat)
         self._repeats[built.repeat].built = built
         self.writer.update(
             workload={
@@ -126,6 +124,7 @@ class TrainRecorder(Recorder[TrainSettings]):
     def _keep_profiled(self, event: events.Message) -> bool:
         """Of the recorded repeat only where it stands: its times are not those of the program alone."""
         if isinstance(event, events.Planned) and event.rank == 0:
+            self.turn_to(event.repeat)
             self.progress.planned = event.steps
         return True
 

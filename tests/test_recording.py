@@ -1,0 +1,88 @@
+"""Where a run stands whose repeats follow one another in the processes of torchrun: only the events tell."""
+
+import json
+from pathlib import Path
+
+from piped import Line, finished
+
+from gpubench import events, pipe_defaults
+from gpubench.configuration import load
+from gpubench.defaults import complete, completed
+from gpubench.diffusion.settings import PipeSettings
+from gpubench.host import live, live_pipeline
+from gpubench.host.pipe_recording import PipeRecorder
+from gpubench.host.train_recording import TrainRecorder
+from gpubench.runs import TRACE
+from gpubench.settings import TrainSettings
+
+LINE = Line((2, 3), micro_batches=4)
+ON_CPU = {"device": "cpu", "measurement.repeats": 2}
+
+
+def built(repeat: int) -> events.ModelBuilt:
+    return events.ModelBuilt(
+        rank=0,
+        repeat=repeat,
+        parameters=1,
+        trainable_parameters=1,
+        sample_shape="8",
+        tokens_per_sample=None,
+        seconds=0.5,
+    )
+
+
+def stepped(repeat: int, number: int) -> events.StepsMeasured:
+    return events.StepsMeasured(
+        rank=0, steps=[events.Step(repeat, 0, 0, number, 0.0, 0.1, {"forward": 0.1}, 0.1, samples=8)]
+    )
+
+
+def test_training_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: Path) -> None:
+    given = {"model": "gpt2-tiny", "results": str(tmp_path)} | ON_CPU
+    recorder = TrainRecorder(completed(load(TrainSettings, None, given), complete), ["gpubench"])
+    recorder.profiled = 2
+    recorder.begin_repeat(0, 2)
+    places = []
+    for repeat in range(3):
+        if repeat != recorder.profiled:
+            recorder.take(built(repeat))
+        recorder.take(events.Planned(rank=1, repeat=repeat, steps=7))
+        recorder.take(events.Planned(rank=0, repeat=repeat, steps=7 + repeat))
+        for number in range(2):
+            recorder.take(stepped(repeat, number))
+        places.append(live.describe(recorder.progress).partition("  loss")[0].partition("  80")[0])
+    assert places == ["repeat 1/2  step 2/7", "repeat 2/2  step 2/8", "profiling  step 2/9"]
+    assert len(recorder.progress.steps) == 2, "of the repeat in hand alone"
+    recorder.close("completed", recorder.summary())
+    steps = [json.loads(line) for line in (recorder.writer.path / "steps.jsonl").read_text().splitlines()]
+    assert [step["repeat"] for step in steps] == [0, 0, 1, 1]
+
+
+def test_a_pipeline_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: Path) -> None:
+    given = {"results": str(tmp_path), "work.samples": 4, "distributed.world_size": 2} | ON_CPU
+    recorder = PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), ["gpubench"])
+    recorder.profiled = 2
+    recorder.begin_repeat(0, 2)
+    places = []
+    for number in range(3):
+        repeat = LINE.repeat(number)
+        for one in repeat.built.values():
+            recorder.take(one)
+        if number == 1:  # of the repeat before, from another rank's connection
+            recorder.progress.take(done(0, 0))
+        if number != recorder.profiled:
+            for rank in range(2):
+                spans = [span for span in repeat.spans if span.rank == rank]
+                recorder.take(events.SpansMeasured(rank=rank, spans=spans))
+            for sample in range(3):
+                recorder.take(done(sample, number))
+        recorder.take(events.Heartbeat(rank=0, doing="waiting for all ranks", step=None))
+        places.append(live_pipeline.describe(recorder.progress).partition("  rank 0")[0])
+    assert places == ["repeat 1/2  samples 3/4", "repeat 2/2  samples 3/4", "profiling  waiting for all ranks"]
+    recorder.end_repeat()
+    assert (recorder.writer.path / TRACE).is_file(), "of the repeats that were measured"
+    recorder.close("completed", recorder.summary())
+
+
+def done(sample: int, repeat: int) -> events.SampleFinished:
+    return events.SampleFinished(rank=1, sample=finished(sample, 0.0, 1.0, repeat), latent=None, image=None)
