@@ -117,6 +117,8 @@ class Channel:
                 "no firewall may keep the machines of a run apart: the port is another one each time",
             ) from None
         if not answer:
+            channel._incoming.close()
+            connection.close()
             raise HostLost(
                 f"rank 0's host at {where} turned rank {rank} away",
                 "it takes in each rank of its own run once: see whether another run has the same rendezvous",

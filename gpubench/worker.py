@@ -9,12 +9,13 @@ import traceback
 from typing import NoReturn
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from gpubench import distributed, events, units
 from gpubench.assignment import Assignment
-from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
+from gpubench.channel import ADDRESS_VARIABLE, HOST_GONE, Activity, Channel
 from gpubench.distributed import HOST_ADDRESS
-from gpubench.errors import GpubenchError, OutOfMemory
+from gpubench.errors import GpubenchError, HostLost, OutOfMemory
 from gpubench.logs import fields_of
 from gpubench.ranks import Ranks
 
@@ -25,23 +26,16 @@ log = logging.getLogger("gpubench.worker")
 
 
 def main() -> int:
-    """Runs this process as one rank. The host is named by the environment, or for ranks of the user's own torchrun by
-    rank 0 through the rendezvous store."""
+    """Runs this process as one rank; returns its exit code."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     ranks, activity = Ranks.from_environment(), Activity()
     activity.doing = "meeting the other ranks"
-    address = os.environ.get(ADDRESS_VARIABLE)
-    store = None
-    if address:
-        channel, job = Channel.connect(address, ranks.rank, ranks.world_size, activity)
-        store = distributed.meet(ranks, MEET_SECONDS)
-        if store and ranks.is_rank_zero:
-            store.set(HOST_ADDRESS, address)
-    else:
-        store = distributed.meet(ranks, MEET_SECONDS)
-        assert store
-        channel, job = Channel.connect(store.get(HOST_ADDRESS).decode(), ranks.rank, ranks.world_size, activity)
+    try:
+        channel, job, store = report_to_host(ranks, activity)
+    except HostLost as lost:  # there is nobody else to tell
+        print(f"error: {lost}\nhint: {lost.hint}", file=sys.stderr)
+        return HOST_GONE
     _log_through(channel)
     try:
         for event in Assignment(job, ranks, store, activity, channel.send).carry_out():
@@ -54,6 +48,25 @@ def main() -> int:
     finally:
         sys.stdout.flush()
     return 0
+
+
+def report_to_host(ranks: Ranks, activity: Activity) -> tuple[Channel, events.Job, Store | None]:
+    """The connection to the host, what it asks for, and where the ranks have met.
+
+    The host is named by the environment, or for ranks of the user's own torchrun by rank 0 through the rendezvous
+    store. Raises HostLost when it cannot be reached or turns this rank away.
+    """
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if address:
+        channel, job = Channel.connect(address, ranks.rank, ranks.world_size, activity)
+        store = distributed.meet(ranks, MEET_SECONDS)
+        if store and ranks.is_rank_zero:
+            store.set(HOST_ADDRESS, address)
+    else:
+        store = distributed.meet(ranks, MEET_SECONDS)
+        assert store
+        channel, job = Channel.connect(store.get(HOST_ADDRESS).decode(), ranks.rank, ranks.world_size, activity)
+    return channel, job, store
 
 
 def explain(error: BaseException, ranks: Ranks, activity: Activity, lighter: str) -> events.Failed:
