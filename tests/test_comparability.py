@@ -13,9 +13,11 @@ from gpubench.comparison.comparability import (
     normalise,
     summarise_side,
 )
+from gpubench.comparison.compare import null
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
+from gpubench.errors import UsageError
 from gpubench.metrics import DEFINITIONS
 from gpubench.runs import RunRecord
 from gpubench.setting_keys import fields
@@ -268,6 +270,16 @@ def test_a_group_has_to_repeat_one_configuration() -> None:
     assert not found.comparable
     assert "the runs of exp do not repeat one configuration, precision fp32 against bf16 in c" in found.reasons[0]
     assert judge(side(run()), group, force=True).forced
+
+
+def test_what_unequal_runs_tell_of_noise_no_option_changes() -> None:
+    group = side(run("a"), run("b", settings={"precision": "bf16"}), label="exp")
+    with pytest.raises(UsageError) as refused:
+        null(group)
+    assert refused.value.message == (
+        "nothing to learn noise from: the runs of exp do not repeat one configuration, precision fp32 against bf16 in b"
+    )
+    assert refused.value.hint == "--null takes runs of one configuration"
 
 
 def test_runs_of_a_group_may_have_their_own_seed_and_length() -> None:

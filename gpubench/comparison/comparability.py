@@ -74,15 +74,19 @@ def judge(baseline: Side, candidate: Side, *, force: bool = False) -> Comparabil
     """Whether verdicts may be given; `force` gives them whatever the sides did, and the reasons say so."""
     ours, theirs = baseline.runs[0], candidate.runs[0]
     found = differences(ours, theirs)
-    against = [*_unknown_work(baseline, candidate), *_unlike_work(found)]
-    against += [reason for side in (baseline, candidate) if (reason := _disunity(side))]
+    against = _obstacles(baseline, candidate, found)
     verdict = "judged all the same, as --force asks" if force else "verdicts are withheld; --force gives them anyway"
     return Comparability(
         comparable=not against,
         forced=force and bool(against),
-        reasons=[f"{reason}: {verdict}" for reason in dict.fromkeys(against)] + _remarks(baseline, candidate, found),
+        reasons=[f"{reason}: {verdict}" for reason in against] + _remarks(baseline, candidate, found),
         differences=found,
     )
+
+
+def misfit(side: Side) -> str | None:
+    """Why the runs of a side tell nothing of one configuration, if they do not."""
+    return next(iter(_obstacles(side, side, ())), None)
 
 
 def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Difference]:
@@ -232,6 +236,12 @@ def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):
             yield key, ours.get(key), theirs.get(key)
+
+
+def _obstacles(baseline: Side, candidate: Side, found: Iterable[Difference]) -> list[str]:
+    """Why no verdict can be given: the sides did not do the same, or nobody knows."""
+    disunity = [reason for side in (baseline, candidate) if (reason := _disunity(side))]
+    return [*dict.fromkeys([*_unknown_work(baseline, candidate), *_unlike_work(found), *disunity])]
 
 
 def _unknown_work(baseline: Side, candidate: Side) -> Iterator[str]:

@@ -58,10 +58,9 @@ def compare(
 
 
 def null(side: Side, *, margin: float = DEFAULT_MARGIN) -> Noise:
-    """What the runs of one side say of its noise. Raises UsageError for fewer than two repeats."""
-    found = comparability.judge(side, side)
-    if not found.comparable:
-        raise UsageError(f"nothing to learn noise from: {found.reasons[0]}", "--null takes runs of one configuration")
+    """What the runs of one side say of its noise. Raises UsageError for several configurations, or one repeat."""
+    if misfit := comparability.misfit(side):
+        raise UsageError(f"nothing to learn noise from: {misfit}", "--null takes runs of one configuration")
     if sum(run.repeats for run in side.runs) < 2:
         raise UsageError(
             f"{side.label} has one repeat: nothing to learn noise from", "measure with --repeats 4 or more"

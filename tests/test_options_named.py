@@ -1,0 +1,70 @@
+"""What a message advises can be typed: every option that any of them names is one."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+import gpubench
+from gpubench.commands import app
+from gpubench.configuration import fields
+from gpubench.diffusion.settings import PipeSettings
+from gpubench.settings import MemorySettings, ProfileSettings, TrainSettings
+
+SETTINGS = (TrainSettings, ProfileSettings, MemorySettings, PipeSettings)
+SOURCES = Path(gpubench.__file__).parent
+OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")
+OF_OTHERS = {
+    "--nproc-per-node": "torchrun",
+    "--standalone": "torchrun",
+    "--porcelain": "git",
+    "--branch": "git",
+    "--untracked-files": "git",
+    "--section.key": "stands for any setting",
+    "--KEY": "stands for any setting",
+}
+
+
+def known() -> set[str]:
+    command = typer.main.get_command(app)
+    everywhere = [command, *getattr(command, "commands", {}).values()]
+    named = {name for one in everywhere for option in one.params for name in (*option.opts, *option.secondary_opts)}
+    keys = {key for cls in SETTINGS for key in (*fields(cls), *cls.aliases)}
+    return named | {f"--{key.replace('_', '-')}" for key in keys} | {f"--{key}" for key in keys} | {"--help"}
+
+
+def named(source: str) -> Iterator[tuple[int, str]]:
+    """Line and option of each that a string names, but for docstrings, which nobody is shown."""
+    tree = ast.parse(source)
+    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
+            for found in OPTION.finditer(node.value):
+                yield node.lineno, found.group()
+
+
+def fits(option: str, options: set[str]) -> bool:
+    """One that ends in a dot is the beginning of several, whose ends are filled in."""
+    return option.rstrip(".") in options or (option.endswith(".") and any(one.startswith(option) for one in options))
+
+
+@pytest.mark.parametrize(
+    "room", sorted({path.parent for path in SOURCES.rglob("*.py")} | {SOURCES / "commands"}), ids=lambda room: room.name
+)
+def test_every_option_that_is_named_exists(room: Path) -> None:
+    options = known() | OF_OTHERS.keys()
+    assert [
+        f"{path.name}:{line} {option}"
+        for path in sorted(room.glob("*.py"))
+        for line, option in named(path.read_text())
+        if not fits(option, options)
+    ] == []
+
+
+def test_what_does_not_exist_would_be_found() -> None:
+    source = """def f():\n    "--of-a-docstring"\n    g("use --repeats or --no-such.", f"try --training.{x}", "a--b")"""
+    assert [option for _, option in named(source)] == ["--repeats", "--no-such.", "--training."]
+    assert [option for _, option in named(source) if not fits(option, known())] == ["--no-such."]
