@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpubench.commands import options
+from gpubench.commands import options, output
 from gpubench.commands.running import carry_out, print_configurations, resolved
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
@@ -120,6 +120,10 @@ def pipe_infer(
         return
     if done and not done.missing(base.settings.work.samples):
         print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)
+        if json:
+            from gpubench.report import finished
+
+            output.write(finished.to_json(done.path), "the run directory has it all")
         return
 
     from gpubench.host import live_pipeline

@@ -1,6 +1,7 @@
 """What the reports of all commands share: a run as JSON, its frame in the terminal, its table of metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +23,19 @@ from gpubench.summary import Summary
 def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str:
     """One document: every run with its path, status, error and summary, and of two runs what `compare --json` has."""
     compared = msgspec.structs.asdict(comparisons) if comparisons else {}
-    own = {"schema_version": runs.SCHEMA_VERSION, "runs": [_document(outcome) for outcome in outcomes]}
-    return runs.to_json(own | compared)
+    return runs.to_json(document([_of_outcome(outcome) for outcome in outcomes]) | compared)
+
+
+def document(of_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What --json shows of runs, each as `of_run` has it."""
+    return {"schema_version": runs.SCHEMA_VERSION, "runs": of_runs}
+
+
+def of_run(
+    path: Path, status: str, error: Mapping[str, Any] | None, summary: Mapping[str, Any], documents: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`documents` stand beside the summary, by their names."""
+    return {"path": str(path), "status": status, "error": error, **summary, **documents}
 
 
 def show(
@@ -101,12 +113,7 @@ def half_width(metric: Metric) -> str:
     return "" if width is None or not metric.estimate else f"+- {units.percent(width)}"
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
-    error = outcome.error
-    return {
-        "path": str(outcome.recorder.writer.path),
-        "status": outcome.status,
-        "error": error.record() if error else None,
-        **msgspec.to_builtins(outcome.summary),
-        **outcome.recorder.documents(),
-    }
+def _of_outcome(outcome: Outcome) -> dict[str, Any]:
+    recorder, error = outcome.recorder, outcome.error.record() if outcome.error else None
+    summary = msgspec.to_builtins(outcome.summary)
+    return of_run(recorder.writer.path, outcome.status, error, summary, recorder.documents())

@@ -1,0 +1,90 @@
+"""A run with nothing left to make: `--resume --json` shows what the run itself showed."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+from cli import complaint
+from piped import Line
+from profiles_made import findings, profile
+from running import Finished
+
+from gpubench import events, pipe_defaults
+from gpubench.configuration import load
+from gpubench.defaults import completed
+from gpubench.diagnosis.traces import Diagnosis
+from gpubench.diffusion.settings import PipeSettings
+from gpubench.host.benchmark import Outcome
+from gpubench.host.pipe_recording import PipeRecorder
+from gpubench.report import frame
+from gpubench.runs import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
+
+CommandLine = Callable[..., Finished]
+LINE = Line((2, 3), micro_batches=4)
+LATENT = b"of a sample"
+
+
+def made(results: Path) -> Outcome:
+    """A profiled run of four samples."""
+    given = {"results": str(results), "work.samples": 4, "distributed.world_size": 2, "device": "cpu"}
+    recorder = PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), ["gpubench"])
+    recorder.begin_repeat(0, 1)
+    repeat = LINE.repeat()
+    said: list[events.Message] = [*repeat.built.values(), *finished(repeat.samples.values()), *repeat.stages.values()]
+    for event in said:
+        recorder.take(event)
+    for rank in range(2):
+        recorder.take(events.SpansMeasured(rank=rank, spans=[span for span in repeat.spans if span.rank == rank]))
+    recorder.diagnosis = Diagnosis(profile(), findings(), [])
+    recorder.writer.replace(PROFILE, recorder.diagnosis.profile)
+    recorder.writer.replace(FINDINGS, recorder.diagnosis.findings)
+    recorder.end_repeat()
+    summary = recorder.summary()
+    assert summary.metrics
+    recorder.close("completed", summary)
+    return Outcome(recorder, "completed", summary, None)
+
+
+def finished(samples: Iterable[events.Sample]) -> list[events.SampleFinished]:
+    header = b"{}"
+    latent = len(header).to_bytes(8, "little") + header + LATENT
+    digest = hashlib.sha256(LATENT).hexdigest()
+    return [
+        events.SampleFinished(
+            rank=1,
+            sample=msgspec.structs.replace(sample, sha256=digest, latent=sample_file(sample.sample, "safetensors")),
+            latent=latent,
+            image=None,
+        )
+        for sample in samples
+    ]
+
+
+def test_it_is_the_document_that_the_run_printed(command_line: CommandLine, tmp_path: Path) -> None:
+    outcome = made(tmp_path / "before")
+    path = outcome.recorder.writer.path
+    done = command_line("pipe-infer", "--resume", str(path), "--json")
+    assert (done.code, done.stderr) == (0, f"nothing to do: all 4 samples of {path} are finished\n")
+    assert done.stdout == frame.to_json([outcome], None)
+    assert not done.runs
+
+
+def test_of_a_run_that_was_killed_before_it_summed_up_it_says_that(command_line: CommandLine, tmp_path: Path) -> None:
+    path = made(tmp_path / "before").recorder.writer.path
+    for name in (SUMMARY, PROFILE, FINDINGS):
+        (path / name).unlink()
+    record = json.loads((path / RUN).read_text())
+    (path / RUN).write_text(json.dumps(record | {"status": RUNNING, "pid": 2**22 + 1}))
+    (told,) = json.loads(command_line("pipe-infer", "--resume", str(path), "--json").stdout)["runs"]
+    assert (told["path"], told["status"], told["metrics"], "profile" in told) == (str(path), "interrupted", [], False)
+
+
+def test_a_summary_that_does_not_read_is_refused(command_line: CommandLine, tmp_path: Path) -> None:
+    path = made(tmp_path / "before").recorder.writer.path
+    (path / SUMMARY).write_text("{")
+    said, advised = complaint(command_line("pipe-infer", "--resume", str(path), "--json"))
+    assert said.startswith(f"{path / SUMMARY} is damaged: ")
+    assert advised == "restore it from a copy, or leave --json out"
+    assert command_line("pipe-infer", "--resume", str(path)).code == 0
