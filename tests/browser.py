@@ -31,12 +31,23 @@ def browse(page: Path, *options: str) -> "subprocess.CompletedProcess[str]":
 
 def width_on_a_phone(source: str, folder: Path) -> int:
     """Pixels across that the page takes on a screen of PHONE: no more, or it has to be scrolled sideways."""
+    return int(_measured(source, folder, PHONE, "document.documentElement.scrollWidth"))
+
+
+def wide_tables(source: str, folder: Path, width: int) -> int:
+    """How many of the page's tables have to be scrolled sideways on a screen of `width` pixels."""
+    tables = "[...document.querySelectorAll('.table')]"
+    return int(_measured(source, folder, width, f"{tables}.filter(one => one.scrollWidth > one.clientWidth).length"))
+
+
+def _measured(source: str, folder: Path, width: int, expression: str) -> str:
+    """A number that a script finds in the page."""
     inner, outer = folder / "inner.html", folder / "outer.html"
-    inner.write_text(probed(source, "parent.document.body.dataset.wide = document.documentElement.scrollWidth"))
+    inner.write_text(probed(source, f"parent.document.body.dataset.found = {expression}"))
     # A window of the browser is never narrower than 500 pixels; a frame is.
-    frame = f'<iframe src="{inner.as_uri()}" style="width:{PHONE}px;height:900px;border:0"></iframe>'
+    frame = f'<iframe src="{inner.as_uri()}" style="width:{width}px;height:900px;border:0"></iframe>'
     outer.write_text(f"<body>{frame}")
     done = browse(outer, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--dump-dom")
-    wide = re.search(r'data-wide="(\d+)"', done.stdout)
-    assert wide
-    return int(wide[1])
+    found = re.search(r'data-found="(\d+)"', done.stdout)
+    assert found
+    return found[1]

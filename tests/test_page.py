@@ -200,7 +200,7 @@ def comparisons_of(*found: Comparison, text: str = "exp-b") -> Comparisons:
 class Page(HTMLParser):
     """Reads a page and insists on what a browser forgives: every tag closed, in order."""
 
-    VOID = {"meta", "link", "br", "hr", "img", "input"}
+    VOID = {"meta", "link", "br", "wbr", "hr", "img", "input"}
     BLOCKS = {"div", "table", "ul", "ol", "p", "figure", "section", "h1", "h2", "h3", "dl", "details"}
 
     def __init__(self, page: str) -> None:

@@ -23,6 +23,7 @@ HOLDERS = 8
 MODULES = 8
 BAR = 44  # characters
 SMALLEST_BAR = 6
+NOTABLE = 0.01  # of the largest peak: a category that never comes to it shares a column
 EXPLAINED = 60  # characters of width from which on a reason stands beside its figure
 BLOCKS = {
     "parameters": ("P", "blue"),
@@ -75,20 +76,31 @@ def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, An
 
 
 def phases(footprint: Footprint) -> Sheet:
-    """The figures behind the bars: a column for each category, the largest first."""
-    names = footprint_phrases.largest_first(phase.peak for phase in footprint.phases)
+    """The figures behind the bars: a column for each category, the largest first.
+
+    What is reserved is the peak less its context, and has none. What is the same throughout is told beneath, and small
+    categories share a column, or the table would be wider than a page.
+    """
+    peaks = [phase.peak for phase in footprint.phases]
+    names = footprint_phrases.largest_first(peaks)
+    same = [name for name in names if len({peak.get(name, 0) for peak in peaks}) == 1 < len(peaks)]
+    least = NOTABLE * footprint.most
+    small = [name for name in names if name not in same and all(peak.get(name, 0) < least for peak in peaks)]
+    together = small if len(small) > 1 else []
     rows = [
         {
             "phase": f"{footprint_phrases.STAGES[phase.stage]}, {words(phase.phase)}",
             "peak": units.size(phase.level.total),
-            "at its end": units.size(sum(phase.end.values())),
+            "at its end": units.size(_in_use(phase)),
             "allocated": "" if phase.level.reserved is None else units.size(phase.level.allocated),
-            "reserved": "" if phase.level.reserved is None else units.size(phase.level.reserved),
-            **_by_category(phase.peak, names),
+            **_by_category(phase.peak, [name for name in names if name not in (*same, *together)]),
+            "others": _size(sum(phase.peak.get(name, 0) for name in together)),
         }
         for phase in footprint.phases
     ]
-    return sheet("Phases by category", rows)
+    notes = [f"{category(name)} of {units.size(peaks[0][name])} throughout" for name in same]
+    notes += [f"others are {' and '.join(map(category, together))}"] * bool(together)
+    return sheet("Phases by category", rows, "; ".join(notes))
 
 
 def holders(footprint: Footprint) -> Sheet:
@@ -120,7 +132,11 @@ def modules(footprint: Footprint) -> Sheet:
 
 
 def _by_category(amounts: Amounts, names: Iterable[str]) -> dict[str, str]:
-    return {category(name): units.size(amounts[name]) if amounts.get(name) else "" for name in names}
+    return {category(name): _size(amounts.get(name, 0)) for name in names}
+
+
+def _size(size: int) -> str:
+    return units.size(size) if size else ""
 
 
 def _holder(holder: Holder, whole: int) -> dict[str, str]:

@@ -58,6 +58,11 @@ class Sheet:
         """Of each column, whether it holds figures, which stand right; words stand left and can be shortened."""
         return tuple(name not in TEXTS for name in self.columns)
 
+    @property
+    def brief(self) -> bool:
+        """Whether what its rows are called is short: their column can be as narrow as their longest word."""
+        return all(cell_len(row[0]) <= READABLE for row in self.rows)
+
     def __bool__(self) -> bool:
         return bool(self.rows)
 

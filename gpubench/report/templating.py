@@ -1,11 +1,13 @@
 """How pages are made from templates: escaped, complete, and with the words that all of them use."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from gpubench import __version__, units
 from gpubench.control_characters import spelled_out
@@ -13,6 +15,7 @@ from gpubench.report import finding_phrases, phrases, pipe_phrases, plain, wordi
 from gpubench.report.sheets import Sheet
 
 LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
+JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path, or of a dotted name
 
 
 @cache
@@ -42,6 +45,7 @@ def environment() -> Environment:
         standing=wording.standing,
         open_ends=phrases.note,
         short=lambda text: plain.shorten(text, LONGEST),
+        breakable=_breakable,
         code_state=_code_state,
         rests_on=wording.rests_on,
         typeset=wording.typeset,
@@ -54,6 +58,11 @@ def environment() -> Environment:
 def _visible(value: Any) -> Any:
     """A page may be read on a terminal, and shows a name as it is."""
     return type(value)(spelled_out(value)) if isinstance(value, str) else value
+
+
+def _breakable(text: str) -> Markup:
+    """A path or a dotted name, which may go on in another line behind each of its parts."""
+    return Markup("<wbr>").join(JOINT.split(plain.shorten(text, LONGEST)))
 
 
 def _known(show: Callable[..., str]) -> Callable[..., str]:
