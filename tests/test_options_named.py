@@ -10,8 +10,8 @@ import typer
 
 import gpubench
 from gpubench.commands import app
-from gpubench.configuration import fields
 from gpubench.diffusion.settings import PipeSettings
+from gpubench.setting_keys import fields
 from gpubench.settings import MemorySettings, ProfileSettings, TrainSettings
 
 SETTINGS = (TrainSettings, ProfileSettings, MemorySettings, PipeSettings)
