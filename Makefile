@@ -14,7 +14,8 @@ bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone"
+	$(BIN)/python -m pytest -m alone
 
 stress: $(VENV)/ready-for-development
 	$(BIN)/python -m pytest -m stress

@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job,
 
 
 LONGEST = (
-    "test_session", "test_pipe_bad_luck", "test_train_bench", "test_pipeline_identity", "test_memory", "test_profile",
+    "test_pipe_bad_luck", "test_train_bench", "test_pipeline_identity", "test_memory", "test_profile",
     "test_bad_luck", "test_simulations", "test_pipe_infer",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""

@@ -78,6 +78,7 @@ def finding(done: Finished, name: str) -> dict[str, Any]:
     return by_id[name]
 
 
+@pytest.mark.alone
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
@@ -90,6 +91,7 @@ def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: 
     assert found(done)["keep"] == trouble["fix"]
 
 
+@pytest.mark.alone
 def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:small", "--data", "planted:many_channels", "--data.workers=0",
