@@ -1,6 +1,6 @@
 # make bench   set everything up and run the main job
 # make test    set everything up and run every check but those of make stress: hosts killed, machines cut off, many ranks
-# make benchmarks   all benchmarks that this machine can run, and docs/benchmarks.md of what they show (under an hour)
+# make benchmarks   all benchmarks that this machine can run, and docs/benchmarks.md of what they show (about an hour)
 # The environment is .venv, built once from pyproject.toml under constraints.txt.
 
 PYTHON ?= python3
