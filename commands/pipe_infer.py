@@ -120,10 +120,7 @@ def pipe_infer(
         return
     if done and not done.missing(base.settings.work.samples):
         print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)
-        if json:
-            from gpubench.report import finished
-
-            output.write(finished.to_json(done.path), "the run directory has it all")
+        show_finished(done.path, json=json)
         return
 
     from gpubench.host import live_pipeline
@@ -139,6 +136,19 @@ def pipe_infer(
         quiet=quiet,
         verbose=verbose,
     )
+
+
+def show_finished(path: Path, *, json: bool) -> None:
+    """What the run at `path` showed. Raises what it had failed with though its samples are all there."""
+    from gpubench.errors import recorded
+    from gpubench.report import finished
+    from gpubench.runs import FAILED, Run
+
+    if json:
+        output.write(finished.to_json(path), "the run directory has it all")
+    record = Run.open(path).record
+    if record.status == FAILED and record.error:
+        raise recorded(record.error)
 
 
 def resumed(

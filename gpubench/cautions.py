@@ -29,3 +29,11 @@ def unclosed(errors: Sequence[float]) -> str | None:
     return (
         f"closure is off by {units.percent(worst)}: phases, steps and wall disagree" if worst > CLOSURE_LIMIT else None
     )
+
+
+def imprecise(reached: float | None, wanted: float) -> str | None:
+    """reached: half the interval of the throughput after the most repeats, as a fraction of it, if it has one."""
+    if reached is not None and reached <= wanted:
+        return None
+    known = "has no interval" if reached is None else f"is known to {units.percent(reached)}"
+    return f"the throughput {known}, and {units.percent(wanted)} was asked for: raise measurement.max_repeats"

@@ -20,7 +20,7 @@ The number is the exit code. They are caught in one place, `gpubench.commands`, 
 lines; any other exception is a bug and keeps its traceback.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 
@@ -104,6 +104,11 @@ def offer(names: Sequence[str]) -> str:
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
     """A hint that offers the known names nearest to `name`; nothing where none is as near as `cutoff`, 0 to 1."""
     return offer(get_close_matches(name, list(known), n=most, cutoff=cutoff))
+
+
+def recorded(record: Mapping[str, str | None]) -> GpubenchError:
+    """The error that `GpubenchError.record` described."""
+    return by_name(record.get("kind") or "")(record.get("message") or "", record.get("hint") or "")
 
 
 def by_name(name: str) -> type[GpubenchError]:

@@ -1,5 +1,6 @@
 """The worker process: meets the others, asks the host what to do, does it, and says what went wrong, if anything."""
 
+import atexit
 import faulthandler
 import logging
 import os
@@ -153,11 +154,13 @@ def _log_through(channel: Channel) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process, its work being done and told, without C++'s farewell, which takes half a second.
+    """Ends the process, its work being done and told: Python's farewell, for what a model of the user's own may have
+    registered there, and not C++'s, which takes half a second.
 
-    Of several ranks torch 2.13 was seen to abort there with gloo ("terminate called without an active exception", one
-    in five on a busy machine), and torchrun then calls the whole run failed.
+    Of several ranks torch 2.13 was seen to abort in that with gloo ("terminate called without an active exception",
+    one in five on a busy machine), and torchrun then calls the whole run failed.
     """
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -27,7 +27,6 @@ class Run:
         self.writer = SimpleNamespace(update=lambda **changes: None)
         self.closed: tuple[str, GpubenchError | None] | None = None
         self.diagnosed = 0
-        self.listening = False
 
     def throughputs(self) -> list[float]:
         return self.rates
@@ -37,9 +36,6 @@ class Run:
 
     def refutation(self, summary: Any) -> GpubenchError | None:
         return None
-
-    def listen_to_log(self, listening: bool) -> None:
-        self.listening = listening
 
     def diagnose(self) -> None:
         self.diagnosed += 1
@@ -126,24 +122,6 @@ def test_a_run_that_fails_or_times_nothing_makes_nobody_reach_for_precision(meas
     base.rates = [100.0, 101.0]
     assert [name for name, _, _ in measured([base, failing], "failing", independent=True)].count("base") == 2
     assert len(measured([Run("counts", repeats=3, measurement=precise)])) == 3
-
-
-@pytest.mark.parametrize(
-    ("rates", "known"),
-    [([100.0, 101.0], None), ([100.0, 150.0], "known to 254.1 %"), ([100.0], "without an interval"), ([], None)],
-)
-def test_a_precision_that_was_not_reached_is_said(
-    measured: Callable[..., Measured], caplog: pytest.LogCaptureFixture, rates: list[float], known: str | None
-) -> None:
-    run = Run("a", measurement={"target_precision": 0.1, "max_repeats": 2})
-    run.rates = rates
-    with caplog.at_level("WARNING", benchmark.log.name):
-        benchmark.log.addHandler(caplog.handler)
-        measured([run])
-        benchmark.log.removeHandler(caplog.handler)
-    wanted = f"after 2 repeats the throughput is {known}, not to 10.0 %: raise measurement.max_repeats"
-    assert {one.getMessage() for one in caplog.records} == ({wanted} if known else set())
-    assert run.listening is False
 
 
 def test_independent_runs_end_with_the_one_they_are_laid_beside(measured: Callable[..., Measured]) -> None:

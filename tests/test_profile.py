@@ -86,7 +86,7 @@ def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: 
     )  # fmt: skip
     trouble = finding(done, "unfused-optimizer")
     assert trouble["fix"] == {"training.optimizer_impl": "fused"}
-    decided(trouble["measured"]["outcome"], trouble["measured"])
+    decided(trouble["measured"]["outcome"], trouble["measured"]["reason"], trouble["measured"])
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
     assert found(done)["keep"] == trouble["fix"]
 
@@ -99,7 +99,7 @@ def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path)
     )  # fmt: skip
     trouble = finding(done, "layout-of-batches")
     assert trouble["fix"] == {"performance.channels_last": False}
-    decided(trouble["measured"]["outcome"], trouble["measured"])
+    decided(trouble["measured"]["outcome"], trouble["measured"]["reason"], trouble["measured"])
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
 
 

@@ -16,6 +16,7 @@ from gpubench.configuration import load
 from gpubench.defaults import completed
 from gpubench.diagnosis.traces import Diagnosis
 from gpubench.diffusion.settings import PipeSettings
+from gpubench.errors import RunFailed
 from gpubench.host.benchmark import Outcome
 from gpubench.host.pipe_recording import PipeRecorder
 from gpubench.report import frame
@@ -69,6 +70,17 @@ def test_it_is_the_document_that_the_run_printed(command_line: CommandLine, tmp_
     assert (done.code, done.stderr) == (0, f"nothing to do: all 4 samples of {path} are finished\n")
     assert done.stdout == frame.to_json([outcome], None)
     assert not done.runs
+
+
+def test_a_run_that_had_failed_with_all_its_samples_fails_again(command_line: CommandLine, tmp_path: Path) -> None:
+    path = made(tmp_path / "before").recorder.writer.path
+    record = json.loads((path / "run.json").read_text())
+    error = RunFailed("1 of 4 samples differ from the reference", "summary.json says which").record()
+    (path / "run.json").write_text(json.dumps(record | {"status": "failed", "error": error}))
+    done = command_line("pipe-infer", "--resume", str(path), "--json")
+    assert done.code == 1
+    assert done.stderr.splitlines()[-2:] == [f"error: {error['message']}", f"hint: {error['hint']}"]
+    assert json.loads(done.stdout)["runs"][0]["error"] == error
 
 
 def test_of_a_run_that_was_killed_before_it_summed_up_it_says_that(command_line: CommandLine, tmp_path: Path) -> None:

@@ -401,12 +401,12 @@ def test_what_no_phase_changes_and_what_is_small_in_all_has_no_column_of_its_own
     ]
     shown = phases(REPLACE(known, phases=found))
     assert "others" not in shown.columns, "one alone is named"
-    assert shown.rest == "context of 1 GiB throughout; inputs of 1 MiB throughout"
+    assert shown.note == "Throughout: context 1 GiB, inputs 1 MiB."
     found[0] = REPLACE(found[0], peak=found[0].peak | {"inputs": 3 * MIB})
     shown = phases(REPLACE(known, phases=found))
     assert shown.columns[-2:] == ("parameters", "others")
     assert [row[-1] for row in shown.rows] == ["3 MiB", "2 MiB"]
-    assert shown.rest == "context of 1 GiB throughout; others are inputs and buffers"
+    assert shown.note == "Throughout: context 1 GiB. Others: inputs, buffers."
     assert not phases(REPLACE(known, phases=found[:1])).rest.startswith("context"), "one phase changes nothing"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import retrieve_timesteps
 from torch import Tensor
 
 from gpubench.diffusion.scheduler_names import check_scheduler_name, parse_options, scheduler_names
@@ -109,6 +110,23 @@ def plain_loop(row: Row, latents: Tensor, generators: list[torch.Generator]) -> 
         else:
             latents = scheduler.step(output, t, latents, **extra, return_dict=False)[0]
     return latents
+
+
+@pytest.mark.parametrize("row", ROWS, ids=names)
+def test_the_schedule_is_the_one_that_pipelines_of_diffusers_set(row: Row) -> None:
+    given = {key: value for key, value in parse_options(row.options).items() if key != "eta"}
+    of_class = {"intermediate_timesteps": None} if row.scheduler == "SCMScheduler" else {}
+    timesteps, _ = retrieve_timesteps(create(row.scheduler, given, {}), row.steps, CPU, **of_class)
+    assert torch.equal(row.sampler().template.timesteps, timesteps)
+
+
+def test_sigmas_of_a_model_are_the_schedule() -> None:
+    sigmas = [1.0, 0.6, 0.3]
+    name, options = "FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}
+    timesteps, steps = retrieve_timesteps(create(name, options, {}), 3, CPU, sigmas=sigmas, mu=0.7)
+    ours = build(create(name, options, {}), 3, CPU, sigmas=sigmas, mu=0.7)
+    assert steps == ours.total == 3
+    assert torch.equal(ours.template.timesteps, timesteps)
 
 
 def noise(sampler: Sampler, seeds: list[int], dtype: torch.dtype) -> tuple[Tensor, list[torch.Generator]]:

@@ -153,6 +153,9 @@ def test_it_repeats_until_the_target_precision_or_the_cap(tmp_path: Path) -> Non
     done = gpubench("train-bench", *SMALL, *options, results=tmp_path)
     assert done.code == 0, done.stderr
     assert done.document("run.json")["repeats"] == 3
+    (missed,) = [said for said in done.document("summary.json")["warnings"] if "was asked for" in said]
+    assert missed.startswith("the throughput is known to ")
+    assert f"warning: {missed}" in done.stderr
 
 
 def test_seconds_become_steps_and_epochs_count_batches(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from gpubench import devices, runs, units
+from gpubench import devices, runs
 from gpubench.calendar import calendar
 from gpubench.configuration import Configuration
 from gpubench.defaults import local_ranks
@@ -142,9 +142,6 @@ def schedule(
             yield recorder, [number], None
         number += 1
     for recorder in recorders:
-        if id(recorder) not in failures:
-            _say_if_imprecise(recorder, number)
-    for recorder in recorders:
         if recorder.settings.profiling.enabled:
             yield recorder, [], number
 
@@ -161,26 +158,6 @@ def needs_more(recorder: Recorder[Any], done: int) -> bool:
         return False
     half_width = relative_half_width("throughput", throughputs)
     return done < 2 or half_width is None or half_width > measurement.target_precision
-
-
-def _say_if_imprecise(recorder: Recorder[Any], done: int) -> None:
-    """Names the target that `done` repeats, the most there may be, have not come to."""
-    target = recorder.settings.measurement.target_precision
-    throughputs = recorder.throughputs() if target is not None else []
-    if not throughputs:  # nothing was asked for, or nothing is timed
-        return
-    reached = relative_half_width("throughput", throughputs)
-    if reached is not None and reached <= target:
-        return
-    known = "without an interval" if reached is None else f"known to {units.percent(reached)}"
-    recorder.listen_to_log(True)
-    log.warning(
-        "after %s the throughput is %s, not to %s: raise measurement.max_repeats",
-        units.counted(done, "repeat"),
-        known,
-        units.percent(target),
-    )
-    recorder.listen_to_log(False)
 
 
 def measure(

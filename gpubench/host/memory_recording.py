@@ -77,7 +77,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
     def completed(self) -> int:
         return len({repeat for repeat, _ in self._found})
 
-    def summary(self) -> Summary:
+    def sum_up(self) -> Summary:
         """The peaks, each the largest of the ranks."""
         by_repeat = [
             [found for (repeat, _), found in self._found.items() if repeat == number]

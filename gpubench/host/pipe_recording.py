@@ -103,7 +103,7 @@ class PipeRecorder(Recorder[PipeSettings]):
             "summary.json says which, and where the first one parts",
         )
 
-    def summary(self) -> Summary:
+    def sum_up(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
         return summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus, self._crowding())
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from gpubench import events, units
+import msgspec
+
+from gpubench import cautions, events, units
 from gpubench.configuration import Configuration
 from gpubench.diagnosis.traces import Diagnosis, of_run
 from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, GpubenchError, RunFailed
+from gpubench.estimates import relative_half_width
 from gpubench.findings import Findings
 from gpubench.host.tracking import MetricLogger
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
@@ -133,8 +136,18 @@ class Recorder(ABC, Generic[S]):
         """How many repeats are complete."""
 
     @abstractmethod
+    def sum_up(self) -> Summary:
+        """What the repeats so far tell, whatever was asked of them."""
+
     def summary(self) -> Summary:
         """What can be said so far."""
+        found, wanted = self.sum_up(), self.settings.measurement
+        throughput = found.get("throughput")
+        if wanted.target_precision is None or throughput is None or self.completed() < wanted.max_repeats:
+            return found
+        reached = relative_half_width(throughput.name, throughput.repeats)
+        missed = list(filter(None, [cautions.imprecise(reached, wanted.target_precision)]))
+        return msgspec.structs.replace(found, warnings=found.warnings + missed)
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         """What a run that came to its end has shown to be wrong all the same."""
@@ -172,7 +185,7 @@ class Recorder(ABC, Generic[S]):
 
     def throughputs(self) -> list[float]:
         """One per repeat so far."""
-        metric: Metric | None = self.summary().get("throughput")
+        metric: Metric | None = self.sum_up().get("throughput")
         return metric.repeats if metric else []
 
     def documents(self) -> dict[str, Any]:

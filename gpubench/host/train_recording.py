@@ -83,7 +83,7 @@ class TrainRecorder(Recorder[TrainSettings]):
     def completed(self) -> int:
         return sum(bool(repeat.done) for repeat in self._repeats.values())
 
-    def summary(self) -> Summary:
+    def sum_up(self) -> Summary:
         assert self.settings.precision
         return summarise(
             [repeat for _, repeat in sorted(self._repeats.items())],

@@ -11,7 +11,7 @@ from typing import Any
 def quiet(*, transformers: bool = False) -> Iterator[None]:
     """Nothing but errors is heard from diffusers, its imports and deprecations included.
 
-    Nor from `transformers`, where something of it is used: to import it for a scheduler alone takes half a second.
+    With `transformers`, nor from that library: to import it for a scheduler alone takes half a second.
     """
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")

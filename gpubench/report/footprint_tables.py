@@ -98,9 +98,9 @@ def phases(footprint: Footprint) -> Sheet:
         }
         for phase in footprint.phases
     ]
-    notes = [f"{category(name)} of {units.size(peaks[0][name])} throughout" for name in same]
-    notes += [f"others are {' and '.join(map(category, together))}"] * bool(together)
-    return sheet("Phases by category", rows, "; ".join(notes))
+    notes = [("Throughout", [f"{category(name)} {units.size(peaks[0][name])}" for name in same])]
+    notes += [("Others", [category(name) for name in together])]
+    return sheet("Phases by category", rows, note=" ".join(f"{head}: {', '.join(of)}." for head, of in notes if of))
 
 
 def holders(footprint: Footprint) -> Sheet:

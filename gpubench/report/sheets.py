@@ -46,12 +46,13 @@ TEXTS = frozenset(
 
 @dataclass(frozen=True)
 class Sheet:
-    """`columns` from the one that matters most; `rest` says what was left out."""
+    """`columns` from the one that matters most; `rest` says which rows are missing, `note` which columns."""
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     rest: str = ""
+    note: str = ""
 
     @property
     def figures(self) -> tuple[bool, ...]:
@@ -67,11 +68,11 @@ class Sheet:
         return bool(self.rows)
 
 
-def sheet(title: str, rows: Sequence[Mapping[str, str]], rest: str = "") -> Sheet:
+def sheet(title: str, rows: Sequence[Mapping[str, str]], rest: str = "", note: str = "") -> Sheet:
     """Of rows by column; a column in which no row has anything is left out."""
     known = dict.fromkeys(name for row in rows for name in row)
     columns = tuple(name for name in known if any(row.get(name) for row in rows))
-    return Sheet(title, columns, [tuple(clean(row.get(name, "")) for name in columns) for row in rows], rest)
+    return Sheet(title, columns, [tuple(clean(row.get(name, "")) for name in columns) for row in rows], rest, note)
 
 
 def show(shown: Iterable[Sheet | None], console: Console) -> None:
@@ -81,6 +82,8 @@ def show(shown: Iterable[Sheet | None], console: Console) -> None:
         console.print(table(one, console.width))
         if one.rest:
             say(console, f"and {one.rest}", "dim")
+        if one.note:
+            say(console, one.note, "dim")
 
 
 def table(shown: Sheet, width: int) -> Table:
