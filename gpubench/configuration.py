@@ -194,29 +194,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
     """For each `GPUBENCH_SECTION__KEY` variable that concerns the command, the dot-key that it sets and its value.
 
-    Raises SettingsError for a variable that names no setting: pydantic-settings would pass over it in silence.
+    Capitals or not is the same. Raises SettingsError for a variable that names no setting of any command.
     """
-    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
-    from pydantic_settings import SettingsError as SourceError
-
-    variables = {}
-    for name in os.environ:
-        if name.startswith(ENVIRONMENT_PREFIX):
-            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    own, found = fields(cls), {}
+    for name, value in os.environ.items():
+        if name.upper().startswith(ENVIRONMENT_PREFIX):
+            key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
             if not any(key in fields(command) for command in COMMANDS.values()):  # the environment is not made for one
                 hint = _variable(cls, nearest(cls, key))
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
-            variables[key] = name
-
-    class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
-        model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
-
-    try:
-        found = flatten(EnvSettingsSource(Sources)())
-    except SourceError as error:
-        raise SettingsError(f"environment: {error}", SHOWN_BY) from None
-    own = fields(cls)
-    return {variables[key]: {key: value} for key, value in found.items() if key in own}
+            if key in own:
+                found[name] = {key: value}
+    return found
 
 
 def _variable(cls: type[RunSettings], hint: str) -> str:

@@ -266,3 +266,11 @@ def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed:
     )
     document = yaml.safe_load(Configuration(wanted, {}).to_yaml())
     assert TrainSettings.model_validate(document) == wanted
+
+
+@pytest.mark.parametrize("variable", ["gpubench_seed", "GpuBench_Seed", "GPUBENCH_training__STEPS"])
+def test_a_variable_counts_in_capitals_or_not(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "7")
+    loaded = load(TrainSettings)
+    assert 7 in (loaded.settings.seed, loaded.settings.training.steps)
+    assert list(loaded.origins.values()) == [variable]
