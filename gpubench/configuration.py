@@ -20,7 +20,7 @@ from gpubench.configs import presets
 from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.origins import COMMAND_LINE, source, told
-from gpubench.run_settings import is_of_a_run, taken
+from gpubench.run_settings import is_of_a_run, repeats, taken
 from gpubench.setting_keys import COMMANDS, SHOWN_BY, canonical, command_of, fields, nearest, owners
 from gpubench.settings import RunSettings
 from gpubench.units import listed
@@ -68,7 +68,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
 
     `config` names a preset or a YAML file; `overrides` are the command line's, by dot-key or alias. A finished run's
     config.yaml is complete, so the environment is left out and the run is reproduced; to another command it says what
-    was run (see `run_settings.taken`).
+    was run (see `run_settings.taken`), and the environment has a say in the rest.
 
     Raises SettingsError for an unknown key at any depth (naming the nearest valid one), a value of the wrong type or
     out of range, and a file that is missing or not YAML.
@@ -77,8 +77,9 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     path = None if config is None else find_config(config)
     if path:
         layers.append((str(config), taken(cls, read_settings(path), str(config), path)))
-    if not (path and is_of_a_run(path)):
-        layers += environment(cls).items()
+    if not (path and repeats(cls, path)):
+        said = {canonical(cls, key) for _, layer in layers for key in layer} if path and is_of_a_run(path) else set()
+        layers += [(name, layer) for name, layer in environment(cls).items() if said.isdisjoint(layer)]
     layers.append((COMMAND_LINE, overrides or {}))
 
     values: dict[str, Any] = {}

@@ -28,6 +28,12 @@ def writer_of(path: Path) -> str | None:
     return written if isinstance(written, str) and written in COMMANDS else None
 
 
+def repeats(cls: type[RunSettings], path: Path) -> bool:
+    """Whether the command of `cls` would run again what the file is of: a run of its own, or of one not told."""
+    mine = command_of(cls)
+    return is_of_a_run(path) and (writer_of(path) or mine) == mine
+
+
 def taken(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     """The settings in the file `path`, called `name` by the user, that concern the command of `cls`.
 

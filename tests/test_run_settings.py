@@ -60,6 +60,19 @@ def test_what_its_user_chose_is_taken_over(command_line: CommandLine, writer: st
     assert (taken["experiment"], taken["measurement.repeats"]) == ("mine", 7)
 
 
+def test_variables_say_what_the_run_of_another_command_leaves_open(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(command_line, "train-bench", "--seed=5")
+    for variable in ("MEMORY__STEPS", "MEASUREMENT__REPEATS", "SEED", "TRAINING__BATCH_SIZE"):
+        monkeypatch.setenv(f"GPUBENCH_{variable}", "9")
+    found = read(command_line, "memory")
+    assert (found["memory.steps"], found["measurement.repeats"], found["seed"]) == (9, 9, 5)
+    assert found["training.batch_size"] != 9
+    own = read(command_line, "train-bench")
+    assert (own["measurement.repeats"], own["seed"]) == (3, 5)
+
+
 def test_the_experiment_of_trials_stays_theirs(command_line: CommandLine) -> None:
     written(command_line, "train-bench", "--experiment", "profile-verify")
     assert read(command_line, "train-bench")["experiment"] == "profile-verify"
