@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from gpubench import foreign_files, yaml_text
 from gpubench.configs import presets
-from gpubench.dotkeys import flatten, nest
+from gpubench.dotkeys import FORMER, flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.origins import COMMAND_LINE, source, told
 from gpubench.run_settings import is_of_a_run, repeats, taken
@@ -201,6 +201,7 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
     for name, value in os.environ.items():
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
+            key = FORMER.get(key, key)
             if not any(key in fields(command) for command in COMMANDS.values()):  # the environment is not made for one
                 hint = _variable(cls, nearest(cls, key))
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)

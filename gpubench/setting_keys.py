@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pydantic.fields import FieldInfo
 
 from gpubench.diffusion.settings import PipeSettings
+from gpubench.dotkeys import FORMER
 from gpubench.errors import did_you_mean, offer
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section, TrainSettings
 
@@ -19,8 +20,8 @@ SHOWN_BY = "--print-config shows every setting"
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:
-    """The dot-key behind an alias."""
-    return cls.aliases.get(key, key)
+    """The dot-key behind an alias, or behind a former name."""
+    return cls.aliases.get(key, FORMER.get(key, key))
 
 
 def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
@@ -54,6 +55,9 @@ def nearest(cls: type[RunSettings], key: str) -> str:
     """A hint that offers the valid key closest to `key`."""
     known = [*fields(cls), *cls.aliases]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    renamed = {former.rpartition(".")[2]: name for former, name in FORMER.items() if name in known}
+    if key in renamed:
+        return offer([renamed[key]])
     if near := did_you_mean(key, known):
         return near
     close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)
