@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.configs import presets
-from gpubench.errors import SettingsError, UsageError
+from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.zoo import MODELS
 
@@ -101,13 +101,11 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
     """Raises UsageError for options that only a run can follow where `file` is read, the option that names it, and
     SettingsError for those that nobody knows."""
-    from gpubench.configuration import parse_unknown_overrides
-    from gpubench.setting_keys import canonical, fields, nearest
+    from gpubench.configuration import parse_unknown_overrides, refuse_unknown
+    from gpubench.setting_keys import canonical
 
     settings = parse_unknown_overrides(ctx.args)
-    for key in settings:
-        if canonical(cls, key) not in fields(cls):
-            raise SettingsError(f"unknown setting {key!r}", nearest(cls, key))
+    refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
     for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"
         raise UsageError(

@@ -21,7 +21,7 @@ from gpubench.dotkeys import FORMER, flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.origins import COMMAND_LINE, source, told
 from gpubench.run_settings import is_of_a_run, repeats, taken
-from gpubench.setting_keys import COMMANDS, SHOWN_BY, canonical, command_of, fields, nearest, owners
+from gpubench.setting_keys import COMMANDS, SHOWN_BY, canonical, command_of, fields, nearest, owners, section
 from gpubench.settings import RunSettings
 from gpubench.units import listed
 
@@ -144,23 +144,26 @@ def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> di
 
 
 def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
-    known = fields(cls)
-    for key, value in values.items():
-        if key not in known:
-            origin = source(origins.get(key))
-            if inside := [name for name in known if name.startswith(f"{key}.")]:
-                raise SettingsError(
-                    f"{key} = {value!r}: a section of settings takes no value{origin}", f"for example {inside[0]}"
-                )
-            if others := owners(key):
-                said = f"{key!r} is a setting of {listed(others)}, not of {command_of(cls)}{origin}"
-                raise SettingsError(said, f"leave it out, or use gpubench {others[0]}")
-            raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key))
+    refuse_unknown(cls, values, origins)
     try:
         return cls.model_validate(nest(values))
     except ValidationError as error:
         problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
         raise SettingsError("; ".join(problems), SHOWN_BY) from None
+
+
+def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raises SettingsError for a dot-key that the command has not."""
+    known = fields(cls)
+    for key in (key for key in values if key not in known):
+        origin = source(origins.get(key))
+        if inside := section(cls, key):
+            said = f"{key} = {values[key]!r}: a section of settings takes no value{origin}"
+            raise SettingsError(said, f"for example {inside[0]}")
+        if others := owners(key):
+            said = f"{key!r} is a setting of {listed(others)}, not of {command_of(cls)}{origin}"
+            raise SettingsError(said, f"leave it out, or use gpubench {others[0]}")
+        raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key))
 
 
 def find_config(name: str) -> Path:

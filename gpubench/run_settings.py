@@ -7,7 +7,7 @@ from typing import Any
 
 from gpubench import foreign_files
 from gpubench.errors import SettingsError
-from gpubench.setting_keys import COMMANDS, alike, canonical, command_of, fields, owners
+from gpubench.setting_keys import COMMANDS, alike, canonical, command_of, fields, owners, section
 from gpubench.settings import RunSettings
 
 RUN_FILE = "run.json"
@@ -48,13 +48,14 @@ def taken(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Pa
     return {
         key: value
         for key, value in values.items()
-        if not _of_another(cls, key) and (writer == mine or not _default_of(COMMANDS[writer], cls, key, value))
+        if not _of_another(cls, key, value) and (writer == mine or not _default_of(COMMANDS[writer], cls, key, value))
     }
 
 
-def _of_another(cls: type[RunSettings], key: str) -> bool:
-    """Whether a command alike has it, and this one has not."""
-    having = owners(key)
+def _of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
+    """Whether a command alike has it, and this one has not: a setting, or a section with nothing in it."""
+    empty = value is None and not section(cls, key)
+    having = owners(key) or [command for command, other in COMMANDS.items() if empty and section(other, key)]
     return command_of(cls) not in having and any(alike(cls, COMMANDS[command]) for command in having)
 
 

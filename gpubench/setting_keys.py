@@ -37,6 +37,11 @@ def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
     return found
 
 
+def section(cls: type[RunSettings], name: str) -> list[str]:
+    """The dot-keys below the section of this name; none where the command has no such section."""
+    return [key for key in fields(cls) if key.startswith(f"{name}.")]
+
+
 def owners(key: str) -> list[str]:
     """The commands that have a setting of this dot-key or alias."""
     return [command for command, cls in COMMANDS.items() if canonical(cls, key) in fields(cls)]
@@ -52,7 +57,10 @@ def alike(cls: type[RunSettings], other: type[RunSettings]) -> bool:
 
 
 def nearest(cls: type[RunSettings], key: str) -> str:
-    """A hint that offers the valid key closest to `key`."""
+    """A hint that offers the valid key closest to `key`; in a section that only other commands have, closest there."""
+    name, dot, _ = key.rpartition(".")
+    if dot and not section(cls, name):
+        cls = next((other for other in COMMANDS.values() if section(other, name)), cls)
     known = [*fields(cls), *cls.aliases]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     renamed = {former.rpartition(".")[2]: name for former, name in FORMER.items() if name in known}

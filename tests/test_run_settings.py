@@ -115,7 +115,10 @@ def test_one_file_serves_all_commands_that_train(command_line: CommandLine) -> N
         ("train-bench", "sampling: {steps: 5}", "'sampling.steps' is a setting of pipe-infer, not of", "pipe-infer"),
         ("pipe-infer", "memory: {steps: 5}", "'memory.steps' is a setting of memory, not of pipe-infer", "memory"),
         ("memory", "unet: dummy", "'unet' is a setting of pipe-infer, not of memory", "use gpubench pipe-infer"),
-        ("train-bench", "memory: {stps: 5}", "unknown setting 'memory.stps'", "did you mean"),
+        ("train-bench", "memory: {stps: 5}", "unknown setting 'memory.stps'", "did you mean 'memory.steps'?"),
+        ("train-bench", "memory: 5", "unknown setting 'memory'", "did you mean"),
+        ("train-bench", "sampling:", "unknown setting 'sampling'", "did you mean"),
+        ("memory", "profiling: {activ: 5}", "unknown setting 'profiling.activ'", "did you mean 'profiling.active'?"),
     ],
 )
 def test_what_a_file_sets_of_other_work_is_refused(
@@ -150,6 +153,19 @@ def test_a_variable_may_have_a_former_name_and_an_option_is_told_the_new_one(
     assert command_line("train-bench", "--device", "cpu", "--print-config").code == 0
 
 
+def test_an_empty_section_of_a_command_alike_is_left_aside(command_line: CommandLine) -> None:
+    Path("mine.yaml").write_text("seed: 7\nmemory:\n")
+    assert read(command_line, "train-bench", "--device=cpu", config="mine.yaml")["seed"] == 7
+
+
 def test_what_the_command_line_sets_of_another_command_is_refused_with_its_name(command_line: CommandLine) -> None:
     said = complaint(command_line("train-bench", "--memory.steps=5"))
     assert said == ("'memory.steps' is a setting of memory, not of train-bench", "leave it out, or use gpubench memory")
+
+
+@pytest.mark.parametrize("file", ["--snapshot", "--trace"])
+def test_beside_a_file_too_a_setting_of_another_command_is_refused_with_its_name(
+    command_line: CommandLine, file: str
+) -> None:
+    said = complaint(command_line("memory", file, "x", "--profiling.enabled=true"))
+    assert said[0] == "'profiling.enabled' is a setting of train-bench, profile and pipe-infer, not of memory"
