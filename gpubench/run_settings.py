@@ -7,21 +7,19 @@ from typing import Any
 
 from gpubench import foreign_files
 from gpubench.errors import SettingsError
+from gpubench.run_names import RUN, TRIALS
 from gpubench.setting_keys import COMMANDS, alike, canonical, command_of, fields, owners, section
 from gpubench.settings import RunSettings
 
-RUN_FILE = "run.json"
-"""A config.yaml beside one is a run's. It is that of `gpubench.runs`, which would load the host's libraries."""
-
 
 def is_of_a_run(path: Path) -> bool:
-    return path.with_name(RUN_FILE).exists()
+    return path.with_name(RUN).exists()
 
 
 def writer_of(path: Path) -> str | None:
     """The command whose run a file lies in; None for a file of no run, or of one that does not tell."""
     try:
-        record = json.loads(foreign_files.content(path.with_name(RUN_FILE)))
+        record = json.loads(foreign_files.content(path.with_name(RUN)))
     except (OSError, ValueError, RecursionError):
         return None
     written = record.get("command") if isinstance(record, dict) else None
@@ -45,11 +43,19 @@ def taken(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Pa
     if not alike(cls, COMMANDS[writer]):
         said = f"{name} is of a run of {writer}, which {mine} cannot run"
         raise SettingsError(said, f"gpubench {writer} --config {name}")
-    return {
-        key: value
-        for key, value in values.items()
-        if not _of_another(cls, key, value) and (writer == mine or not _default_of(COMMANDS[writer], cls, key, value))
-    }
+    own = {key: value for key, value in values.items() if not _of_another(cls, key, value)}
+    if writer == mine:
+        return own
+    if "experiment" in own:
+        own["experiment"] = _tried(writer, str(own["experiment"]))
+    return {key: value for key, value in own.items() if not _default_of(COMMANDS[writer], cls, key, value)}
+
+
+def _tried(writer: str, experiment: str) -> str:
+    """The experiment whose fixes were tried in this one; the writer's default where that was a command's."""
+    base = experiment.removesuffix(TRIALS) or experiment
+    defaults = {command: fields(cls)["experiment"].get_default() for command, cls in COMMANDS.items()}
+    return str(defaults[writer]) if base != experiment and base in defaults.values() else base
 
 
 def _of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
@@ -60,9 +66,7 @@ def _of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
 
 
 def _default_of(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
-    from gpubench.runs import TRIALS
-
     theirs, ours = (fields(cls).get(canonical(cls, key)) for cls in (writer, reader))
     if theirs is None or ours is None or theirs.get_default() == ours.get_default():
         return False
-    return bool(value == theirs.get_default()) or (key == "experiment" and str(value).endswith(TRIALS))
+    return bool(value == theirs.get_default())

@@ -20,6 +20,7 @@ import psutil
 
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.run_names import RUN as RUN
 
 SCHEMA_VERSION = 3
 # 1: first.
@@ -27,7 +28,6 @@ SCHEMA_VERSION = 3
 #    report.html, profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
 # 3: memory.json, batch_sizes.json, trades.json and snapshots of the CUDA allocator came.
 
-RUN = "run.json"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 STEPS = "steps.jsonl"
@@ -49,8 +49,6 @@ MEMORY = "memory.json"
 BATCH_SIZES = "batch_sizes.json"
 TRADES = "trades.json"
 
-TRIALS = "-verify"
-"""Ends the name of an experiment of runs that try the fixes of another."""
 TRACES = "profiler_traces"
 SAMPLE_FOLDER = "samples"
 LATENT, IMAGE = "safetensors", "png"  # suffixes in there

@@ -73,10 +73,11 @@ def test_variables_say_what_the_run_of_another_command_leaves_open(
     assert (own["measurement.repeats"], own["seed"]) == (3, 5)
 
 
-def test_the_experiment_of_trials_stays_theirs(command_line: CommandLine) -> None:
-    written(command_line, "train-bench", "--experiment", "profile-verify")
-    assert read(command_line, "train-bench")["experiment"] == "profile-verify"
-    assert read(command_line, "profile")["experiment"] == "profile"
+@pytest.mark.parametrize(("trials", "tried"), [("profile-verify", "memory"), ("nightly-verify", "nightly")])
+def test_the_experiment_of_trials_stays_theirs(command_line: CommandLine, trials: str, tried: str) -> None:
+    written(command_line, "train-bench", "--experiment", trials)
+    assert read(command_line, "train-bench")["experiment"] == trials
+    assert read(command_line, "memory")["experiment"] == tried
 
 
 @pytest.mark.parametrize("reader", TRAINING)

@@ -11,7 +11,8 @@ from gpubench.comparison.evidence import DAMAGED, RunEvidence, Side, open_run
 from gpubench.comparison.foreign import SUFFIXES, Column, open_log
 from gpubench.comparison.sampling import WELL_KNOWN
 from gpubench.errors import GpubenchError, RunDirectoryError, offer
-from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY, TRIALS
+from gpubench.run_names import TRIALS
+from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
 LATEST = re.compile(r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?")

@@ -12,7 +12,7 @@ from gpubench.errors import GpubenchError, Interrupted
 from gpubench.host.benchmark import Outcome
 from gpubench.logs import MODIFIABLE
 from gpubench.report.finding_phrases import options
-from gpubench.runs import TRIALS
+from gpubench.run_names import TRIALS
 
 FIX = "the fix of a finding"
 TRIAL = "a trial"
