@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubench.commands.running import measured
-from gpubench.errors import GpubenchError, Interrupted
+from gpubench.errors import GpubenchError, Interrupted, SettingsError
 
 if TYPE_CHECKING:
     from gpubench.comparison.result import Comparisons
@@ -21,9 +21,17 @@ T = TypeVar("T")
 
 def check(run: "Configuration[Any]") -> None:
     """Raises SettingsError where the runs that try fixes could have no folder, before the one to be mended is run."""
-    from gpubench.trying.bench import as_it_was
+    from gpubench.origins import source
+    from gpubench.run_names import TRIALS
+    from gpubench.settings import MOST_OF_A_NAME
 
-    as_it_was(run, {})
+    name, most = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
+    if (size := len(name.encode())) > most:
+        raise SettingsError(
+            f"experiment: {name!r} takes {size} bytes, and at most {most} where trials are run in a folder beside it "
+            f"that adds {TRIALS}{source(run.origins.get('experiment'))}",
+            f"give an --experiment of at most {most} bytes",
+        )
 
 
 def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:

@@ -10,9 +10,12 @@ COMMAND_LINE = "command line"
 FILLED_IN = "default: "
 """Begins the origin of what nobody gave; the reason follows."""
 
+THE_RUN, FIX, TRIAL = "the run", "the fix of a finding", "a trial"
+"""Origins in a run that tries a fix: of what is as it was, of the fix, and of what every such run changes."""
+
 
 def source(origin: str | None) -> str:
-    """As "(from mine.yaml)" behind a space; nothing for the command line, and for what nobody gave."""
+    """As "(from mine.yaml)" behind a space; nothing for the command line, what nobody gave, what a trial changes."""
     return f" (from {origin})" if _elsewhere(origin) else ""
 
 
@@ -46,7 +49,8 @@ def about(key: str) -> Iterator[None]:
 
 
 def _elsewhere(origin: str | None) -> bool:
-    return origin is not None and origin != COMMAND_LINE and not origin.startswith(FILLED_IN)
+    nowhere = (None, COMMAND_LINE, THE_RUN, FIX, TRIAL)
+    return origin not in nowhere and not str(origin).startswith(FILLED_IN)
 
 
 def _names(message: str, key: str) -> bool:

@@ -7,7 +7,8 @@ import pytest
 from cli import complaint
 from running import Finished
 
-from gpubench.origins import told
+from gpubench.errors import DeviceError
+from gpubench.origins import FIX, THE_RUN, TRIAL, telling, told
 
 CommandLine = Callable[..., Finished]
 
@@ -86,3 +87,10 @@ def test_only_settings_that_a_message_names_are_told(message: str, behind: str) 
         "training.steps": "command line",
     }
     assert told(message, origins) == message + behind
+
+
+@pytest.mark.parametrize("origin", [FIX, THE_RUN, TRIAL])
+def test_why_a_fix_cannot_be_tried_is_told_without_the_trial(origin: str) -> None:
+    with pytest.raises(DeviceError) as refusal, telling({"data.workers": origin, "precision": origin}):
+        raise DeviceError("data.workers=9 is more than there are")
+    assert refusal.value.message == "data.workers=9 is more than there are"

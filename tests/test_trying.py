@@ -51,12 +51,16 @@ def test_what_was_tried_before_a_failure_is_kept_as_it_is(tmp_path: Path) -> Non
     [("profile", "--verify"), ("memory", "--verify"), ("memory", "--find-batch-size", "--device-memory", "1GiB")],
 )
 def test_an_experiment_whose_trials_would_have_too_long_a_name_is_refused_at_once(
-    command_line: Callable[..., Finished], arguments: tuple[str, ...]
+    command_line: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     common = (*arguments, "--device", "cpu", "--print-config")
     assert command_line(*common, "--experiment", "x" * 113).code == 0
-    said, _ = complaint(command_line(*common, "--experiment", "x" * 114))
-    name = "x" * 114 + "-verify"
-    assert said == f"experiment: '{name}' takes 121 bytes, and a folder's name at most 120 here (from a trial)"
+    monkeypatch.setenv("GPUBENCH_EXPERIMENT", "x" * 114)
+    said, hint = complaint(command_line(*common))
+    assert said == (
+        f"experiment: '{'x' * 114}' takes 114 bytes, and at most 113 where trials are run in a folder beside it that "
+        "adds -verify (from GPUBENCH_EXPERIMENT)"
+    )
+    assert hint == "give an --experiment of at most 113 bytes"
     once = [argument for argument in common if argument not in ("--verify", "--find-batch-size")]
     assert command_line(*once, "--experiment", "x" * 114).code == 0

@@ -11,11 +11,9 @@ from gpubench.dotkeys import flatten
 from gpubench.errors import GpubenchError, Interrupted
 from gpubench.host.benchmark import Outcome
 from gpubench.logs import MODIFIABLE
+from gpubench.origins import FIX, THE_RUN, TRIAL
 from gpubench.report.finding_phrases import options
 from gpubench.run_names import TRIALS
-
-FIX = "the fix of a finding"
-TRIAL = "a trial"
 
 log = logging.getLogger("gpubench.trying")
 
@@ -39,7 +37,7 @@ class Bench:
 def as_it_was(run: Configuration[Any], changes: Mapping[str, Any]) -> Configuration[Any]:
     """The run without gaps, to be changed; in an experiment of its own, so that no trial is taken for the run."""
     settings = run.settings
-    given = Configuration(settings, dict.fromkeys(flatten(settings.model_dump()), "the run"))
+    given = Configuration(settings, dict.fromkeys(flatten(settings.model_dump()), THE_RUN))
     return given.with_overrides({"experiment": settings.experiment + TRIALS} | dict(changes), TRIAL)
 
 
