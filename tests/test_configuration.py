@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpubench.commands import app
 from gpubench.configuration import (
     Configuration,
     apply_overrides,
@@ -16,8 +18,8 @@ from gpubench.configuration import (
     parse_unknown_overrides,
 )
 from gpubench.errors import SettingsError, UsageError
-from gpubench.setting_keys import fields
-from gpubench.settings import TrainSettings
+from gpubench.setting_keys import COMMANDS, fields
+from gpubench.settings import RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:
@@ -266,6 +268,14 @@ def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed:
     )
     document = yaml.safe_load(Configuration(wanted, {}).to_yaml())
     assert TrainSettings.model_validate(document) == wanted
+
+
+def test_every_command_that_has_settings_is_known_by_them() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    has_settings = {name for name, one in commands.items() if any("--print-config" in each.opts for each in one.params)}
+    assert has_settings == COMMANDS.keys()
+    assert len(set(COMMANDS.values())) == len(COMMANDS), "a class does not tell whose it is"
+    assert all(issubclass(cls, RunSettings) for cls in COMMANDS.values())
 
 
 @pytest.mark.parametrize("variable", ["gpubench_seed", "GpuBench_Seed", "GPUBENCH_training__STEPS"])

@@ -10,11 +10,8 @@ import typer
 
 import gpubench
 from gpubench.commands import app
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.setting_keys import fields
-from gpubench.settings import MemorySettings, ProfileSettings, TrainSettings
+from gpubench.setting_keys import COMMANDS, fields
 
-SETTINGS = (TrainSettings, ProfileSettings, MemorySettings, PipeSettings)
 SOURCES = Path(gpubench.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")
 OF_OTHERS = {
@@ -32,7 +29,7 @@ def known() -> set[str]:
     command = typer.main.get_command(app)
     everywhere = [command, *getattr(command, "commands", {}).values()]
     named = {name for one in everywhere for option in one.params for name in (*option.opts, *option.secondary_opts)}
-    keys = {key for cls in SETTINGS for key in (*fields(cls), *cls.aliases)}
+    keys = {key for cls in COMMANDS.values() for key in (*fields(cls), *cls.aliases)}
     return named | {f"--{key.replace('_', '-')}" for key in keys} | {f"--{key}" for key in keys} | {"--help"}
 
 

@@ -19,13 +19,11 @@ from traces_made import launched, slice_, step, write
 
 import gpubench as package
 from gpubench import runs
-from gpubench.diffusion.settings import PipeSettings
 from gpubench.environment import SECRETIVE
 from gpubench.events import Sample
 from gpubench.host.door import listen, private_folder
 from gpubench.report import plain
-from gpubench.setting_keys import fields
-from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, TrainSettings
+from gpubench.setting_keys import COMMANDS, fields
 from gpubench.terminal import Terminal
 
 CommandLine = Callable[..., Finished]
@@ -96,8 +94,7 @@ def test_markup_is_made_of_text_in_the_source_and_pages_escape_all_else() -> Non
 
 
 def test_no_setting_is_a_secret() -> None:
-    kinds: tuple[type[RunSettings], ...] = (TrainSettings, ProfileSettings, MemorySettings, PipeSettings)
-    names = {name for kind in kinds for name in fields(kind)}
+    names = {name for kind in COMMANDS.values() for name in fields(kind)}
     parts = {part for name in names for part in re.split(r"[._]", name.upper())}
     assert not parts & {*SECRETIVE, "PASSWORD", "CREDENTIALS"}
 
