@@ -162,12 +162,12 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
         ),
         (
             launched_by_torchrun() and predicting,
-            "a prediction is made by one process for all ranks, and torchrun started several",
+            "memory.predict=true: one process predicts for all ranks, and torchrun started several",
             "run it without torchrun, with --world-size",
         ),
         (
             launched_by_torchrun() and (verify or finding),
-            "--verify and --find-batch-size start fresh processes, which torchrun does not",
+            ("--verify" if verify else "memory.find_batch_size=true") + " starts fresh processes; torchrun does not",
             "run it without torchrun, with --world-size",
         ),
         (

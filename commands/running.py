@@ -23,9 +23,12 @@ def resolved(
     """The configuration without gaps, and the other one of `--vs`. May refuse, so before a run directory is made."""
     from gpubench.configuration import parse_assignments
     from gpubench.defaults import completed
+    from gpubench.origins import told
 
-    if launched_by_torchrun() and base.settings.measurement.target_precision is not None:
-        raise UsageError("a target precision takes fresh processes, which torchrun does not start", "use --repeats")
+    precision = base.settings.measurement.target_precision
+    if launched_by_torchrun() and precision is not None:
+        said = "a target precision takes fresh processes, which torchrun does not start"
+        raise UsageError(told(f"{said}: measurement.target_precision={precision}", base.origins), "use --repeats")
     if launched_by_torchrun() and vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]

@@ -230,7 +230,8 @@ class ProfilingSettings(Section):
         needed = f"wait {self.wait} + (warmup {self.warmup} + active {self.active}) x (repeat {self.repeat} + 1)"
         return (
             f"profiling takes {needed} = {self.units} {self.unit}s, and the run has {units} ({source}): "
-            f"{self.units - units} more are needed"
+            f"{self.units - units} more are needed, or less of profiling.wait, profiling.warmup, profiling.active and "
+            "profiling.repeat"
         )
 
 

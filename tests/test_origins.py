@@ -49,6 +49,37 @@ def test_a_variable_that_reaches_the_wrong_command_is_named(
     assert error.endswith(f"(from GPUBENCH_{variable})")
 
 
+@pytest.mark.parametrize(
+    ("command", "variable", "value", "said"),
+    [
+        ("train-bench", "MEASUREMENT__TARGET_PRECISION", "1%", "a target precision takes fresh processes"),
+        ("memory", "MEMORY__PREDICT", "true", "memory.predict=true: one process predicts for all ranks"),
+        ("memory", "MEMORY__FIND_BATCH_SIZE", "true", "memory.find_batch_size=true starts fresh processes"),
+    ],
+)
+def test_a_variable_that_torchrun_does_not_go_with_is_named(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, variable: str, value: str, said: str
+) -> None:
+    for name, given in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, given)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv(f"GPUBENCH_{variable}", value)
+    error, _ = complaint(command_line(command, "--device", "cpu"))
+    assert error.startswith(said)
+    assert error.endswith(f"(from GPUBENCH_{variable})")
+
+
+def test_a_schedule_that_is_too_long_names_the_variable_that_made_it_so(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUBENCH_PROFILING__WAIT", "500")
+    error, _ = complaint(command_line("profile", "--device", "cpu", "--steps", "20"))
+    assert "profiling takes wait 500 + " in error
+    assert error.endswith("(profiling.wait from GPUBENCH_PROFILING__WAIT)")
+
+
 def test_settings_that_contradict_each_other_are_told_with_the_source_of_each(
     command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
