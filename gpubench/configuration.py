@@ -198,19 +198,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
     """For each `GPUBENCH_SECTION__KEY` variable that concerns the command, the dot-key that it sets and its value.
 
-    Capitals or not is the same. Raises SettingsError for a variable that names no setting of any command.
+    Capitals or not is the same. Raises SettingsError for a variable that names no setting of any command:
+    pydantic-settings would pass over it in silence.
     """
-    own, found = fields(cls), {}
-    for name, value in os.environ.items():
+    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+    from pydantic_settings import SettingsError as SourceError
+
+    variables = {}
+    for name in os.environ:
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
-            key = FORMER.get(key, key)
-            if not any(key in fields(command) for command in COMMANDS.values()):  # the environment is not made for one
+            named = FORMER.get(key, key)
+            if not any(named in fields(command) for command in COMMANDS.values()):  # it is not made for one command
                 hint = _variable(cls, nearest(cls, key))
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
-            if key in own:
-                found[name] = {key: value}
-    return found
+            variables[named] = name
+
+    class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
+        model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
+
+    try:
+        found = {FORMER.get(key, key): value for key, value in flatten(EnvSettingsSource(Sources)()).items()}
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}", SHOWN_BY) from None
+    own = fields(cls)
+    return {variables[key]: {key: value} for key, value in found.items() if key in own}
 
 
 def _variable(cls: type[RunSettings], hint: str) -> str:

@@ -16,7 +16,7 @@ try:
 finally:
     print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
 """
-HEAVY = {"torch", "transformers", "diffusers", "numpy", "scipy", "msgspec", "yaml"}
+HEAVY = {"torch", "transformers", "diffusers", "numpy", "scipy", "msgspec", "yaml", "pydantic_settings"}
 
 
 def gpubench(folder: Path, *arguments: str, **known: str) -> subprocess.CompletedProcess[str]:

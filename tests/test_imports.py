@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 WORKER_SIDE = {"torch", "transformers", "diffusers", "tensorboard", "wandb"}
-SETTINGS = {"yaml"}
+SETTINGS = {"pydantic_settings", "yaml"}
 HOST = {"numpy", "scipy", "msgspec"}
 
 SCRIPT = """
@@ -47,10 +47,10 @@ def test_the_host_starts_without_torch() -> None:
     assert {"torch", "transformers", "diffusers"}.isdisjoint(done.stdout.split())
 
 
-def test_compare_loads_neither_torch_nor_the_live_view(finished_run: Path) -> None:
+def test_compare_loads_neither_torch_nor_settings_nor_the_live_view(finished_run: Path) -> None:
     arguments = ["compare", str(finished_run), str(finished_run), "--json"]  # refused when all is read and loaded
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
     word, exited, *loaded = done.stderr.splitlines()[-1].split()
     assert (word, exited) == ("code", "2")
     assert "scipy" in loaded
-    assert (WORKER_SIDE | {"jinja2"}).isdisjoint(loaded)
+    assert (WORKER_SIDE | {"pydantic_settings", "jinja2"}).isdisjoint(loaded)
