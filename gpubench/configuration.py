@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from gpubench import foreign_files, yaml_text
 from gpubench.configs import presets
-from gpubench.dotkeys import FORMER, flatten, nest
+from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.origins import COMMAND_LINE, source, told
 from gpubench.run_settings import is_of_a_run, repeats, taken
@@ -208,17 +208,16 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
     for name in os.environ:
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
-            named = FORMER.get(key, key)
-            if not any(named in fields(command) for command in COMMANDS.values()):  # it is not made for one command
+            if not any(key in fields(command) for command in COMMANDS.values()):  # the environment is not made for one
                 hint = _variable(cls, nearest(cls, key))
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
-            variables[named] = name
+            variables[key] = name
 
     class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
 
     try:
-        found = {FORMER.get(key, key): value for key, value in flatten(EnvSettingsSource(Sources)()).items()}
+        found = flatten(EnvSettingsSource(Sources)())
     except SourceError as error:
         raise SettingsError(f"environment: {error}", SHOWN_BY) from None
     own = fields(cls)

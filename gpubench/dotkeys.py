@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-FORMER = {"memory.margin": "memory.spare"}
-"""What settings were called in runs of before, and are called now."""
-
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as {dot-key: leaf}."""

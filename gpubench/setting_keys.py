@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pydantic.fields import FieldInfo
 
 from gpubench.diffusion.settings import PipeSettings
-from gpubench.dotkeys import FORMER
 from gpubench.errors import did_you_mean, offer
 from gpubench.settings import MemorySettings, ProfileSettings, RunSettings, Section, TrainSettings
 
@@ -20,8 +19,8 @@ SHOWN_BY = "--print-config shows every setting"
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:
-    """The dot-key behind an alias, or behind a former name."""
-    return cls.aliases.get(key, FORMER.get(key, key))
+    """The dot-key behind an alias."""
+    return cls.aliases.get(key, key)
 
 
 def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
@@ -63,9 +62,6 @@ def nearest(cls: type[RunSettings], key: str) -> str:
         cls = next((other for other in COMMANDS.values() if section(other, name)), cls)
     known = [*fields(cls), *cls.aliases]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
-    renamed = {former.rpartition(".")[2]: name for former, name in FORMER.items() if name in known}
-    if key in renamed:
-        return offer([renamed[key]])
     if near := did_you_mean(key, known):
         return near
     close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)

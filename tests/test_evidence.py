@@ -16,19 +16,7 @@ from gpubench.comparison.evidence import open_run
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.errors import RunDirectoryError
 from gpubench.events import Step
-from gpubench.memory.batch_sizes import BatchSizes, Line
-from gpubench.runs import (
-    BATCH_SIZES,
-    CONFIG,
-    ENVIRONMENT,
-    FAILED,
-    INTERRUPTED,
-    RUN,
-    RUNNING,
-    SCHEMA_VERSION,
-    STEPS,
-    SUMMARY,
-)
+from gpubench.runs import CONFIG, ENVIRONMENT, FAILED, INTERRUPTED, RUN, RUNNING, SCHEMA_VERSION, STEPS, SUMMARY
 from gpubench.steady import SteadyWindow
 
 
@@ -314,14 +302,3 @@ def test_a_run_that_says_nothing_is_refused_with_its_path(
     assert str(path) in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
-
-
-def test_a_run_of_before_is_read_by_the_former_names(tmp_path: Path) -> None:
-    path = write_run(tmp_path)
-    (path / CONFIG).write_text("memory: {margin: 0.05}")
-    found = BatchSizes(capacity=100, spare=0.05, limit=95, points=[], line=Line(0.0, 1.0, 0.0), largest=None)
-    (path / BATCH_SIZES).write_bytes(msgspec.json.encode(found).replace(b'"spare"', b'"margin"'))
-    run = open_run(path)
-    assert run.settings == {"memory.spare": 0.05}
-    assert run.batch_sizes == found
-    assert run.problems == []

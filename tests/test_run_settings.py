@@ -132,28 +132,6 @@ def test_what_a_file_sets_of_other_work_is_refused(
     assert hint in advised
 
 
-def test_a_run_of_before_is_repeated_by_the_former_names_of_its_settings(command_line: CommandLine) -> None:
-    before = written(command_line, "memory", "--find-batch-size", "--device-memory", "1GiB", "--spare", "20%")
-    Path(RUN).write_text(Path(RUN).read_text().replace("  spare: 0.2", "  margin: 0.2"))
-    assert "margin" in Path(RUN).read_text()
-    assert read(command_line, "memory") == before
-    assert "memory.spare" not in read(command_line, "train-bench")
-    Path(RUN).write_text(Path(RUN).read_text() + "memory.spare: 0.3")
-    said = complaint(command_line("memory", "--config", RUN))
-    assert said == (f"memory.spare is 0.2 and 0.3 (from {RUN})", "give each setting once")
-
-
-def test_a_variable_may_have_a_former_name_and_an_option_is_told_the_new_one(
-    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = complaint(command_line("memory", "--device", "cpu", "--margin", "3%"))
-    assert said == ("unknown setting 'margin'", "did you mean 'memory.spare'?")
-    monkeypatch.setenv("GPUBENCH_MEMORY__MARGIN", "0.3")
-    shown = command_line("memory", "--device", "cpu", "--print-config")
-    assert flatten(yaml.safe_load(shown.stdout))["memory.spare"] == 0.3
-    assert command_line("train-bench", "--device", "cpu", "--print-config").code == 0
-
-
 def test_an_empty_section_of_a_command_alike_is_left_aside(command_line: CommandLine) -> None:
     Path("mine.yaml").write_text("seed: 7\nmemory:\n")
     assert read(command_line, "train-bench", "--device=cpu", config="mine.yaml")["seed"] == 7

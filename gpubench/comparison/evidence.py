@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec.json import Decoder
 from numpy.typing import NDArray
 
 from gpubench import foreign_files, yaml_text
@@ -16,12 +15,11 @@ from gpubench.comparison import plausible
 from gpubench.comparison.plausible import OF_STEP_TIMES
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.diffusion.stages import Pipeline
-from gpubench.dotkeys import FORMER, flatten
+from gpubench.dotkeys import flatten
 from gpubench.errors import RunDirectoryError
 from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.findings import Findings
 from gpubench.hardware import Peak
-from gpubench.memory import batch_sizes
 from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprints
 from gpubench.memory.trades import Trades
@@ -133,12 +131,12 @@ class RunEvidence:
     @cached_property
     def findings(self) -> Findings | None:
         """What was wrong with it; None where nothing was diagnosed."""
-        return self._optional(FINDINGS, Decoder(Findings).decode)
+        return self._optional(FINDINGS, Findings)
 
     @cached_property
     def profile(self) -> Profile | None:
         """What its traces show; None where none were recorded."""
-        return self._optional(PROFILE, Decoder(Profile).decode)
+        return self._optional(PROFILE, Profile)
 
     @cached_property
     def footprints(self) -> Footprints | None:
@@ -146,33 +144,33 @@ class RunEvidence:
         path = self.path / MEMORY
         if self.untimed and self.metrics and not path.is_file():
             self.problems.append(f"{path} is missing")
-        return self._possible(MEMORY, Decoder(Footprints).decode, plausible.in_footprints)
+        return self._possible(MEMORY, Footprints, plausible.in_footprints)
 
     @cached_property
     def batch_sizes(self) -> BatchSizes | None:
         """Which batches would fit; None where that was not asked."""
-        return self._possible(BATCH_SIZES, batch_sizes.read, plausible.in_batch_sizes)
+        return self._possible(BATCH_SIZES, BatchSizes, plausible.in_batch_sizes)
 
     @cached_property
     def trades(self) -> Trades | None:
         """What its fixes cost and save; None where none was tried."""
-        return self._possible(TRADES, Decoder(Trades).decode, plausible.in_trades)
+        return self._possible(TRADES, Trades, plausible.in_trades)
 
-    def _possible(self, name: str, read: Callable[[bytes], T], impossible: Callable[[T], Iterator[str]]) -> T | None:
+    def _possible(self, name: str, type_: type[T], impossible: Callable[[T], Iterator[str]]) -> T | None:
         """An optional document; one that says what cannot be is a problem too."""
-        found = self._optional(name, read)
+        found = self._optional(name, type_)
         problem = next(impossible(found), None) if found is not None else None
         if problem:
             self.problems.append(f"{self.path / name} is damaged: {problem}")
         return None if problem else found
 
-    def _optional(self, name: str, read: Callable[[bytes], T]) -> T | None:
+    def _optional(self, name: str, type_: type[T]) -> T | None:
         """A document that only some runs have; one that cannot be read is a problem."""
         path = self.path / name
         if self.record is None or not path.is_file():
             return None
         try:
-            return read(foreign_files.content(path))
+            return msgspec.json.decode(foreign_files.content(path), type=type_)
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
             return None
@@ -308,8 +306,7 @@ def _document(path: Path, parse: Callable[[bytes], dict[str, Any]], problems: li
 def _settings(text: bytes) -> dict[str, Any]:
     found = yaml_text.parse(text)
     plain = msgspec.json.encode(found)  # YAML also knows dates, sets and NaN, which no report could show
-    values = flatten(msgspec.json.decode(plain, type=dict[str, Any]))
-    return {FORMER.get(key, key): value for key, value in values.items()}
+    return flatten(msgspec.json.decode(plain, type=dict[str, Any]))
 
 
 @lru_cache(maxsize=256)

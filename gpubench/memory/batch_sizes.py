@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -62,14 +61,6 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
     """That fits: by prediction, or by a run where there is a device. None where not even one sample does."""
     confirmed: list[Confirmed] = []
     speeds: list[Speed] = []
-
-
-def read(content: bytes) -> BatchSizes:
-    """Also of a run in which `spare` was still called margin. Raises msgspec.DecodeError as a decoder does."""
-    found = msgspec.json.decode(content, type=dict[str, Any])
-    if "margin" in found:
-        found.setdefault("spare", found.pop("margin"))
-    return msgspec.convert(found, BatchSizes)
 
 
 def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Point]:
