@@ -75,13 +75,11 @@ def test_a_pipeline_over_two_machines_makes_every_sample_bit_identical(
 
 
 @pytest.mark.stress
+@pytest.mark.parametrize("cut", [0, 1], ids=["the host's", "the other"])
 @pytest.mark.parametrize(
-    ("cut", "command", "kept"),
-    [
-        (0, (*TRAIN, *LONG_TRAINING), "steps.jsonl"),
-        (1, (*PIPE, *LONG_PIPE), "samples.jsonl"),
-    ],
-    ids=["the host's, in training", "the other, in a pipeline"],
+    ("command", "kept"),
+    [((*TRAIN, *LONG_TRAINING), "steps.jsonl"), ((*PIPE, *LONG_PIPE), "samples.jsonl")],
+    ids=["in training", "in a pipeline"],
 )
 def test_when_a_machine_is_cut_off_it_is_named_and_no_rank_stays_on_either_side(
     pair: tuple[Machine, Machine], tmp_path: Path, cut: int, command: tuple[str, ...], kept: str
