@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from running import PATIENCE
 from torch.utils.data import Dataset
 
 from gpubench.data import Feed, open_dataset, to_device
@@ -585,6 +586,8 @@ def test_a_worker_that_aborts_as_it_ends_fails_nothing(own: str) -> None:
     data = DataSettings(source=f"{own}:Aborting", workers=2)
     with feed(data, opened(data, None)) as batches:
         assert len(next(batches.epoch(0))) == 4
+    for worker in multiprocessing.active_children():
+        worker.join(PATIENCE)  # to write its memory to a core file takes an aborted one its time
     assert not multiprocessing.active_children()
 
 

@@ -304,7 +304,7 @@ def test_torchrun_has_no_part_in_a_prediction(
     }.items():
         monkeypatch.setenv(name, value)
     refused = complaint(command_line("memory", "--predict", "--device-model", "h200"))
-    assert "made by one process" in refused[0]
+    assert "one process predicts for all ranks" in refused[0]
     assert "--world-size" in refused[1]
 
 
