@@ -269,7 +269,7 @@ def _summary(run: Run, measured: bool) -> Summary:
     """Raises RunDirectoryError unless there is something to compare."""
     path = run.path / SUMMARY
     error = (run.record.error or {}).get("message")
-    end = f"it {ENDS[run.status]}{f': {error}' if error else ''}"
+    end = f"it {ENDS[run.status]}{f': {error}' if error and error != run.status else ''}"
     try:
         summary = msgspec.json.decode(foreign_files.content(path), type=Summary)
     except FileNotFoundError:
