@@ -67,6 +67,6 @@ def _of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
 
 def _default_of(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
     theirs, ours = (fields(cls).get(canonical(cls, key)) for cls in (writer, reader))
-    if theirs is None or ours is None or theirs.get_default() == ours.get_default():
+    if theirs is None or ours is None:
         return False
-    return bool(value == theirs.get_default())
+    return bool(value == theirs.get_default() != ours.get_default())

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 
 from pydantic.fields import FieldInfo
 
@@ -23,7 +24,8 @@ def canonical(cls: type[RunSettings], key: str) -> str:
     return cls.aliases.get(key, key)
 
 
-def fields(cls: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
+@cache  # a run's file is looked through key by key, and the models do not change
+def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
     """Every leaf of a settings model by dot-key, but for those that the command does not take."""
     found: dict[str, FieldInfo] = {}
     for name, field in cls.model_fields.items():
