@@ -19,7 +19,8 @@ WAITS: dict[Cause, str] = {
     "communication_wait": "waits for other ranks",
     "synchronisation": "follows waits of the host for the GPU",
     "python_and_launch": "waits for Python and launches",
-    "queued": "lies between kernels already launched",
+    "recording": "follows waits that only the recording makes",
+    "queued": "lies before work already launched (queued, or behind work that was not recorded)",
     "backlog": "comes before the first launch recorded",
     "unknown": "cannot be explained from the trace",
 }

@@ -90,14 +90,17 @@ def launches_block(case: Case) -> bool:
 
 
 def _waits(case: Case) -> list[Synchronisation]:
-    """The most costly first. Not those of copies; nor, on a CPU, the optimizer's own reading of its step counts."""
+    """Those that cost time, the most costly first; a wait for a GPU that is busy, or has its next work, costs none.
+
+    Not those of copies; nor, on a CPU, the optimizer's own reading of its step counts.
+    """
     on_cpu = case.rank.device is None
     found = [
         wait
         for wait in case.rank.synchronisations
-        if direction(case, wait) is None and not (on_cpu and wait.phase == "optimizer")
+        if direction(case, wait) is None and not (on_cpu and wait.phase == "optimizer") and _costs(case, [wait])
     ]
-    return sorted(found, key=lambda wait: wait.blocked if on_cpu else wait.idle, reverse=True)
+    return sorted(found, key=lambda wait: _costs(case, [wait]), reverse=True)
 
 
 def _by_scaler(case: Case, wait: Synchronisation) -> bool:
@@ -110,8 +113,13 @@ def _of_loss(case: Case, wait: Synchronisation) -> bool:
 
 
 def _cost(case: Case, waits: list[Synchronisation]) -> float:
-    on_cpu = case.rank.device is None
-    return measures.share(case, sum(wait.blocked if on_cpu else wait.idle for wait in waits))
+    """The fraction of the step that they cost."""
+    return measures.share(case, _costs(case, waits))
+
+
+def _costs(case: Case, waits: list[Synchronisation]) -> int:
+    """Nanoseconds: on a GPU the time that it is idle for them."""
+    return sum(wait.blocked if case.rank.device is None else wait.idle for wait in waits)
 
 
 def _told(case: Case, wait: Synchronisation) -> str:

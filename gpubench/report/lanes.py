@@ -49,7 +49,7 @@ def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:
         styles = [style for style in dict.fromkeys(box.style for box in lane.boxes) if style not in known]
         known.update(styles)
         kind = "streams" if "stream" in lane.name else words(lane.name)
-        found.setdefault(kind, []).extend((hue(style), words(style)) for style in styles)
+        found.setdefault(kind, []).extend((hue(style), profile_phrases.style_words(style)) for style in styles)
     return [(kind, styles) for kind, styles in found.items() if styles]
 
 
@@ -133,7 +133,7 @@ def _lane(row: int, lane: Lane, x: Scale) -> list[Markup]:
 
 
 def _drawn(box: Box, row: int, x: Scale) -> list[Markup]:
-    left, right, said = x(box.start), x(box.end), shorten(words(box.name), LONGEST)
+    left, right, said = x(box.start), x(box.end), shorten(profile_phrases.style_words(box.name), LONGEST)
     length, start = units.seconds((box.end - box.start) / 1e9), units.seconds(box.start / 1e9)
     drawn = _box(left, right, row, box.style, f"{said}, {length}, from {start}")
     if right - left < LETTER * len(said):

@@ -18,6 +18,13 @@ PATH_PARTS = 5  # of the critical path that are named
 DISTORTED = 0.3
 """From this overhead on the shares of a profile are no longer those of the program: not all of it slows down alike."""
 
+CAUSES = {
+    "recording": "waits of the recording itself",
+    "queued": "queued, or work that was not recorded",
+    "backlog": "work launched before the recording",
+}
+"""Of idle time, where the name alone says too little."""
+
 BRINGS = {
     "shapes": "FLOP/s, traffic and bound of the operators",
     "stacks": "file and line of waits and copies",
@@ -46,9 +53,14 @@ def parts(rank: Rank) -> list[Part]:
             Part("compute", "compute", device.compute),
             Part("exposed communication", "communication", device.exposed_communication),
             Part("exposed copies", "copies", device.exposed_copies),
-            *(Part(f"idle, {words(cause)}", cause, time) for cause, time in rank.idle.items()),
+            *(Part(f"idle, {style_words(cause)}", cause, time) for cause, time in rank.idle.items()),
         ]
     return [part for part in found if part.time]
+
+
+def style_words(style: str) -> str:
+    """A part or a phase as people write it."""
+    return CAUSES.get(style) or words(style)
 
 
 def kernel_name(signature: str) -> str:

@@ -1,6 +1,7 @@
 """The road of work from the host to the device."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, WorkKind
 from gpubench.trace.profile import Launches
@@ -73,13 +74,19 @@ def previous_on_stream(trace: Trace) -> tuple[Ids, Ns]:
     device = trace.device
     previous = np.full(len(device), MISSING, np.int32)
     ended = np.zeros(len(device), np.int64)
-    order = np.lexsort((np.arange(len(device)), device.stream, device.device))
-    borders = (np.diff(device.stream[order]) != 0) | (np.diff(device.device[order]) != 0)
-    for works in np.split(order, np.flatnonzero(borders) + 1):
+    for works in by_stream(trace):
         reach = np.maximum.accumulate(device.end[works])
         last = np.maximum.accumulate(np.where(device.end[works] == reach, np.arange(len(works)), 0))
         previous[works[1:]], ended[works[1:]] = works[last[:-1]], reach[:-1]
     return previous, ended
+
+
+def by_stream(trace: Trace) -> list[NDArray[np.intp]]:
+    """The works of each stream of each device, as indices into `Trace.device`, in the order of their starts."""
+    device = trace.device
+    order = np.lexsort((np.arange(len(device)), device.stream, device.device))
+    borders = (np.diff(device.stream[order]) != 0) | (np.diff(device.device[order]) != 0)
+    return np.split(order, np.flatnonzero(borders) + 1)
 
 
 def _launched_late(trace: Trace, links: Ids) -> Mask:

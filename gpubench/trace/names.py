@@ -17,6 +17,7 @@ _ALLOCATOR = (
     r"|(cu|hip)Mem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|Address|Host)"
 )
 _BLOCKING = r"(cuda|cu|hip|ze)\w*Synchronize|(cuda|cu|hip)Memcpy(?!\w*Async)|ur(EventWait|QueueFinish)$"
+_DEVICE_WIDE = r"(cuda|hip)DeviceSynchronize|(cu|hip)CtxSynchronize|urQueueFinish$|zeCommandQueueSynchronize"
 _COMMUNICATION = r"_?c10d(_functional)?::|(nccl|rccl|gloo|mpi|ucc|xccl|hccl):|symm_mem::|ProcessGroup"
 # Of these only a few keep the host: collectives on a device are enqueued, and return.
 _COMMUNICATION_WAIT = (
@@ -44,6 +45,8 @@ class Lexicon:
     """Runtime calls that bring or return memory, of the device or page-locked."""
     blocking: Mask
     """Runtime calls that return when the device is done."""
+    device_wide: Mask
+    """Of these, the ones that wait for all of the device, as torch.cuda.synchronize does."""
     communication_host: Mask
     communication_wait: Mask
     """Of these, the ones that return when the other ranks are done."""
@@ -52,6 +55,8 @@ class Lexicon:
     """Copies to the device from memory that is not page-locked."""
     pageable_download: Mask
     """Copies from the device to such memory: their call is a wait."""
+    download: Mask
+    """Copies from the device to any memory of the host."""
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
@@ -62,11 +67,13 @@ class Lexicon:
             zero_grad=_mask(_ZERO_GRAD, trace),
             allocator=_mask(_ALLOCATOR, trace),
             blocking=_mask(_BLOCKING, trace),
+            device_wide=_mask(_DEVICE_WIDE, trace),
             communication_host=_mask(_COMMUNICATION, trace),
             communication_wait=_mask(_COMMUNICATION_WAIT, trace),
             communication_kernel=_mask(_COMMUNICATION_KERNEL, trace),
             pageable_upload=_mask(r".*Memcpy.*\(Pageable -> ", trace),
             pageable_download=_mask(r".*Memcpy.*-> Pageable\)", trace),
+            download=_mask(r".*(DtoH|DeviceToHost)", trace),
         )
 
 

@@ -9,11 +9,14 @@ from typing import Literal
 from msgspec import Struct
 
 Cause = Literal[
-    "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation", "python_and_launch", "queued",
-    "backlog", "unknown",
+    "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation", "python_and_launch",
+    "recording", "queued", "backlog", "unknown",
 ]  # fmt: skip
-"""What the host did while the device had nothing to do; `queued` is a gap before work that was already launched, and
-`backlog` one before work launched before the trace began."""
+"""Why the device had nothing to do: what the host did meanwhile, for as long as it had not launched the next work.
+
+`recording` is a wait that only the recording makes. From `queued` on the program's host is not known to be the cause:
+`queued` is the time after the next work was launched (it stood in a queue, or the device did work that was not
+recorded), and `backlog` the time before work that was launched before the trace began."""
 
 CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
 

@@ -12,6 +12,7 @@ from gpubench.trace.launches import started_in
 from gpubench.trace.links import launchers
 from gpubench.trace.names import Lexicon
 from gpubench.trace.nesting import Nest, Segments, innermost, nearest, nest, owner_slice, reaching
+from gpubench.trace.recorder import recorder_waits
 from gpubench.trace.windows import Window, window
 
 
@@ -38,6 +39,11 @@ class Program:
         known = np.fromiter((name in names for name in self.trace.names), np.bool_, len(self.trace.names))
         found: Mask = known[self.trace.host.name] & self.operators
         return found
+
+    @cached_property
+    def recorder_waits(self) -> Mask:
+        """Waits for the device that only the recording makes."""
+        return recorder_waits(self.trace, self.lexicon, self.links, self.window)
 
     @cached_property
     def operator(self) -> Ids:

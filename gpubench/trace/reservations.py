@@ -46,6 +46,11 @@ def _notes(program: Program) -> Iterator[str]:
     if unlinked:
         yield f"{unlinked:,} of {int(program.started.sum()):,} pieces of GPU work were launched outside of the trace"
     yield from _behind(program)
+    waits = np.flatnonzero(program.recorder_waits & program.inside)
+    if len(waits):
+        waited = units.seconds(int((trace.host.end - trace.host.start)[waits].sum()) / 1e9)
+        call = trace.names[trace.host.name[waits[0]]]
+        yield f"the recording itself waited {waited} for the GPU ({call}): no finding counts the idle time behind that"
     if len(np.unique(trace.device.device)) > 1:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} worked: their time is taken together"
     if trace.dropped:

@@ -35,6 +35,7 @@ class _Place(NamedTuple):
 def synchronisations(program: Program, phases: Phases, idle_by_call: Ns) -> list[Synchronisation]:
     """Calls of the window that blocked the host, the longest wait first. Times are nanoseconds.
 
+    Waits that only the recording makes are left out.
     `idle_by_call` stands beside the host slices: how long the device had nothing to do meanwhile. Of a trace without
     device work, the operators are listed that would wait if there were a device, with no call.
     """
@@ -72,4 +73,4 @@ def _waiting(program: Program) -> Mask:
         reading = program.named(_READING)
         outer: Mask = outermost(program.nest, reading) == np.arange(len(host))
         return reading & outer
-    return waiting_calls(program.trace, program.lexicon, program.links)
+    return waiting_calls(program.trace, program.lexicon, program.links) & ~program.recorder_waits
