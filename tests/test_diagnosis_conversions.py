@@ -67,3 +67,13 @@ def test_convolutions_that_convert_their_tensors_want_channels_last() -> None:
 def test_sharded_parameters_are_not_asked_for_another_layout() -> None:
     sharded = converting(2 * PERCENT, performance__channels_last=False, distributed__strategy="fsdp2")
     assert only(sharded).fix == {}
+
+
+def test_convolutions_of_miopen_are_told_what_pytorch_needs_to_pass_nhwc_on() -> None:
+    kernels = [kernel("batched_transpose_32x16_half", 3 * PERCENT), kernel("batched_transpose_16x32_half", 2 * PERCENT)]
+    finding = only(case(gpu(kernels=kernels, device_name="AMD Instinct MI300X")))
+    assert finding.id == "nchw-convolutions"
+    assert saving(finding) == pytest.approx(0.05)
+    assert "MIOpen computes these convolutions in NHWC" in finding.cause
+    assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in finding.advice
+    assert "MIOPEN" not in only(converting(2 * PERCENT)).advice

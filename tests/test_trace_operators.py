@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from traces_made import PUBLIC, Record, launched, made, slice_, step
+from traces_made import PUBLIC, Record, call, launched, made, slice_, step, work
 
+from gpubench.trace.analysis import analyse
 from gpubench.trace.operators import operators
-from gpubench.trace.profile import Operator
+from gpubench.trace.profile import Operator, Rank
 from gpubench.trace.program import Program
 from gpubench.trace.reading import read
 
@@ -133,3 +134,44 @@ def test_operators_of_a_real_program() -> None:
     assert head.of_ceiling is not None
     assert 0.2 < head.of_ceiling < 0.4
     assert sum(one.device for one in by_shape.values()) == 309_437
+
+
+MI300 = {"id": 0, "name": "AMD Instinct MI300X", "totalGlobalMem": 1}
+
+
+def product_on(device: int, *described: dict[str, Any]) -> Rank:
+    """Of a bf16 product whose kernel ran on this device."""
+    types = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+    launch = call("hipLaunchKernel", 1, 2, 5)
+    events = [slice_("aten::mm", 0, 3, **types), launch, work("Cijk", 4, 1004, 5, device=device)]
+    return analyse([made(events, deviceProperties=list(described))]).ranks[0]
+
+
+def test_a_device_is_described_by_its_number_and_not_by_its_place() -> None:
+    other = {"id": 7, "name": "Some device"}
+    for described in ([other, {**MI300, "id": 1}], [{**MI300, "id": 1}, other]):
+        rank = product_on(1, *described)
+        assert (rank.device_name, rank.operators[0].bound) == ("AMD Instinct MI300X", "compute")
+        assert not any("describes no device" in note for note in rank.notes)
+
+
+def test_a_device_that_is_not_described_is_taken_for_the_only_kind_that_is() -> None:
+    for described in ([MI300], [MI300, {**MI300, "id": 1}]):
+        rank = product_on(2, *described)
+        assert (rank.device_name, rank.operators[0].bound) == ("AMD Instinct MI300X", "compute")
+        assert (
+            "the trace describes no device 2: it is taken for the AMD Instinct MI300X that is described" in rank.notes
+        )
+
+
+def test_a_device_that_is_not_described_among_several_kinds_stays_unknown() -> None:
+    rank = product_on(2, MI300, {"id": 1, "name": "AMD Instinct MI210"})
+    assert (rank.device_name, rank.operators[0].bound) == (None, "insufficient data")
+    assert any("the trace describes no device 2, and those described differ" in note for note in rank.notes)
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+def test_a_real_trace_of_a_device_that_rocm_numbers_otherwise_has_its_roofline() -> None:
+    rank = analyse([read(PUBLIC / "tracelens_mi300_qwen.json.gz")]).ranks[0]
+    known = sum(one.device for one in rank.operators if one.bound != "insufficient data")
+    assert known > 0.5 * sum(one.device for one in rank.operators)

@@ -12,7 +12,9 @@ from gpubench.trace.profile import Copy, CopyKind
 WITHOUT_BF16 = frozenset({"AVX2", "DEFAULT"})
 """Capabilities that torch reports of x86 CPUs which have no arithmetic in bf16: it came with extensions of AVX-512."""
 BEFORE_MODEL = frozenset({"data_wait", "host_to_device"})
-TO_NHWC = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
+TO_NHWC = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose", re.IGNORECASE)
+"""Kernels of cuDNN and of MIOpen, before and behind convolutions that they compute in NHWC."""
+OF_MIOPEN = "batched_transpose"
 
 
 def casts(case: Case) -> Answers:
@@ -84,6 +86,7 @@ def nchw_convolutions(case: Case) -> Answers:
         return
     sharded = case.setting("distributed.strategy") == "fsdp2"  # it cannot shard parameters in NHWC
     off = case.setting("performance.channels_last") is False and not sharded
+    rocm = any(OF_MIOPEN in kernel.name for kernel in kernels)
     yield Finding(
         id="nchw-convolutions",
         title="convolutions convert their tensors to NHWC and back",
@@ -93,8 +96,10 @@ def nchw_convolutions(case: Case) -> Answers:
             f"{phrases.a_step(case, kernel.total)}"
             for kernel in kernels[:3]
         ],
-        cause="tensor cores compute convolutions in NHWC, and model and data are in NCHW",
-        advice="model.to(memory_format=torch.channels_last), and the same for the batches",
+        cause=f"{'MIOpen' if rocm else 'tensor cores'} compute{'s' * rocm} these convolutions in NHWC, and "
+        f"{'what reaches it is' if rocm else 'model and data are'} in NCHW",
+        advice="model.to(memory_format=torch.channels_last), and the same for the batches"
+        + (", with PYTORCH_MIOPEN_SUGGEST_NHWC=1: else PyTorch may pass NCHW on to MIOpen all the same" * rocm),
         fix=case.fix(performance__channels_last=True) if off else {},
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,

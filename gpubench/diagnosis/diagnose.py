@@ -33,12 +33,16 @@ RULES: tuple[Rule, ...] = (
     too_few_threads, too_many_threads,
 )  # fmt: skip
 
+OF_HOST: tuple[Rule, ...] = (data_loading,)
+"""Those that hold where the work of a device was recorded, but is not read."""
+
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
 def diagnose(case: Case) -> Findings:
     """Findings by expected saving, those of which it is unknown last."""
-    answers = [answer for rule in RULES for answer in rule(case)]
+    rules = OF_HOST if case.rank.host_only and case.rank.unread else RULES
+    answers = [answer for rule in rules for answer in rule(case)]
     findings = [answer for answer in answers if isinstance(answer, Finding) and answer.evidence]
     findings.sort(key=_urgency)
     return Findings(

@@ -53,13 +53,14 @@ def headline(case: Case) -> str:
 def _on_cpu(case: Case) -> str:
     if case.overhead is not None and case.overhead > CHANGED and (clean := _clean_phases(case)):
         return clean
+    who = f"host alone ({case.rank.unread[0]} is not read)" if case.rank.unread else "CPU"
     parts = sorted(case.rank.host.items(), key=lambda part: part[1], reverse=True)
     told = [(name, share) for name, time in parts if (share := measures.share(case, time)) >= TOLD]
     if not told:
-        return "CPU: nothing is known of what the main thread did"
+        return f"{who}: nothing is known of what the main thread did"
     (first, most), *others = told
     rest = [f"{units.whole_percent(share)} {DOES[name]}" for name, share in others[:2]]
-    return f"CPU: {', '.join([f'{units.whole_percent(most)} of {phrases.whole(case)} {DOES[first]}', *rest])}"
+    return f"{who}: {', '.join([f'{units.whole_percent(most)} of {phrases.whole(case)} {DOES[first]}', *rest])}"
 
 
 def _clean_phases(case: Case) -> str | None:

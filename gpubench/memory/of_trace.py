@@ -52,8 +52,8 @@ def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], plac
     classify(history)
     held = sum(one.size for one in history.allocations if one.category == "before")
     history.notes = list(_notes(abouts, before, held))
-    device, known = abouts[0].device, trace.devices
-    about = known[device] if abouts[0].kind != HOST and 0 <= device < len(known) else None
+    device = abouts[0].device
+    about = trace.described(device) if abouts[0].kind != HOST else None
     return DeviceHistory(
         device,
         history,

@@ -72,6 +72,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         compiled=compiled(program),
         python=stretches(program, known),
         threads=len(set(trace.host.thread[program.operators & program.inside].tolist())),
+        unread=sorted(trace.unread, key=lambda category: -trace.unread[category]),
         zeroed_gradients=optimizer.zeroed_gradients,
         zeroing=optimizer.zeroing,
         zeroing_idle=zeroing_idle(program, clip(causes["python_and_launch"], *whole)),
@@ -114,8 +115,5 @@ def _lengths(parts: Mapping[HostPart, Spans], window: tuple[int, int]) -> dict[H
 
 def _device_name(trace: Trace) -> str | None:
     """Of the device that the trace's work ran on; None where there is none, or it is not described."""
-    if trace.host_only or not trace.devices:
-        return None
-    index = int(trace.device.device[0])
-    found = trace.devices[index] if 0 <= index < len(trace.devices) else trace.devices[0]
-    return found.name or None
+    found = None if trace.host_only else trace.described(int(trace.device.device[0]))
+    return (found and found.name) or None

@@ -75,6 +75,8 @@ class DeviceWork:
     """Thread blocks of a kernel's grid."""
     threads: Ns
     """Threads in a block."""
+    collective: Ids
+    """Index into `Trace.names`: what the backend calls the collective that a kernel is part of, as allreduce."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -92,6 +94,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class DeviceProperties:
+    id: int | None
     name: str
     multiprocessors: int | None
     memory: int | None
@@ -121,8 +124,22 @@ class Trace:
     """In the file, of whatever kind."""
     dropped: int
     """Events that make no sense, and were left out."""
+    repeated: int = 0
+    """Events that are in the file a second time, alike in all that is read: they count once."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """Events of categories that nothing is known of, as those of devices other than CUDA's, ROCm's and XPU's."""
     truncated: bool = False
     """The file ends early, behind its events: of what stands there, as settings, some or all is missing."""
+
+    def described(self, device: int) -> DeviceProperties | None:
+        """What the trace says of the device with this number; None where it says nothing, or not for certain.
+
+        Where no description has the number and all are of one kind of device, it is taken for one of that kind: ROCm
+        numbers the devices of the machine in its events, and in the descriptions those that the program can see.
+        """
+        own = next((one for one in self.devices if one.id == device), None)
+        alike = len({one.name for one in self.devices}) == 1
+        return own or (self.devices[0] if alike else None)
 
     @property
     def host_only(self) -> bool:

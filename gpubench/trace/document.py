@@ -147,6 +147,8 @@ class TraceDocument(Generic[E]):
         except lenient.Broken as broken:
             if broken.early:
                 return DataError(f"{self.path} ends before any traceEvents: it is cut short, or no trace", HOW)
+        if b"www.speedscope.app" in text:
+            return DataError(f"{self.path} is a profile in speedscope's format, as py-spy writes it, not a trace", HOW)
         return self._no_trace()
 
     def _no_trace(self) -> DataError:

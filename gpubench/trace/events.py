@@ -3,6 +3,7 @@
 The keys of `args` are those of libkineto's output_json.cpp, and those of the profiler before it (2021).
 """
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +20,7 @@ HOST_KINDS = {
     "cuda_driver": HostKind.RUNTIME,
     "hip_runtime": HostKind.RUNTIME,
     "xpu_runtime": HostKind.RUNTIME,
+    "xpu_driver": HostKind.RUNTIME,
     "mtia_runtime": HostKind.RUNTIME,
     "privateuse1_runtime": HostKind.RUNTIME,
     "privateuse1_driver": HostKind.RUNTIME,
@@ -34,6 +36,16 @@ WORK_KINDS = {
     "memset": WorkKind.SET,
 }
 
+LEFT_OUT = frozenset({
+    "trace", "overhead", "gpu_user_annotation", "external_correlation", "cpu_instant_event", "cuda_sync", "cuda_event",
+    "cuda_profiler_range", "xpu_sync", "ac2g", "async_cpu_to_gpu", "fwdbwd",
+})  # fmt: skip
+"""Categories of torch.profiler that say nothing more of what was done, in lower case. Others are of devices that are
+not read: mtia_ccp_events, hpu_op and what a PrivateUse1 backend calls its own."""
+
+OF_DEVICES = re.compile(r"(?i)(mtia|hpu|xpu|privateuse1|glow|mlu|gcu|npu|musa)_|collective_comm$")
+"""Categories that torch.profiler and its backends write for devices, those among them that are not read included."""
+
 ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.step#", "Optimizer.zero_grad#")
 """How names of annotations begin that old traces call operators."""
 
@@ -48,6 +60,12 @@ ELEMENT_BYTES = {
 
 
 class Args(Struct, gc=False):
+    name: Any = None
+    """Of a process, in metadata."""
+    external: int | None = field(default=None, name="External id")
+    """Of an operator or an annotation: no two have the same."""
+    python: int | None = field(default=None, name="Python id")
+    """The same of a call of a Python function."""
     correlation: int | None = None
     stream: int | None = None
     device: int | None = None
@@ -62,8 +80,9 @@ class Args(Struct, gc=False):
     strides: Raw | UnsetType = field(default=UNSET, name="Input Strides")
     concrete: Raw | UnsetType = field(default=UNSET, name="Concrete Inputs")
     stack: str | None = field(default=None, name="Call stack")
+    collective: Any = field(default=None, name="Collective name")
+    """As "allreduce", at kernels of collectives; so are the three below, of this rank's part."""
     elements_in: int | None = field(default=None, name="In msg nelems")
-    """Of a collective, on this rank; so are the two below."""
     elements_out: int | None = field(default=None, name="Out msg nelems")
     dtype: Any = None
 

@@ -1,5 +1,6 @@
 """The bytes of a file, unpacked, read once from its beginning to its end: so may a pipe be."""
 
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,16 @@ _FOREIGN = {
     b"BZh": ("compressed by bzip2, which is not supported", "unpack it first"),
     b"\xfd7zXZ": ("compressed by xz, which is not supported", "unpack it first"),
     b"\x28\xb5\x2f\xfd": ("compressed by zstd, which is not supported", "unpack it first"),
+    b"SQLite format 3\0": ("an SQLite database, as Nsight Systems exports it, not a trace", HOW),
+    b"# tracer: ": ("text of ftrace, as Android's systrace collects it", HOW),
+    b"<": ("a web page, as Android's systrace writes it", HOW),
     b"\xff\xfe": ("text in UTF-16, which is not supported", "convert it to UTF-8"),
     b"\xfe\xff": ("text in UTF-16, which is not supported", "convert it to UTF-8"),
 }
 """What is taken for a trace and is none, by its first bytes, with the hint."""
+_PROTOCOL_BUFFERS = re.compile(rb"\n[^\s\[{\xef]")
+"""A message begins with the number of its first field, 10, and a length. JSON may begin with a line end, which is a 10
+too, and goes on as text."""
 
 
 @contextmanager
@@ -49,6 +56,8 @@ def _unpacked(file: BufferedReader, path: Path) -> IO[bytes]:
     for magic, (what, hint) in _FOREIGN.items():
         if first.startswith(magic):
             raise DataError(f"{path} is {what}", hint)
+    if _PROTOCOL_BUFFERS.match(first):
+        raise DataError(f"{path} is binary, as Perfetto and JAX (xplane.pb) write their traces", HOW)
     return cast("IO[bytes]", _Unpacked(file)) if first.startswith(_GZIP) else file
 
 

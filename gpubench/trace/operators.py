@@ -122,6 +122,6 @@ def _kernels(trace: Trace, launcher: Ids) -> dict[int, Sequence[str]]:
 
 def _accelerator(trace: Trace) -> Accelerator | None:
     """The device that the work ran on, if it is known and all of it is of one kind."""
-    used = np.unique(trace.device.device).tolist()
-    names = {trace.devices[one].name if 0 <= one < len(trace.devices) else "" for one in used}
+    used = [trace.described(one) for one in np.unique(trace.device.device).tolist()]
+    names = {one.name if one else "" for one in used}
     return find_accelerator(names.pop()) if len(names) == 1 else None

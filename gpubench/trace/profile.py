@@ -296,6 +296,8 @@ class Rank(Struct, frozen=True, kw_only=True):
     """None without slices of the host."""
     threads: int
     """Host threads with operators."""
+    unread: list[str] = []
+    """Categories of events that are not read, most of them first: of a device that is not CUDA's, ROCm's or XPU's."""
     zeroed_gradients: int
     """Calls that filled gradients with zeros instead of dropping them."""
     zeroing: int = 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,35 +18,39 @@ from gpubench.trace.columns import (
     DeviceWork,
     HostKind,
     HostSlices,
+    Mask,
     Ns,
     Signature,
     Trace,
 )
 from gpubench.trace.decoding import Work
 from gpubench.trace.document import TraceDocument
-from gpubench.trace.events import ANNOTATIONS, ELEMENT_BYTES, HOST_KINDS, WORK_KINDS, Args, Event
+from gpubench.trace.events import ANNOTATIONS, ELEMENT_BYTES, HOST_KINDS, LEFT_OUT, WORK_KINDS, Args, Event
 from gpubench.trace.opening import HOW
+from gpubench.trace.producers import Signs
 
 RECORDED = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
 LONGEST = 2**53  # microseconds: beyond it a float is no longer whole, and nanoseconds soon not an int64
 
 _NO_ARGS = Args()
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: near numbers become far ones (Knuth, TAOCP 6.4)
 _NARROW = {"kind": np.int8, "name": np.int32, "thread": np.int32, "signature": np.int32, "stack": np.int32}
-_NARROW |= {"device": np.int32, "stream": np.int32}
+_NARROW |= {"device": np.int32, "stream": np.int32, "collective": np.int32}
 
 
 def read(path: Path) -> Trace:
     """The trace in `path`, JSON or gzipped JSON.
 
-    Raises DataError for a file that is no trace, is not whole, holds no work of any kind, or does not fit in memory.
+    Raises DataError for a file that is no trace, is not whole, holds nothing that torch.profiler records, or does not
+    fit in memory.
     """
     document, builder = TraceDocument(path, Work()), _Builder()
     for batch in document.batches():
         builder.add(batch)
     events, dropped = builder.events + document.dropped, builder.timeless + document.dropped
-    if not builder.kept:
-        raise DataError(f"{path} is a trace of nothing: none of its {events} events has a duration", HOW)
     about = document.metadata
+    if not builder.kept:
+        raise _nothing(path, builder, events, about)
     distributed = about.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
@@ -62,8 +67,17 @@ def read(path: Path) -> Trace:
         settings={key: about[key] for key in RECORDED if key in about},
         events=events,
         dropped=dropped,
+        repeated=builder.repeated,
+        unread=dict(builder.unread),
         truncated=document.truncated,
     )
+
+
+def _nothing(path: Path, builder: "_Builder", events: int, about: dict[str, Any]) -> DataError:
+    """Of a file without an event that is read."""
+    if told := builder.signs.told(about):
+        return DataError(f"{path} cannot be read: {told}", HOW)
+    return DataError(f"{path} is a trace of nothing: none of its {events} events has a duration", HOW)
 
 
 @dataclass
@@ -76,6 +90,11 @@ class _Builder:
     events: int = 0
     timeless: int = 0
     """Events that should have a duration, and have none that makes sense."""
+    repeated: int = 0
+    """Of the slices and works that were asked for, those that were left out as they are there already."""
+    unread: Counter[str] = field(default_factory=Counter)
+    signs: Signs = field(default_factory=Signs)
+    """Of the events until the first one that is read."""
     host: list[dict[str, Any]] = field(default_factory=list)
     device: list[dict[str, Any]] = field(default_factory=list)
 
@@ -88,20 +107,31 @@ class _Builder:
         spans = [event for event in batch if event.ph == "X"]
         complete = [event for event in spans if _has_time(event)]
         self.timeless += len(spans) - len(complete)
+        if not self.kept:
+            self.signs.add(batch)
+        known = HOST_KINDS.keys() | WORK_KINDS.keys() | LEFT_OUT
+        self.unread.update(event.cat for event in complete if event.cat.lower() not in known)
         self.host.append(self._host_columns([event for event in complete if event.cat.lower() in HOST_KINDS]))
         self.device.append(self._device_columns([event for event in complete if event.cat.lower() in WORK_KINDS]))
 
     def host_slices(self) -> HostSlices:
-        columns = _joined(self.host)
+        columns = self._once(_joined(self.host))
+        del columns["identity"]
         annotations = np.fromiter((name.startswith(ANNOTATIONS) for name in self.names), np.bool_, len(self.names))
         columns["kind"][annotations[columns["name"]]] = HostKind.ANNOTATION
         order = np.lexsort((-columns["end"], columns["start"], columns["thread"]))
         return HostSlices(**{name: column[order] for name, column in columns.items()})
 
     def device_work(self) -> DeviceWork:
-        columns = _joined(self.device)
+        columns = self._once(_joined(self.device))
         order = np.lexsort((columns["end"], columns["start"]))
         return DeviceWork(**{name: column[order] for name, column in columns.items()})
+
+    def _once(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Without rows that are equal to one before them."""
+        new = ~_repeated(columns)
+        self.repeated += int((~new).sum())
+        return {name: column[new] for name, column in columns.items()} if not new.all() else columns
 
     def _host_columns(self, events: list[Event]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
@@ -117,6 +147,7 @@ class _Builder:
             "forward_thread": [_or_missing(one.forward_thread) for one in args],
             "signature": [MISSING if one.dims is UNSET else self._signature(one) for one in args],
             "stack": [_number(self.names, one.stack) if one.stack else MISSING for one in args],
+            "identity": [_or_missing(one.external if one.python is None else one.python) for one in args],
         }
         return _arrays(columns)
 
@@ -134,6 +165,9 @@ class _Builder:
             "bytes": [_or_missing(one.bytes if one.dtype is None else _message(one)) for one in args],
             "blocks": [_product(one.grid) for one in args],
             "threads": [_product(one.block) for one in args],
+            "collective": [
+                _number(self.names, one.collective) if isinstance(one.collective, str) else MISSING for one in args
+            ],
         }
         return _arrays(columns)
 
@@ -198,6 +232,24 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def _repeated(columns: dict[str, Any]) -> Mask:
+    """Which rows are equal to one before them."""
+    found = np.zeros(len(columns["start"]), np.bool_)
+    key = np.zeros(len(found), np.uint64)
+    for column in columns.values():
+        key = (key ^ column.astype(np.uint64)) * _SPREAD
+        key ^= key >> np.uint64(29)
+    order = np.argsort(key, kind="stable")
+    before, after = order[:-1], order[1:]
+    equal = key[before] == key[after]
+    before, after = before[equal], after[equal]
+    alike = np.ones(len(after), np.bool_)
+    for column in columns.values():
+        alike &= column[before] == column[after]
+    found[after[alike]] = True
+    return found
+
+
 def _signature(dims: bytes, types: bytes, strides: bytes, concrete: bytes) -> Signature:
     return Signature(_list(dims), [str(one) for one in _list(types)], _list(strides), _list(concrete))
 
@@ -216,6 +268,7 @@ def _devices(found: Any) -> list[DeviceProperties]:
 def _properties(found: dict[str, Any]) -> DeviceProperties:
     major, minor = _whole(found.get("computeMajor")), _whole(found.get("computeMinor"))
     return DeviceProperties(
+        id=_whole(found.get("id")),
         name=str(found.get("name", "")),
         multiprocessors=_whole(found.get("numSms")),
         memory=_whole(found.get("totalGlobalMem")),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpubench import units
-from gpubench.trace.columns import MISSING, HostKind
+from gpubench.trace.columns import MISSING, HostKind, Trace
 from gpubench.trace.compiled import compiled
 from gpubench.trace.program import Program
 from gpubench.trace.windows import step_runs
@@ -35,7 +35,8 @@ def notes(program: Program) -> list[str]:
 def _notes(program: Program) -> Iterator[str]:
     trace, window = program.trace, program.window
     if trace.host_only:
-        yield "there is no GPU work in the trace: what follows is the host's time"
+        lacking = "no GPU work that is read is in the trace" if trace.unread else "there is no GPU work in the trace"
+        yield f"{lacking}: what follows is the host's time"
     if not window.steps:
         span = "host slices" if trace.host_only else "GPU work"
         yield f"no ProfilerStep is marked: the window is from the first to the last of the {span}"
@@ -53,12 +54,39 @@ def _notes(program: Program) -> Iterator[str]:
         yield f"the recording itself waited {waited} for the GPU ({call}): no finding counts the idle time behind that"
     if len(np.unique(trace.device.device)) > 1:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} worked: their time is taken together"
+    yield from _not_described(trace)
+    yield from _of_events(trace)
+    if compiled(program):
+        yield "compiled: torch.compile hides the operators; recorded without it the trace tells them apart"
+
+
+def _of_events(trace: Trace) -> Iterator[str]:
+    """What was not read as it stands in the file."""
+    if trace.unread:
+        yield (
+            f"events of {units.listed(sorted(trace.unread))} are not read ({sum(trace.unread.values()):,} of "
+            f"{trace.events:,}): only the device work of CUDA, ROCm and XPU is"
+        )
+    if trace.repeated:
+        yield (
+            f"{trace.repeated:,} of {trace.events:,} events repeat another one exactly (thread or stream, time, name "
+            "and number): each is counted once"
+        )
     if trace.dropped:
         yield f"{trace.dropped:,} of {trace.events:,} events make no sense, and were left out"
     if trace.truncated:
         yield "the file ends early: its events are whole, what stands behind them is missing"
-    if compiled(program):
-        yield "compiled: torch.compile hides the operators; recorded without it the trace tells them apart"
+
+
+def _not_described(trace: Trace) -> Iterator[str]:
+    """Devices whose properties, and with them the ceilings of the operators, are another's or not known."""
+    known = {one.id for one in trace.devices}
+    for number in np.unique(trace.device.device).tolist() if trace.devices else ():
+        which = f"the trace describes no device {number}" if number >= 0 else "some work has no number of a device"
+        if number not in known and (taken := trace.described(number)):
+            yield f"{which}: it is taken for the {taken.name} that is described"
+        elif number not in known:
+            yield f"{which}, and those described differ: what it can do is not known"
 
 
 def _behind(program: Program) -> Iterator[str]:
