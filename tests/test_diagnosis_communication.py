@@ -143,3 +143,50 @@ def test_waiting_on_the_host_alone_is_evidence_too() -> None:
 def test_one_ranks_trace_cannot_tell_which_rank_is_slow() -> None:
     alone = case(gpu(), settings=training(distributed__world_size=2, profiling__all_ranks=False))
     assert diagnose(alone).unanswered == [Unanswered("straggler", "traces of the other ranks", "profiling.all_ranks")]
+
+
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def exchanging(*exposed: tuple[str, int]) -> Case:
+    """All of two ranks, by the names of kernels and the hundredths of the step in which nothing hides them."""
+    found = [Collective(name, 40 * STEPS, part * PERCENT, part * PERCENT, None) for name, part in exposed]
+    whole = sum(part for _, part in exposed) * PERCENT
+    ranks = [gpu(rank=number, exposed_communication=whole, collectives=found) for number in range(2)]
+    return case(*ranks, settings=training(distributed__world_size=2, distributed__bucket_mb=25.0))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "advice"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "bucket_cap_mb"),
+        ("cross_device_reduce_1stage<__half, 8>", "bucket_cap_mb"),
+        ("multimem_all_reduce_kernel", "bucket_cap_mb"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reshard_after_forward"),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_half", "reshard_after_forward"),
+        ("mscclpp_all_to_all", "embedding tables"),
+        ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "experts"),
+        (SEND_RECV, "overlap them with computing"),
+        ("ncclDevKernel_Broadcast_RING_LL", "broadcast_buffers=False"),
+        ("nvshmemi_transfer", "send less"),
+    ],
+)
+def test_advice_is_of_the_kind_of_collective(kernel: str, advice: str) -> None:
+    finding = only(exchanging((kernel, 20)))
+    assert advice in finding.advice
+    assert ("bucket" in finding.advice) == bool(finding.fix) == (advice == "bucket_cap_mb")
+
+
+def test_the_size_of_buckets_is_no_matter_of_an_exchange_among_all_ranks() -> None:
+    finding = only(exchanging((SEND_RECV, 63), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 27)))
+    assert "bucket" not in finding.advice
+    assert "compress" not in finding.advice
+    assert finding.fix == {}
+    assert finding.advice.startswith("send and receive: start transfers")
+    assert "; all-reduce: overlap" in finding.advice
+    assert "send and receive: 40 times a step, 63 ms a step (63.0 %) not hidden" in finding.evidence
+
+
+def test_what_is_little_beside_the_rest_changes_no_advice() -> None:
+    both = exchanging(("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20), ("ncclDevKernel_Broadcast_RING_LL", 1))
+    assert only(both).fix == {"distributed.bucket_mb": 100.0}

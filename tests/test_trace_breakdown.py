@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces_made import PUBLIC, Record, made, work
+from traces_made import PUBLIC, Record, launched, made, slice_, work
 
 from gpubench.trace.breakdown import breakdown, breakdowns, communication_work, device_spans
 from gpubench.trace.columns import WorkKind
-from gpubench.trace.communication import collectives
+from gpubench.trace.communication import collectives, kind_of
 from gpubench.trace.intervals import union
 from gpubench.trace.names import Lexicon
 from gpubench.trace.profile import Breakdown
@@ -138,3 +138,49 @@ def test_real_traces_give_what_another_program_finds(name: str) -> None:
     assert (found.wall, found.idle) == (wall, idle)
     kernels = (device.kind == WorkKind.KERNEL) & ~communication_work(trace, lexicon)
     assert union(device.start[kernels], device.end[kernels]).length == compute
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("void vllm::cross_device_reduce_2stage<__half, 8>", "all_reduce"),
+        ("two_shot_all_reduce_kernel", "all_reduce"),
+        ("multimem_one_shot_all_reduce_kernel<c10::BFloat16, 16>", "all_reduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", "all_gather"),
+        ("c10d::_allgather_base_", "all_gather"),
+        ("oneccl_reduce_scatter_small", "reduce_scatter"),
+        ("nccl:_reduce_scatter_base", "reduce_scatter"),
+        ("mscclpp::alltoall_kernel", "all_to_all"),
+        ("symm_mem::all_to_all_vdev", "all_to_all"),
+        ("deep_ep::internode::combine", "all_to_all"),
+        ("ncclDevKernel_SendRecv", "send_recv"),
+        ("nccl:send 0->1", "send_recv"),
+        ("c10d::recv_", "send_recv"),
+        ("nccl:broadcast", "broadcast"),
+        ("ncclDevKernel_Generic", "other"),
+    ],
+)
+def test_collectives_are_of_a_kind_however_libraries_spell_it(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_the_kind_of_a_collective_is_what_the_program_asked_for() -> None:
+    trace = made(
+        slice_("c10d::allreduce_", 0, 10),
+        slice_("nccl:all_reduce", 1, 9),
+        launched("ncclKernel_SendRecv", 2, 20, 30, 1),
+        slice_("c10d::alltoall_base_", 11, 19),
+        launched("ncclKernel_SendRecv", 12, 30, 45, 2),
+        work("ncclKernel_SendRecv", 50, 70, 901),
+        launched("ncclKernel_AllGather", 21, 80, 81, 3),
+    )
+    lexicon = Lexicon.of(trace)
+    found = collectives(trace, lexicon, window(trace, lexicon), device_spans(trace, lexicon).exposed_communication)
+    # What SendRecv was where the launch is missing cannot be told, as here it stands for two other kinds.
+    assert [(one.kind, one.exposed) for one in found] == [
+        ("other", 20_000),
+        ("all_to_all", 15_000),
+        ("all_reduce", 10_000),
+        ("all_gather", 1_000),
+    ]

@@ -141,7 +141,10 @@ MI300 = {"id": 0, "name": "AMD Instinct MI300X", "totalGlobalMem": 1}
 
 def product_on(device: int, *described: dict[str, Any]) -> Rank:
     """Of a bf16 product whose kernel ran on this device."""
-    types = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+    types: dict[str, Any] = {
+        "Input Dims": [[4096, 4096], [4096, 4096]],
+        "Input type": ["c10::BFloat16", "c10::BFloat16"],
+    }
     launch = call("hipLaunchKernel", 1, 2, 5)
     events = [slice_("aten::mm", 0, 3, **types), launch, work("Cijk", 4, 1004, 5, device=device)]
     return analyse([made(events, deviceProperties=list(described))]).ranks[0]

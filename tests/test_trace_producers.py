@@ -137,6 +137,7 @@ def test_kernels_that_differ_in_anything_are_two() -> None:
 
 
 def test_an_operator_within_another_of_the_same_name_and_time_is_its_own() -> None:
-    nested = [slice_("aten::zeros", 0, 4, **{"External id": number}) for number in (7, 8)]
+    numbers: list[dict[str, Any]] = [{"External id": 7}, {"External id": 8}]
+    nested = [slice_("aten::zeros", 0, 4, **number) for number in numbers]
     trace = made(nested, nested)
     assert (len(trace.host), trace.repeated) == (2, 2)

@@ -122,6 +122,24 @@ def test_what_only_some_wait_for_is_not_compared(name: str) -> None:
     assert late(sleeping(0, 300, name="gloo:send"), sleeping(1, 5, name="gloo:send")) == []
 
 
+@pytest.mark.parametrize("operator", ["c10d::alltoall_base_", "nccl:all_to_all"])
+def test_in_an_all_to_all_every_rank_waits_for_the_last(operator: str) -> None:
+    def exchanging(rank: int, long: float) -> Trace:
+        kernel = launched("ncclDevKernel_SendRecv", 5, 10, 10 + long, 1)
+        return of_rank(rank, step(1, 0, 400), slice_(operator, 0, 20), kernel)
+
+    assert late(exchanging(0, 300), exchanging(1, 100))[0] == Straggler(rank=1, late=200_000, waited_for=1, of=1)
+
+
+def test_the_arguments_of_a_kernel_tell_its_collective() -> None:
+    def exchanging(rank: int, long: float, collective: str) -> Trace:
+        about = {"Collective name": collective}
+        return of_rank(rank, work("ncclDevKernel_SendRecv", 10, 10 + long, **about))
+
+    assert late(exchanging(0, 300, "all_to_allv"), exchanging(1, 100, "all_to_allv"))[0].rank == 1
+    assert late(exchanging(0, 300, "send"), exchanging(1, 100, "recv")) == []
+
+
 def test_a_trace_of_two_processes_is_refused() -> None:
     other = [{**record, "pid": 2} for record in launched("b", 0, 5, 9, 1)]
     with pytest.raises(DataError, match=r"is of 2 processes: 1, 2"):

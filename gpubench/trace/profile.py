@@ -27,6 +27,7 @@ which it does not seem to wait for other threads."""
 HOST_PARTS: tuple[HostPart, ...] = HostPart.__args__  # type: ignore[attr-defined]
 
 Bound = Literal["compute", "memory", "insufficient data"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "other"]
 CopyKind = Literal["host_to_device", "device_to_host", "device_to_device", "dtype_cast", "layout_change", "same"]
 
 
@@ -188,6 +189,8 @@ class Collective(Struct, frozen=True):
     total: int
     exposed: int
     bytes: int | None
+    kind: CollectiveKind | None = None
+    """What the program asked for, else what the kernel's name says; None in profiles that do not tell."""
 
 
 class Compiled(Struct, frozen=True):

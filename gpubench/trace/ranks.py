@@ -5,7 +5,6 @@ the last rank is there, and they all end together; the rank with the shortest ke
 with the slices of collectives that the host runs, as gloo's, in traces without device work.
 """
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +14,10 @@ from gpubench import units
 from gpubench.errors import DataError
 from gpubench.trace.breakdown import communication_work
 from gpubench.trace.columns import MISSING, HostKind, Mask, Ns, Trace
+from gpubench.trace.communication import KINDS, kind_of, kinds
 from gpubench.trace.links import launchers
 from gpubench.trace.names import Lexicon
-from gpubench.trace.profile import Straggler
+from gpubench.trace.profile import CollectiveKind, Straggler
 from gpubench.trace.windows import Window
 
 NOISE = 20_000
@@ -26,8 +26,9 @@ does the pick-up of a kernel by the device."""
 NOISE_SHARE = 0.05
 """Of the shortest kernel: links share their bandwidth, and do not finish on all ranks at once."""
 
-_OF_SOME = re.compile(r"(?i).*(send|recv|broadcast)")
-"""Between two ranks, or from one to the others: who sends need not wait for who is late."""
+_OF_SOME: frozenset[CollectiveKind] = frozenset({"send_recv", "broadcast"})
+"""Between two ranks, or from one to the others: who sends need not wait for who is late. In an all-to-all every rank
+waits for every other."""
 
 HOW = "give traces of one run, one of each rank"
 
@@ -122,7 +123,8 @@ def _collectives(trace: Trace, window: Window, lexicon: Lexicon) -> dict[_Key, N
 def _on_device(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns]:
     """When each was launched, its name, stream and duration."""
     device = trace.device
-    works = np.flatnonzero(communication_work(trace, lexicon) & _of_all(trace)[device.name])
+    of_some = np.isin(kinds(trace, lexicon), [KINDS.index(kind) for kind in _OF_SOME])
+    works = np.flatnonzero(communication_work(trace, lexicon) & ~of_some)
     # By the launch: a device that lags behind its host starts kernels when the next step has long begun.
     _, stream = np.unique(device.stream[works], return_inverse=True)
     duration = device.end[works] - device.start[works]
@@ -140,7 +142,7 @@ def _on_host(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns]:
 
 def _of_all(trace: Trace) -> Mask:
     """Over `Trace.names`: what can be a collective of all ranks, by its name."""
-    return np.fromiter((_OF_SOME.match(name) is None for name in trace.names), np.bool_, len(trace.names))
+    return np.fromiter((kind_of(name) not in _OF_SOME for name in trace.names), np.bool_, len(trace.names))
 
 
 def _launch_times(trace: Trace) -> Ns:
