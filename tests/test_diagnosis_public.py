@@ -43,6 +43,6 @@ def test_a_program_that_sends_every_gradient_alone_is_told_to_join_them() -> Non
 
 def test_copies_to_the_host_are_no_fix_where_the_gpu_had_its_next_work() -> None:
     findings = diagnosed("hta_a100_rank0of16_alltoall.json.gz")
-    assert findings.headline.startswith("GPU idle 64 %: 98 % of it lies before work already launched")
+    assert findings.headline.startswith("GPU idle 64 %: 98 % of it comes after the launch of the next work")
     assert "device-to-host" not in {finding.id for finding in findings.findings}
     assert all(finding.expected is None or finding.expected.estimate < 0.2 for finding in findings.findings)

@@ -1,6 +1,7 @@
 """Several traces as one program."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -133,7 +134,7 @@ def test_in_an_all_to_all_every_rank_waits_for_the_last(operator: str) -> None:
 
 def test_the_arguments_of_a_kernel_tell_its_collective() -> None:
     def exchanging(rank: int, long: float, collective: str) -> Trace:
-        about = {"Collective name": collective}
+        about: dict[str, Any] = {"Collective name": collective}
         return of_rank(rank, work("ncclDevKernel_SendRecv", 10, 10 + long, **about))
 
     assert late(exchanging(0, 300, "all_to_allv"), exchanging(1, 100, "all_to_allv"))[0].rank == 1

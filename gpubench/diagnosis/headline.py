@@ -20,7 +20,7 @@ WAITS: dict[Cause, str] = {
     "synchronisation": "follows waits of the host for the GPU",
     "python_and_launch": "waits for Python and launches",
     "recording": "follows waits that only the recording makes",
-    "queued": "lies before work already launched (queued, or behind work that was not recorded)",
+    "queued": "comes after the launch of the next work (queued, or work that was not recorded)",
     "backlog": "comes before the first launch recorded",
     "unknown": "cannot be explained from the trace",
 }

@@ -42,16 +42,19 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     NCCL runs an all-to-all as SendRecv, and some of its versions call other collectives so too.
     """
     device = trace.device
-    known = np.array([KINDS.index(kind_of(name)) for name in trace.names], np.int8)
+    named = lexicon.communication_kernel | lexicon.communication_host
+    named[device.collective[device.collective != MISSING]] = True
+    known = np.full(len(trace.names), OTHER, np.int8)
+    known[named] = [KINDS.index(kind_of(trace.names[name])) for name in np.flatnonzero(named).tolist()]
     around = _operators(trace, lexicon.communication_host & (known != OTHER), launchers(trace))
     asked = np.full(len(device), OTHER, np.int8)
     for column in (around, device.collective):
         told = np.where(column != MISSING, known[column], np.int8(OTHER))
         asked = np.where(told != OTHER, told, asked)
-    named = known[device.name]
-    misnamed = np.unique(device.name[(asked != OTHER) & (asked != named)])
-    named = np.where(np.isin(device.name, misnamed), np.int8(OTHER), named)
-    found = np.where(asked != OTHER, asked, named)
+    by_name = known[device.name]
+    misnamed = np.unique(device.name[(asked != OTHER) & (asked != by_name)])
+    by_name[np.isin(device.name, misnamed)] = OTHER
+    found = np.where(asked != OTHER, asked, by_name)
     return np.where(communication_work(trace, lexicon), found, np.int8(OTHER))
 
 

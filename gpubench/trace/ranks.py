@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpubench import units
 from gpubench.errors import DataError
 from gpubench.trace.breakdown import communication_work
-from gpubench.trace.columns import MISSING, HostKind, Mask, Ns, Trace
+from gpubench.trace.columns import MISSING, HostKind, Ns, Trace
 from gpubench.trace.communication import KINDS, kind_of, kinds
 from gpubench.trace.links import launchers
 from gpubench.trace.names import Lexicon
@@ -133,16 +133,12 @@ def _on_device(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns]:
 
 def _on_host(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns]:
     host = trace.host
-    waits = lexicon.communication_wait & _of_all(trace)
+    waits = lexicon.communication_wait.copy()
+    waits[[name for name in np.flatnonzero(waits).tolist() if kind_of(trace.names[name]) in _OF_SOME]] = False
     calls = np.flatnonzero(waits[host.name] & (host.kind != HostKind.PYTHON))
     calls = calls[np.argsort(host.start[calls], kind="stable")]  # the backend has several threads
     name = host.name[calls].astype(np.int64)
     return host.start[calls], name, np.zeros(len(calls), np.int64), host.end[calls] - host.start[calls]
-
-
-def _of_all(trace: Trace) -> Mask:
-    """Over `Trace.names`: what can be a collective of all ranks, by its name."""
-    return np.fromiter((kind_of(name) not in _OF_SOME for name in trace.names), np.bool_, len(trace.names))
 
 
 def _launch_times(trace: Trace) -> Ns:
