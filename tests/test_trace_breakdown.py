@@ -184,3 +184,13 @@ def test_the_kind_of_a_collective_is_what_the_program_asked_for() -> None:
         ("all_reduce", 10_000),
         ("all_gather", 1_000),
     ]
+
+
+def test_a_kernel_whose_launch_is_missing_is_what_others_of_its_name_are() -> None:
+    trace = made(
+        slice_("c10d::alltoall_base_", 0, 10), launched("ncclDevKernel_SendRecv", 2, 20, 30, 1),
+        work("ncclDevKernel_SendRecv", 11, 19, 901), work("ncclDevKernel_Broadcast", 50, 60, 902),
+    )  # fmt: skip
+    lexicon = Lexicon.of(trace)
+    found = collectives(trace, lexicon, window(trace, lexicon), device_spans(trace, lexicon).exposed_communication)
+    assert [(one.kind, one.calls) for one in found] == [("all_to_all", 2), ("broadcast", 1)]

@@ -38,8 +38,8 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     """For each work of the device the place of its kind in KINDS, OTHER for what does not communicate.
 
     It is what the program asked for: by the kernel's arguments, else by the operator or annotation around its launch.
-    Only where neither is in the trace it is told by the kernel's name, if that stands for nothing else in this trace:
-    NCCL runs an all-to-all as SendRecv, and some of its versions call other collectives so too.
+    Where neither is in the trace, it is what other kernels of the name are, if these are of one kind; without any, what
+    the name says. NCCL runs an all-to-all as SendRecv, and some of its versions call other collectives so too.
     """
     device = trace.device
     named = lexicon.communication_kernel | lexicon.communication_host
@@ -51,10 +51,10 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     for column in (around, device.collective):
         told = np.where(column != MISSING, known[column], np.int8(OTHER))
         asked = np.where(told != OTHER, told, asked)
-    by_name = known[device.name]
-    misnamed = np.unique(device.name[(asked != OTHER) & (asked != by_name)])
-    by_name[np.isin(device.name, misnamed)] = OTHER
-    found = np.where(asked != OTHER, asked, by_name)
+    for name in np.unique(device.name[asked != OTHER]).tolist():
+        among = np.unique(asked[(asked != OTHER) & (device.name == name)])
+        known[name] = among[0] if len(among) == 1 else OTHER
+    found = np.where(asked != OTHER, asked, known[device.name])
     return np.where(communication_work(trace, lexicon), found, np.int8(OTHER))
 
 

@@ -35,8 +35,8 @@ def notes(program: Program) -> list[str]:
 def _notes(program: Program) -> Iterator[str]:
     trace, window = program.trace, program.window
     if trace.host_only:
-        lacking = "no GPU work that is read is in the trace" if trace.unread else "there is no GPU work in the trace"
-        yield f"{lacking}: what follows is the host's time"
+        lacking = "no work of CUDA, ROCm or XPU" if trace.unread else "no GPU work"
+        yield f"there is {lacking} in the trace: what follows is the host's time"
     if not window.steps:
         span = "host slices" if trace.host_only else "GPU work"
         yield f"no ProfilerStep is marked: the window is from the first to the last of the {span}"
@@ -63,10 +63,8 @@ def _notes(program: Program) -> Iterator[str]:
 def _of_events(trace: Trace) -> Iterator[str]:
     """What was not read as it stands in the file."""
     if trace.unread:
-        yield (
-            f"events of {units.listed(sorted(trace.unread))} are not read ({sum(trace.unread.values()):,} of "
-            f"{trace.events:,}): only the device work of CUDA, ROCm and XPU is"
-        )
+        number, names = sum(trace.unread.values()), units.listed(sorted(trace.unread))
+        yield f"events of {names} are not read ({number:,} of {trace.events:,})"
     if trace.repeated:
         yield (
             f"{trace.repeated:,} of {trace.events:,} events repeat another one exactly (thread or stream, time, name "
@@ -97,8 +95,7 @@ def _behind(program: Program) -> Iterator[str]:
     elsewhere = linked & (here != program.started)
     duration = device.end - device.start
     if elsewhere.any() and duration[elsewhere].sum() > BEHIND * duration[program.started].sum():
-        late = max(int((device.start[elsewhere] - program.trace.host.end[program.links[elsewhere]]).max()), 0)
-        yield (
-            f"the GPU ran up to {units.seconds(late / 1e9)} behind the host: calls and GPU time are of the work that "
-            "began in the window, time on the host is of what the host did in it"
-        )
+        late = int((device.start[elsewhere] - program.trace.host.end[program.links[elsewhere]]).max())
+        behind = f"the GPU ran up to {units.seconds(late / 1e9)} behind the host: " if late > 0 else ""
+        rest = "calls and GPU time are of the work that began in the window, time on the host is of what the host did in it"
+        yield behind + rest
