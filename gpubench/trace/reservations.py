@@ -14,6 +14,10 @@ BEHIND = 0.05
 """Of the window's work: where so much more was launched in another, the host's figures are of other work."""
 
 
+WAITED = 0.01
+"""Of the window: the idle time behind a shorter wait is no longer than the wait, and too little for a finding."""
+
+
 def missing(program: Program) -> dict[str, str]:
     """What could not be told, and the option of torch.profiler that would bring it."""
     trace = program.trace
@@ -47,17 +51,21 @@ def _notes(program: Program) -> Iterator[str]:
     if unlinked:
         yield f"{unlinked:,} of {int(program.started.sum()):,} pieces of GPU work were launched outside of the trace"
     yield from _behind(program)
-    waits = np.flatnonzero(program.recorder_waits & program.inside)
-    if len(waits):
-        waited = units.seconds(int((trace.host.end - trace.host.start)[waits].sum()) / 1e9)
-        call = trace.names[trace.host.name[waits[0]]]
-        yield f"the recording itself waited {waited} for the GPU ({call}): no finding counts the idle time behind that"
+    yield from _of_recording(program)
     if len(np.unique(trace.device.device)) > 1:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} worked: their time is taken together"
     yield from _not_described(trace)
     yield from _of_events(trace)
     if compiled(program):
         yield "compiled: torch.compile hides the operators; recorded without it the trace tells them apart"
+
+
+def _of_recording(program: Program) -> Iterator[str]:
+    waits = np.flatnonzero(program.recorder_waits & program.inside)
+    waited = int((program.trace.host.end - program.trace.host.start)[waits].sum())
+    if waited > WAITED * program.window.wall:
+        spent, call = units.seconds(waited / 1e9), program.trace.names[program.trace.host.name[waits[0]]]
+        yield f"the recording itself waited {spent} for the GPU ({call}): no finding counts the idle time behind that"
 
 
 def _of_events(trace: Trace) -> Iterator[str]:
@@ -97,5 +105,6 @@ def _behind(program: Program) -> Iterator[str]:
     if elsewhere.any() and duration[elsewhere].sum() > BEHIND * duration[program.started].sum():
         late = int((device.start[elsewhere] - program.trace.host.end[program.links[elsewhere]]).max())
         behind = f"the GPU ran up to {units.seconds(late / 1e9)} behind the host: " if late > 0 else ""
-        rest = "calls and GPU time are of the work that began in the window, time on the host is of what the host did in it"
+        rest = "calls and GPU time are of the work that began in the window, "
+        rest += "time on the host is of what the host did in it"
         yield behind + rest
