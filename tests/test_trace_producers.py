@@ -46,7 +46,7 @@ def refused(path: Path) -> str:
         (slices("FEE"), {}, "VizTracer"),
         (slices("cuda", "nvtx", "cuda_api", pid="Device 0"), {}, "nsys2json"),
         ([{"ph": phase, "cat": "gfx", "ts": 1, "pid": 1, "tid": 1} for phase in "BE"], {}, "Android's systrace"),
-        (slices("", pid="CUDA functions"), {}, "torch.autograd.profiler"),
+        (slices("", pid="CUDA functions"), {}, "EventList.export_chrome_trace"),
         (slices("Session", "Node"), {}, "ONNX Runtime"),
         (slices("", pid=3), {"beginningOfTime": 5}, "clang"),
     ],
@@ -55,14 +55,14 @@ def test_a_trace_of_another_program_is_refused_by_its_name(
     tmp_path: Path, events: list[Record], about: dict[str, Any], producer: str
 ) -> None:
     said = refused(write(tmp_path / "t.json", events, **about))
-    assert "it is not torch.profiler's" in said
+    assert "torch.profiler did not write it" in said
     assert f"as in traces of {producer}" in said
     assert "has a duration" not in said
 
 
 def test_a_trace_that_no_known_program_writes_is_told_by_its_categories(tmp_path: Path) -> None:
     said = refused(write(tmp_path / "t.json", slices("a", "b", "b", "c", "d", "e", "f")))
-    assert said.endswith("cannot be read: it is not torch.profiler's: its categories are b, a, c, d and 2 more")
+    assert said.endswith("cannot be read: torch.profiler did not write it: its categories are b, a, c, d and 2 more")
     assert "its events have no category" in refused(write(tmp_path / "t.json", slices("")))
 
 

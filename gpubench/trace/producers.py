@@ -1,4 +1,4 @@
-"""Whose trace a file is that has nothing of torch.profiler's in it.
+"""Which program wrote a trace, where torch.profiler did not.
 
 Many programs write Chrome's format. They differ in the categories of their events, in the names of the processes, and
 in what stands beside the events.
@@ -30,7 +30,10 @@ _CATEGORIES = (
 )
 _PROCESSES = (
     (r"/(device|host):", _XLA),
-    (r"(CPU|CUDA) functions$", "torch.autograd.profiler before PyTorch 1.8.1, which is not read"),
+    (
+        r"(CPU|CUDA) functions$",
+        "EventList.export_chrome_trace, which leaves most out: the profiler has an export_chrome_trace of its own",
+    ),
     (r"CPU (HIP|HSA) API|GPU\d+$", "rocprof"),
     (r"rank \d+$", "gpubench pipe-infer, a timeline"),
 )
@@ -44,7 +47,7 @@ _KEYS = {
 
 @dataclass
 class Signs:
-    """What tells, gathered from all events of a file."""
+    """What tells the program, collected from the events of a file."""
 
     categories: Counter[str] = field(default_factory=Counter)
     """Of events that last."""
@@ -61,7 +64,7 @@ class Signs:
                     self.processes.add(event.pid)
 
     def told(self, about: Mapping[str, Any]) -> str | None:
-        """Why nothing of it can be read, and whose it looks like; None where no event lasts.
+        """Why nothing in the file can be read, and which program it looks like one of; None where no event lasts.
 
         `about` is what stands beside the events.
         """
@@ -75,7 +78,7 @@ class Signs:
         if any(map(OF_DEVICES.match, named)):
             return f"the events of its device are not read: {what}"
         producer = self._producer(about)
-        return f"it is not torch.profiler's: {what}" + (f", as in traces of {producer}" if producer else "")
+        return f"torch.profiler did not write it: {what}" + (f", as in traces of {producer}" if producer else "")
 
     def _producer(self, about: Mapping[str, Any]) -> str | None:
         source = about.get("metadata")
