@@ -2,11 +2,13 @@
 
 import pytest
 from cases_made import PERCENT, case, copy, cpu, gpu, ids, kernel, phase, rank, training, wait
+from traces_made import LOADER, Record, call, launched, made, slice_, step, work
 
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
 from gpubench.diagnosis.headline import DOES, WAITS, headline
 from gpubench.findings import Finding
+from gpubench.trace.analysis import analyse
 from gpubench.trace.profile import CAUSES, HOST_PARTS, Straggler
 
 
@@ -112,3 +114,25 @@ def test_the_headline_of_a_step_that_is_mostly_the_profilers_is_of_a_clean_one()
 def test_every_cause_and_part_has_its_words() -> None:
     assert WAITS.keys() == set(CAUSES)
     assert DOES.keys() == set(HOST_PARTS)
+
+
+DOWNLOAD = "Memcpy DtoH (Device -> Pageable)"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        [*launched("b", 50, 463_000, 463_100, 2), call("cudaStreamSynchronize", 54, 463_110)],
+        [call("cudaMemcpyAsync", 54, 463_110, 2), work(DOWNLOAD, 463_000, 463_100, 2, cat="gpu_memcpy")],
+        [*launched("b", 50, 463_000, 463_100, 2), call("cudaMalloc", 54, 463_110)],
+        [*launched("b", 50, 463_000, 463_100, 2), slice_(LOADER, 52, 463_110)],
+        [*launched("b", 50, 463_000, 463_100, 2), slice_("gloo:all_reduce", 52, 463_110)],
+    ],
+)
+def test_nothing_is_promised_of_a_gap_whose_next_work_was_launched(ending: list[Record]) -> None:
+    steps = [step(1, 0, 463_120), *launched("a", 1, 2, 100, 1), slice_("aten::item", 53, 463_111)]
+    profile = analyse([made(steps, ending)])
+    findings = diagnose(Case(profile))
+    assert profile.ranks[0].idle["queued"] > 0.99 * profile.ranks[0].wall
+    assert [one for one in findings.findings if one.expected and one.expected.estimate > 0.01] == []
+    assert "comes after the launch of the next work (queued, or work that was not recorded)" in findings.headline

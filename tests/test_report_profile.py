@@ -485,3 +485,11 @@ def test_the_scalars_are_fractions_of_the_wall_time() -> None:
     assert found["profile/step_time"] == pytest.approx(0.177)
     host = shares(Profile([made.host_rank()], []))
     assert sum(value for tag, value in host.items() if tag.startswith("profile/host/")) == pytest.approx(1)
+
+
+def test_idle_time_behind_launched_work_is_named_for_what_it_may_be() -> None:
+    first = made.profile().ranks[0]
+    assert first.device is not None
+    queued = msgspec.structs.replace(first, idle={"queued": first.device.idle})
+    names = [part.name for part in profile_phrases.parts(queued)]
+    assert "idle, queued, or work that was not recorded" in names
