@@ -7,7 +7,6 @@ from gpubench import units
 from gpubench.report.plain import words
 from gpubench.report.profile_phrases import bound_known, calls, duration, kernel_name, name, share, steps
 from gpubench.report.sheets import Sheet, sheet
-from gpubench.trace.communication import kind_of
 from gpubench.trace.profile import Copy, Operator, Profile, Rank
 
 MODULES = 15
@@ -134,7 +133,7 @@ def collectives(rank: Rank) -> Sheet:
     found, rest = _top(rank.collectives, PLACES, lambda one: one.total, rank)
     rows = [
         {
-            "kind": words(one.kind or kind_of(one.name)),
+            "kind": words(one.kind or ""),
             "collective": one.name,
             "time": duration(rank, one.total),
             "exposed": duration(rank, one.exposed),
