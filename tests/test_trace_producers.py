@@ -94,8 +94,10 @@ def test_a_device_whose_events_are_not_read_is_no_program_on_a_cpu(category: str
     notes = " ".join(profile.ranks[0].notes)
     assert f"events of {category} are not read (2 of" in notes
     assert "there is no GPU work in the trace" not in notes
+    assert "there is no work of CUDA, ROCm or XPU in the trace" in notes
     findings = diagnose(Case(profile))
     assert findings.findings == []
+    assert [one.id for one in findings.unanswered] == ["device"]
     assert findings.headline.startswith(f"host alone ({category} is not read): ")
 
 

@@ -41,8 +41,10 @@ _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 def diagnose(case: Case) -> Findings:
     """Findings by expected saving, those of which it is unknown last."""
-    rules = OF_HOST if case.rank.host_only and case.rank.unread else RULES
-    answers = [answer for rule in rules for answer in rule(case)]
+    unread = case.rank.host_only and bool(case.rank.unread)
+    answers = [answer for rule in (OF_HOST if unread else RULES) for answer in rule(case)]
+    if unread:
+        answers.append(Unanswered("device", f"the device's work, as {case.rank.unread[0]} is not read", needs=""))
     findings = [answer for answer in answers if isinstance(answer, Finding) and answer.evidence]
     findings.sort(key=_urgency)
     return Findings(

@@ -91,7 +91,7 @@ class _Builder:
     timeless: int = 0
     """Events that should have a duration, and have none that makes sense."""
     repeated: int = 0
-    """Of the slices and works that were asked for, those that were left out as they are there already."""
+    """Slices and works that were left out since they repeat others."""
     unread: Counter[str] = field(default_factory=Counter)
     signs: Signs = field(default_factory=Signs)
     """Of the events until the first one that is read."""

@@ -12,8 +12,7 @@ from gpubench.trace.windows import step_runs
 
 BEHIND = 0.05
 """Of the window's work: where so much more was launched in another, the host's figures are of other work."""
-
-
+NAMED = 4  # categories that are not read
 WAITED = 0.01
 """Of the window: the idle time behind a shorter wait is no longer than the wait, and too little for a finding."""
 
@@ -71,8 +70,10 @@ def _of_recording(program: Program) -> Iterator[str]:
 def _of_events(trace: Trace) -> Iterator[str]:
     """What was not read as it stands in the file."""
     if trace.unread:
-        number, names = sum(trace.unread.values()), units.listed(sorted(trace.unread))
-        yield f"events of {names} are not read ({number:,} of {trace.events:,})"
+        named = sorted(trace.unread, key=lambda category: -trace.unread[category])
+        more = [f"{len(named) - NAMED} more categories"] if len(named) > NAMED else []
+        number = sum(trace.unread.values())
+        yield f"events of {units.listed([*named[:NAMED], *more])} are not read ({number:,} of {trace.events:,})"
     if trace.repeated:
         yield (
             f"{trace.repeated:,} of {trace.events:,} events repeat another one exactly (thread or stream, time, name "
