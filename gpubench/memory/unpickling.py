@@ -36,17 +36,26 @@ _FOREIGN = {
 
 _PIECE = 16 * 2**20
 _PROTOCOLS = range(2, 6)
-# What objects take, by what makes them. Most of a byte's worth are references; keys of a dict take the most.
-_OF_A_BYTE, _OF_A_DICT, _OF_A_LIST = 16, 256, 80
+# Bytes of memory for each byte of the file, and for each object whose opcodes are shorter than what they make.
+_OF_A_BYTE = 16
+_OF_AN_OBJECT = {b"}": 256, b"]": 80, b"\x85": 80, b"\x86": 80, b"\x87": 80}
 
-_SHORT = rb"K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x04.{4}|\x03...|\x02..|\x01.|\x00|\x08.{7}[\x00\xff])"
-"""Integers of fewer than 57 bits: they are their own hash, so that none are made to share one."""
-_FIXED = re.compile(
-    rb"(?:[]}()Naesu\x88\x89\x94]++"  # lists, dicts, (), None, True, False; the memo
-    rb"|h.|j....|q.|(?:" + _SHORT + rb")(?:(?:" + _SHORT + rb")\x86)?+|G.{8}|\x95.{8})*+",
-    # from the memo and to it; integers, and tuples of two; floats; frames
-    re.DOTALL,
+_INTEGER = (
+    rb"K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x04.{4}|\x03...|\x02..|\x01.|\x00|\x08.{7}[\x00-\x1f\xe0-\xff])"
 )
+"""Integers of up to 61 bits. Each is its own hash, so a file cannot hold many that share one."""
+_SCALAR = rb"(?:" + _INTEGER + rb"|G.{8}|[N\x88\x89])"
+_SHORT = rb"[]})aesu\x94]++|h.|j....|q."
+"""Lists, dicts, the empty tuple, what adds to a container, the memo."""
+_TUPLE = (
+    rb"\((?:" + _SCALAR + rb"{4,}+t)?+|" + _SCALAR + (rb"(?:\x85|" + _SCALAR + rb"(?:\x86|" + _SCALAR + rb"\x87))?+")
+)
+"""A scalar, a mark, or a tuple. It holds scalars alone: tuples of tuples as keys overflow the stack when hashed."""
+_KNOWN = re.compile(rb"(?:" + _SHORT + rb"|" + _TUPLE + rb")*+", re.DOTALL)
+_BETWEEN = re.compile(rb"(?:" + _SHORT + rb"|" + _SCALAR + rb"|[(t\x85-\x87]|r....)*+", re.DOTALL)
+"""Opcodes outside of frames, of which only the length is asked."""
+_FRAME, _FRAMED = 0x95, b"\x04"
+"""The opcode that begins a frame, and the first protocol that has it."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x43: 1, 0x42: 4}
 """Of what is written as its length and itself, str and bytes, how long the length is."""
 _LONG_BINPUT, _STOP = b"r."
@@ -55,7 +64,7 @@ _CODE = b"cRbio\x81\x82\x83\x84\x92\x93PQ"
 
 
 def plain(path: Path) -> Any:
-    """Dicts, lists, strings and numbers, and tuples of two integers, as the pickle in `path` holds them.
+    """Dicts, lists, strings, numbers, and tuples of numbers, as the pickle in `path` holds them.
 
     One object may stand in many places, or in itself. Raises DataError for what cannot be read, is no pickle, holds
     code, is not whole, or would not fit in memory.
@@ -63,6 +72,7 @@ def plain(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             data = b"".join(_pieces(file, path))
+        data = _unframed(data)
         _check(data, path)
         return _Data(BytesIO(data)).load()
     except OSError as error:
@@ -104,25 +114,54 @@ def _check_kind(first: bytes, path: Path) -> None:
         raise DataError(f"{path} is no memory snapshot: it is a pickle of protocol {first[1]}, which is unknown", HOW)
 
 
+def _unframed(data: bytes) -> bytes:
+    """`data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
+
+    They may begin between any two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler` go on
+    elsewhere than where it ends. Without them, what is checked is what is run.
+    """
+    if data[1:2] < _FRAMED:
+        return data
+    pieces, begin, at = [], 0, 2
+    while at < len(data):
+        if data[at] == _FRAME:
+            pieces.append(data[begin:at])
+            begin = at + 9
+            at = begin + int.from_bytes(data[at + 1 : begin], "little")  # a frame holds no other
+        elif data[at] in _LENGTHS:
+            at = _string_end(data, at)
+        elif (end := _end(_BETWEEN, data, at)) > at:
+            at = end
+        else:
+            break
+    return b"".join([*pieces, data[begin:]])
+
+
 def _check(data: bytes, path: Path) -> None:
     """Goes through all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
     at = 2
     while True:
-        at = _fixed(data, at)
+        at = _end(_KNOWN, data, at)
         if at >= len(data):
             raise _damaged(path, "it is cut short")
         if data[at] == _STOP:
             break
         at = _skip(data, at, path)
-    needed = len(data) * _OF_A_BYTE + data.count(b"}") * _OF_A_DICT + data.count(b"]") * _OF_A_LIST
-    if needed > psutil.virtual_memory().available:
+    objects = sum(data.count(opcode) * size for opcode, size in _OF_AN_OBJECT.items())
+    if len(data) * _OF_A_BYTE + objects > psutil.virtual_memory().available:
         raise _too_large(path)
 
 
-def _fixed(data: bytes, at: int) -> int:
-    """Where the opcodes of known length end that begin at `at`, if any do."""
-    match = _FIXED.match(data, at)
+def _end(opcodes: re.Pattern[bytes], data: bytes, at: int) -> int:
+    """Where those `opcodes` end that begin at `at`, if any do."""
+    match = opcodes.match(data, at)
     return match.end() if match else at
+
+
+def _string_end(data: bytes, at: int) -> int:
+    """Where the string ends whose opcode is at `at`."""
+    end = at + 1 + _LENGTHS[data[at]]
+    return end + int.from_bytes(data[at + 1 : end], "little")
 
 
 def _skip(data: bytes, at: int, path: Path) -> int:
@@ -131,8 +170,7 @@ def _skip(data: bytes, at: int, path: Path) -> int:
     if opcode in _CODE:
         raise DataError(f"{path} holds code, refused: a memory snapshot is data alone", HOW)
     if opcode in _LENGTHS:
-        end = at + 1 + _LENGTHS[opcode]
-        return end + int.from_bytes(data[at + 1 : end], "little")
+        return _string_end(data, at)
     if opcode == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:
         return at + 5
     raise _damaged(path, f"byte {at:,} is of no memory snapshot")
