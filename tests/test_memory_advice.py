@@ -398,7 +398,7 @@ def test_what_was_there_before_a_snapshot_may_be_the_model() -> None:
     lacking = missing(advise(of_snapshot(), None))
     assert {"parameters", "gradients", "optimizer-state"} <= lacking.keys()
     assert "max_entries" in lacking["parameters"]
-    assert "max_entries" not in missing(advise(of_snapshot(source="trace"), None))["parameters"]
+    assert "max_entries" not in missing(advise(of_snapshot(truncated=False, late=True), None))["parameters"]
 
 
 def test_a_snapshot_with_pythons_stacks_alone_does_not_tell_operators() -> None:

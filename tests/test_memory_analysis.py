@@ -462,8 +462,10 @@ def test_notes_and_lost_events_are_handed_on() -> None:
     history = adamw(N)
     history.truncated, history.notes = True, ["from the history"]
     found = of(history, notes=["from the caller"])
-    assert found.truncated
+    assert (found.truncated, found.late) == (True, False)
     assert found.notes == ["from the history", "from the caller"]
+    history.truncated, history.late = False, True
+    assert (of(history).truncated, of(history).late) == (False, True)
 
 
 def test_a_history_without_allocations_is_refused() -> None:

@@ -137,10 +137,8 @@ def test_totals_tell_what_was_there_before_and_what_is_reserved(tmp_path: Path) 
     assert (history.readings[-1].allocated, history.readings[-1].reserved) == (6000, 20_000)
     assert max(one.peak_allocated for one in history.readings) == 10_512
     assert (found.name, found.capacity) == (V100["name"], V100["totalGlobalMem"])
-    assert history.truncated
-    assert history.notes == [
-        "history truncated: 9.77 KiB were there before the first event: nothing tells what they hold"
-    ]
+    assert (history.late, history.truncated) == (True, False)
+    assert history.notes == ["9.77 KiB were allocated before the recording began: nothing tells what they hold"]
 
 
 def test_events_count_in_the_order_of_time_not_of_the_file(tmp_path: Path) -> None:

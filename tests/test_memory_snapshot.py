@@ -78,7 +78,7 @@ def test_a_real_recording_is_rebuilt_to_the_published_peak_and_end() -> None:
     asked = held(history)
     assert (f"{max(asked) / MIB:,.2f}", f"{asked[-1] / MIB:,.2f}") == ("13,278.96", "1,310.27")
     assert [mark.phase for mark in history.marks] == ["start", "forward", "loss", "backward"]
-    assert history.truncated
+    assert (history.late, history.truncated) == (True, False)  # the model was built before
     assert "1.28 GiB were there before the first of its 5,163 events" in history.notes[0]
     assert not any(one.category == "unknown" for one in history.allocations)
 
@@ -119,7 +119,8 @@ def test_what_was_there_before_the_first_event_follows_from_the_end(file: Path) 
     assert (new.begin, new.end) == (2, None)
     assert found.marks[0] == Mark(0, "start")
     assert found.marks[1].at == 2
-    assert found.truncated
+    assert (found.truncated, found.late) == (True, False)  # a stack is known of what has no event
+    assert "it recorded the allocation of 1 block, and the events are gone" in found.notes[0]
     assert "1.66 KiB were there before the first of its 3 events" in found.notes[0]
     assert [reading.allocated for reading in found.readings] == [0, 1024 + 1024, 1024 + 512]
 
@@ -269,6 +270,87 @@ def test_a_pickle_of_any_binary_protocol_is_read(file: Path, protocol: int) -> N
     content = snapshot(training(40), [segment(2048, 2 * MIB, block(1024, 800), block(1024, 700))])
     plain = read(write(file, content))[0].history
     assert read(write(file, content, protocol))[0].history == plain
+
+
+def recorded(begin: int, entries: int, length: int, device: int = 0) -> tuple[list[Record], Record]:
+    """Events and segment of a program that allocates at 16 addresses in turn and frees what it finds there, recorded
+    from its move `begin` on into a ring buffer of `entries` as the allocator has one."""
+    events: list[Record] = []
+    stacks: dict[int, list[Record]] = {}
+    for number in range(length):
+        place, stack = number * 7 % 16, FORWARD if number >= begin else []
+        moves = [alloc(place * 8192, 1000, stack)]
+        if place in stacks:
+            del stacks[place]
+            moves = free(place * 8192, 1000, stack)
+        else:
+            stacks[place] = stack
+        events += moves if number >= begin else []
+    blocks = [
+        block(8192, 1000, "active_allocated" if place in stacks else "inactive", stacks.get(place, []))
+        for place in range(16)
+    ]
+    return events[-entries:], segment(0, 2**21, *blocks, device=device)
+
+
+def beginning(file: Path, *devices: tuple[list[Record], Record]) -> list[tuple[bool, bool, str]]:
+    content = snapshot([], [state for _, state in devices])
+    content["device_traces"] = [events for events, _ in devices]
+    histories = [one.history for one in read(write(file, content))]
+    return [(one.late, one.truncated, next(iter(one.notes), "")) for one in histories]
+
+
+def test_a_recording_that_began_late_lost_nothing(file: Path) -> None:
+    ((late, truncated, note),) = beginning(file, recorded(begin=12, entries=10**6, length=81))
+    assert (late, truncated) == (True, False)
+    assert "nothing suggests that events were lost" in note
+    assert "before the model is built" in note
+    assert "max_entries" not in note
+    assert beginning(file, recorded(begin=0, entries=10**6, length=81)) == [(False, False, "")]
+
+
+def test_what_was_allocated_while_it_recorded_and_has_no_event_was_overwritten(file: Path) -> None:
+    for begin in (0, 8):
+        ((late, truncated, note),) = beginning(file, recorded(begin, entries=7, length=75))
+        assert (late, truncated) == (False, True)
+        assert "it recorded the allocation of 4 blocks, and the events are gone" in note
+        assert "larger max_entries" in note
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"), [(100, True), (128, True), (1000, True), (12_000, True), (20_000, True), (103, False)]
+)
+def test_a_round_number_of_events_probably_is_all_that_the_buffer_took(file: Path, entries: int, said: bool) -> None:
+    """Nothing proves it where all that is held was there before."""
+    one_after_another = flat(alloc(0, 512, FORWARD), free(0, 512, FORWARD)) * entries
+    events = [*free(8192, 100), *one_after_another][:entries]
+    ((late, truncated, note),) = beginning(file, (events, segment(0, 2**21, block(8192, 1000))))
+    assert (late, truncated) == (not said, said)
+    assert ("probably is max_entries" in note) == said
+
+
+def test_a_device_with_fewer_events_than_another_did_not_fill_its_buffer(file: Path) -> None:
+    """max_entries is the same for all."""
+    more = recorded(begin=12, entries=10**6, length=300, device=1)
+    few = recorded(begin=12, entries=10**6, length=81)
+    few = (few[0][:100], few[1])
+    (first, second) = beginning(file, few, more)
+    assert first[:2] == second[:2] == (True, False)
+    assert "no event was lost" in first[2]
+    alike = recorded(begin=12, entries=10**6, length=81, device=1)
+    for late, truncated, note in beginning(file, recorded(begin=12, entries=10**6, length=81), alike):
+        assert (late, truncated) == (False, True)
+        assert "which probably is max_entries" in note
+
+
+def test_a_segment_whose_stack_is_known_was_taken_while_it_recorded(file: Path) -> None:
+    state = segment(0, 2**21, block(1024, 1000)) | {"frames": FORWARD}
+    events = flat(alloc(8192, 100, FORWARD), free(8192, 100, FORWARD))
+    ((_, truncated, note),) = beginning(file, (events, state))
+    assert truncated
+    assert "1 segment" in note
+    taken = [event("segment_alloc", 0, 2**21, FORWARD), *events]
+    assert beginning(file, (taken, segment(0, 2**21) | {"frames": FORWARD})) == [(False, False, "")]
 
 
 moves = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 5000)), min_size=1, max_size=60)

@@ -145,7 +145,8 @@ def test_nothing_is_run_that_was_checked_as_the_text_of_a_string(file: Path, cla
 
 def test_a_tuple_holds_no_other(file: Path) -> None:
     inner: Any = (1, 2)
-    for content in ((inner,), (inner, 1), (1, inner), (1, 2, inner), (1, 2, 3, inner), ([],), ("a", "b")):
+    contents: list[Any] = [(inner,), (inner, 1), (1, inner), (1, 2, inner), (1, 2, 3, inner), ([],), ("a", "b")]
+    for content in contents:
         for protocol in range(2, 6):
             file.write_bytes(pickle.dumps(content, protocol))
             with pytest.raises(DataError, match="damaged"):

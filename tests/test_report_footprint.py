@@ -233,6 +233,9 @@ def test_where_the_figures_come_from_is_said_before_any_table() -> None:
     _, about, lost, *_ = rendered(made.of_snapshot(), label="snap_shot.pickle").splitlines()
     assert about == "snap_shot.pickle: from a CUDA memory snapshot"
     assert lost.startswith("history truncated: ")
+    late = made.of_snapshot(truncated=False, late=True)
+    assert footprint_phrases.beginning(late).startswith("recording began late: ")
+    assert footprint_phrases.beginning(made.on_cpu()) == ""
 
 
 @given(amounts)

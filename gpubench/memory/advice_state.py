@@ -167,7 +167,7 @@ def _lost(case: Case, share: float) -> tuple[str, str] | None:
     """What is missing where so much was there before the recording that it may be what the rule looks for."""
     if case.share(case.held("before")) < share:
         return None
-    entries = ", with a larger max_entries" if case.footprint.source == "snapshot" else ""
+    entries = ", with a larger max_entries" if case.footprint.truncated else ""
     return "what was there before the first event", f"record from before the model is built{entries}"
 
 

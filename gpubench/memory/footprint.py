@@ -117,7 +117,10 @@ class Footprint(Struct, frozen=True, kw_only=True):
     """The largest first; the rest is in one of category "" and count of them."""
     corrections: list[Correction] = []
     timeline: Timeline
+    late: bool = False
+    """Memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False
+    """Events before the first that is here were lost."""
     notes: list[str] = []
 
     @property

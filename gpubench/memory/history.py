@@ -80,6 +80,8 @@ class History(Struct):
     """Positions: every `begin` and `end` lies below."""
     readings: list[Reading] = []
     """One for each mark, where the device has an allocator that counts."""
+    late: bool = False
+    """Memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False
     """Events before the first that is here were lost."""
     notes: list[str] = []

@@ -68,7 +68,7 @@ def assembled(moves: Sequence[Move], there: Sequence[Held], reserved: int | None
         allocations=[*(one for one, _ in course.before), *course.given],
         marks=_marks([_START] * first + course.phases),
         length=first + len(course.phases),
-        truncated=bool(course.before),
+        late=bool(course.before),
     )
     if reserved is not None:
         changes = [*(block for _, block in course.before), *course.changes]

@@ -114,7 +114,7 @@ def _there(moves: Sequence[Move], before: int) -> list[Held]:
 
 def _notes(abouts: Sequence[About], before: int | None, held: int) -> Iterator[str]:
     if held:
-        yield f"history truncated: {units.size(held)} were there before the first event: nothing tells what they hold"
+        yield f"{units.size(held)} were allocated before the recording began: nothing tells what they hold"
     if before is None:
         yield "the trace has no totals: what was there all along is missing"
     elif drift := _drift(abouts, before):

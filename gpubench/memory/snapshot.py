@@ -1,7 +1,7 @@
 """Histories from a file of torch.cuda.memory._dump_snapshot.
 
-It holds what the allocator did, as far back as its buffer of max_entries reached, and what it had in the end. What was
-there before the first event follows from both.
+It holds what the allocator did since the recording began, as far back as its ring buffer of max_entries reaches, and
+what it had in the end. What was there before the first event follows from both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,9 @@ from gpubench.memory.unpickling import HOW
 
 BLOCK = 512
 """Bytes of which every block is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
+
+FEWEST = 100
+"""Events: nobody limits a recording to fewer, and so few are a round number too easily."""
 
 _GIVEN, _REQUESTED, _COMPLETED = "alloc", "free_requested", "free_completed"
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -60,8 +63,10 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     history = assembled(moves, there, levels[0])
     classify(history)
     before = sum(one.size for one in history.allocations if one.category == "before")
+    sign = _overwritten(number, found) or (_full(number, found) if before or levels[0] else "")
+    history.truncated, history.late = bool(sign), bool(before) and not sign
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
-    history.notes = [*_notes(len(events), before, lost), *_failures(events)]
+    history.notes = [*_beginning(number, found, before, sign), *_unreleased(lost), *_failures(events)]
     return DeviceHistory(number, history)
 
 
@@ -142,12 +147,56 @@ def _given(event: Event, phase: Phase, step: int | None, told: Told) -> Allocati
     )
 
 
-def _notes(events: int, before: int, lost: int) -> Iterator[str]:
-    if before:
+def _overwritten(number: int, found: Snapshot) -> str:
+    """What proves that events are missing; nothing where nothing does.
+
+    A block keeps the stack of its allocation, and a segment that of its own, only where the allocator was recording
+    (context_when_allocated of c10/cuda/CUDACachingAllocator.cpp): their events were recorded too.
+    """
+    given, reserved = (
+        {event.addr for event in found.device_traces[number] if event.action in actions}
+        for actions in ([_GIVEN], [action for action, change in _RESERVES.items() if change > 0])
+    )
+    mine = [one for one in found.segments if one.device == number]
+    blocks = sum(bool(block.frames) and address not in given for one in mine for address, block in _held(one))
+    segments = sum(bool(one.frames) and one.address not in reserved for one in mine)
+    known = [units.counted(count, name) for count, name in ((blocks, "block"), (segments, "segment")) if count]
+    return f"it recorded the allocation of {' and '.join(known)}, and the events are gone" if known else ""
+
+
+def _full(number: int, found: Snapshot) -> str:
+    """What suggests that the ring buffer was full. All devices share its max_entries, which the file does not tell."""
+    counts = [len(events) for events in found.device_traces]
+    count = counts[number]
+    if count < max(counts) or count < FEWEST:
+        return ""
+    if counts.count(count) > 1:
+        return f"several devices have {count:,} events, which probably is max_entries"
+    return f"{count:,} events probably is max_entries" if _is_round(count) else ""
+
+
+def _is_round(count: int) -> bool:
+    """As people choose limits: one digit and zeros, whole thousands, powers of two. Of other counts few are."""
+    digits, power = count % 10 ** (len(str(count)) - 1) == 0, count & (count - 1) == 0
+    return digits or power or count % 1000 == 0
+
+
+def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator[str]:
+    """What is missing before the first event, and how to have it recorded."""
+    counts = [len(events) for events in found.device_traces]
+    there = f"{units.size(before)} were there before the first of its {counts[number]:,} events"
+    if sign:
+        said = f"{sign}; {there}" if before else sign
+        yield f"history truncated: {said}; record with a larger max_entries, or fewer steps"
+    elif before:
+        whole = "no event was lost" if counts[number] < max(counts) else "nothing suggests that events were lost"
         yield (
-            f"history truncated: {units.size(before)} were there before the first of its {events:,} events; record "
-            "from before the model is built, with a larger max_entries, to see what they hold"
+            f"the recording began late: {there}, and {whole}; call torch.cuda.memory._record_memory_history before the "
+            "model is built to see what they hold"
         )
+
+
+def _unreleased(lost: int) -> Iterator[str]:
     if lost:
         yield f"{units.counted(lost, 'allocation')} count as held to the end: no release of them was recorded"
 

@@ -31,6 +31,7 @@ class Segment(Struct, gc=False):
     total_size: Size
     device: int = 0
     blocks: list[Block] = []
+    frames: Any = ()
 
 
 class Event(Struct, gc=False):

@@ -41,12 +41,12 @@ NEAR = 1.5  # times the peak: a capacity beyond it would only press the plot fla
 def section(footprint: Footprint, findings: Findings | None = None) -> dict[str, Any]:
     """What templates/footprint.html shows."""
     bars = phases(footprint)
-    history, lost = over_time(footprint), footprint_phrases.lost(footprint)
+    history, beginning = over_time(footprint), footprint_phrases.beginning(footprint)
     return {
         "headline": wording.opening(footprint_phrases.headline(footprint)),
         "verdict": wording.opening(clean(findings.headline).rstrip(".")) if findings else "",
         "about": wording.opening(footprint_phrases.about(footprint)),
-        "doubts": [*([wording.opening(lost)] if lost else []), *map(clean, footprint.notes)],
+        "doubts": [*([wording.opening(beginning)] if beginning else []), *map(clean, footprint.notes)],
         "history": Figure("Over the history", history, _beneath(footprint.timeline)) if history else None,
         "legend": [(hue(name), category(name)) for name, _ in ordered(_anywhere(footprint))],
         "parts": [_part(footprint, name, size) for name, size in ordered(footprint.peak.amounts)],

@@ -77,11 +77,13 @@ def about(footprint: Footprint, label: str = "") -> str:
     return f"{clean(label)}: {said}" if label else said
 
 
-def lost(footprint: Footprint) -> str:
-    """What a history that begins late means for the figures; nothing where it is whole."""
-    if not footprint.truncated:
-        return ""
-    return "history truncated: events before its first were lost, and the true peak may lie among them"
+def beginning(footprint: Footprint) -> str:
+    """What it means for the figures that the history lacks its beginning; nothing where it is whole."""
+    if footprint.truncated:
+        return "history truncated: events before its first were lost, and the true peak may lie among them"
+    if footprint.late:
+        return "recording began late: what was allocated before it is one sum, and an earlier peak is not in it"
+    return ""
 
 
 def category(name: str) -> str:

@@ -52,7 +52,7 @@ def show(
     if findings and findings.headline:
         say(console, clean(findings.headline), "bold")
     say(console, footprint_phrases.about(footprint, label), "dim")
-    if said := footprint_phrases.lost(footprint):
+    if said := footprint_phrases.beginning(footprint):
         say(console, said, "bold yellow")
     console.print()
     console.print(_phases(footprint, console.width))
