@@ -77,6 +77,25 @@ def _fraction(value: Any) -> Any:
     return number
 
 
+_WORDS = dict.fromkeys(("true", "yes", "on", "y", "t"), True) | dict.fromkeys(("false", "no", "off", "n", "f"), False)
+_NAMES = re.compile(r"[\w*?\[\]!.-]+(\s*,\s*[\w*?\[\]!.-]+)*")
+
+
+def _blocks(value: Any) -> Any:
+    """Which modules to checkpoint: all or none, the k of every k-th block, or patterns of names between commas."""
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    if isinstance(value, str):
+        value = _WORDS.get(value.strip().lower(), value.strip())
+    if isinstance(value, str) and value.lstrip("+-").isdecimal():
+        value = int(value)
+    if isinstance(value, int) and 0 <= value < 2**63:
+        return value if value > 1 else bool(value)
+    if isinstance(value, str) and _NAMES.fullmatch(value):
+        return value
+    raise ValueError(f"{value!r} is not true, false, a number k for every k-th block, or names such as layers.*.mlp")
+
+
 class Section(BaseModel):
     """Immutable, and strict about names: a misspelt key is an error, never ignored."""
 
@@ -88,8 +107,10 @@ class ModelSettings(Section):
         None,
         description="built-in name, module:callable, or folder with config.json; default: ResNet sized for the device",
     )
-    activation_checkpointing: bool = Field(
-        False, description="recompute activations in the backward pass instead of keeping them"
+    activation_checkpointing: Annotated[bool | Positive | str, BeforeValidator(_blocks)] = Field(
+        False,
+        description="recompute activations in the backward pass instead of keeping them: of all blocks, of every k-th "
+        "(2), or of modules by name (layers.*.mlp,layers.0)",
     )
 
 

@@ -93,10 +93,11 @@ def build_trainer(
     """Moves the model to the device, wraps and compiles it, and makes its optimizer."""
     assert settings.precision
     performance = settings.performance
+    which = settings.model.activation_checkpointing
+    forget = checkpoint_activations(workload.module, which) if which else None
     own = workload.module if device.type == "cpu" else workload.module.to(device)
     if performance.channels_last:
         lay_out(own)
-    forget = checkpoint_activations(own) if settings.model.activation_checkpointing else None
     module = distributed.share(
         own, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
     )

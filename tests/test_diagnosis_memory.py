@@ -27,6 +27,12 @@ def test_on_a_cpu_what_is_computed_twice_is_the_hosts_time() -> None:
     assert saving(finding) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("some", [2, "layers.*.mlp"])
+def test_checkpointing_of_some_blocks_is_given_up_as_that_of_all_is(some: int | str) -> None:
+    finding = only(repeating(20 * PERCENT, model__activation_checkpointing=some))
+    assert finding.fix == {"model.activation_checkpointing": False}
+
+
 def test_checkpointing_stays_where_memory_is_short() -> None:
     assert only(repeating(20 * PERCENT, held=60e9, model__activation_checkpointing=True)).fix == {}
 

@@ -83,6 +83,10 @@ def test_activations_are_not_to_blame_for_a_peak_outside_of_the_passes(name: Pha
 
 
 def test_activations_that_are_computed_again_already_are_not_advised_on_but_their_batch_is() -> None:
+    some = settings(model__activation_checkpointing=2)
+    assert found(at_peak("backward", activations=40), "activations-kept", some).fix == {
+        "model.activation_checkpointing": True
+    }
     known = settings(model__activation_checkpointing=True)
     assert ids(at_peak("backward", activations=40), known) == {"micro-batch"}
 

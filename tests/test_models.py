@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import nn
 
 from gpubench.blocks import blocks, checkpoint_activations
-from gpubench.errors import ModelError
+from gpubench.configuration import validate
+from gpubench.errors import ModelError, SettingsError
 from gpubench.models import Workload, build
-from gpubench.settings import DataSettings, ModelSettings
+from gpubench.settings import DataSettings, ModelSettings, TrainSettings
 from gpubench.zoo import MODELS, Task, find, is_builtin
 
 torch.set_num_threads(1)
@@ -472,3 +474,101 @@ def test_checkpointing_recomputes_the_blocks_and_leaves_gradients_as_they_were(n
 def test_checkpointing_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ModelError, match="Linear has no repeated blocks"):
         checkpoint_activations(nn.Linear(2, 2))
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.Linear(4, 4)
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.attn(x))  # type: ignore[no-any-return]
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer() for _ in range(5))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def _checkpointed(which: bool | int | str) -> list[str]:
+    """The paths of what is computed twice, once `which` is checkpointed; gradients are as they were."""
+    module, batch = _Layers(), torch.randn(3, 4)
+    module(batch).sum().backward()
+    plain = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    undo = checkpoint_activations(module, which)
+    wrapped = [path for path, part in module.named_modules() if "forward" in part.__dict__]
+    calls: Counter[str] = Counter()
+    for path, part in module.named_modules():
+        part.register_forward_hook(lambda *_, path=path: calls.update([path]))  # type: ignore[misc]
+    module(batch).sum().backward()
+    assert all(torch.equal(one.grad, two) for one, two in zip(module.parameters(), plain, strict=True))
+    inner = [path for path in wrapped if calls[f"{path}.0"] == 2 or calls[f"{path}.attn"] == 2 or "attn" in path]
+    assert inner == wrapped  # what a wrapped module calls is called again; the module itself is called once
+    undo()
+    assert not any("forward" in part.__dict__ for part in module.modules())
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        (True, [0, 1, 2, 3, 4]), (1, [0, 1, 2, 3, 4]), (2, [1, 3]), (3, [2]), (5, [4]),
+        ("layers.*", [0, 1, 2, 3, 4]), ("layers.[02]", [0, 2]), ("layers.3, layers.1,layers.3", [1, 3]),
+    ],
+)  # fmt: skip
+def test_every_kth_block_or_named_ones_are_checkpointed(which: bool | int | str, expected: list[int]) -> None:
+    assert _checkpointed(which) == [f"layers.{number}" for number in expected]
+
+
+def test_parts_of_blocks_are_checkpointed_by_name() -> None:
+    assert _checkpointed("layers.*.mlp") == [f"layers.{number}.mlp" for number in range(5)]
+    assert _checkpointed("layers.0.attn,layers.*.m?p") == ["layers.0.attn", *(f"layers.{n}.mlp" for n in range(5))]
+    assert _checkpointed("layers.1.mlp,layers.1") == ["layers.1"]  # of one within the other, the outer
+
+
+@pytest.mark.parametrize(
+    ("which", "said", "hint"),
+    [
+        (6, "activation_checkpointing=6: _Layers has 5 blocks, layers.* (5)", "up to 5, or true"),
+        ("layers.*.mpl", "has no module layers.*.mpl; its blocks are layers.* (5)", "layers.*.mlp"),
+        ("layers.0,h.*", "has no module h.*; its blocks are layers.* (5)", "nearest names"),
+        ("layers", "has no module layers; its blocks are layers.* (5)", "layers.*"),  # a list is never called
+        ("*.mlp", "has no module *.mlp", "layers.*.mlp"),
+    ],
+)
+def test_checkpointing_what_is_not_there_names_what_is(which: int | str, said: str, hint: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        checkpoint_activations(_Layers(), which)
+    assert said in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (True, True), ("true", True), ("ON", True), ("1", True), (1, True), (False, False), ("no", False), ("0", False),
+        (2, 2), (" 3 ", 3), ("layers.*.mlp", "layers.*.mlp"), (["layers.0", "layers.2"], "layers.0,layers.2"),
+    ],
+)  # fmt: skip
+def test_what_to_checkpoint_is_a_switch_a_number_or_names(given: Any, meant: bool | int | str) -> None:
+    found = ModelSettings(activation_checkpointing=given).activation_checkpointing
+    assert (found, type(found)) == (meant, type(meant))
+    assert ModelSettings(activation_checkpointing=found).activation_checkpointing == found
+
+
+@pytest.mark.parametrize("wrong", ["-2", -1, 2.5, "", ",", "layers/0", "a,,b", None, {}, [], 2**63, "2,layers 0"])
+def test_what_cannot_be_checkpointed_is_refused_before_a_model_is_built(wrong: Any) -> None:
+    key = "model.activation_checkpointing"
+    with pytest.raises(SettingsError) as caught:
+        validate(TrainSettings, {key: wrong}, {key: "command line"})
+    assert caught.value.message.count(key) == 1
+    assert "a number k for every k-th block" in caught.value.message

@@ -145,6 +145,17 @@ def test_checkpointing_keeps_less_and_is_predicted_to() -> None:
     assert table(followed(asked)).peak.level == saving.peak.level
 
 
+def test_the_more_blocks_are_checkpointed_the_less_is_kept_and_predicted() -> None:
+    kept = {}
+    for which in (False, "transformer.h.0.mlp", "transformer.h.*.mlp", 2, True):
+        asked = settings("gpt2-tiny", model__activation_checkpointing=which)
+        foretold = table(predicted(asked))
+        assert table(followed(asked)).peak.level == foretold.peak.level
+        kept[which] = row(foretold, "steady", "forward").end["activations"]
+    assert kept[True] < kept[2] < kept["transformer.h.0.mlp"] < kept[False]  # it has two blocks
+    assert kept[True] < kept["transformer.h.*.mlp"] < kept["transformer.h.0.mlp"]
+
+
 def test_foreach_takes_temporaries_that_fused_does_not() -> None:
     def temporaries(implementation: str) -> int:
         asked = on_gpu("gpt2-tiny", training__optimizer_impl=implementation, training__batch_size=1)

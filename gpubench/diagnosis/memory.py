@@ -19,7 +19,7 @@ def recompute(case: Case) -> Answers:
     cost = measures.share(case, spent)
     if cost < NOTABLE:
         return
-    on, used = case.setting("model.activation_checkpointing") is True, measures.memory_used(case)
+    on, used = bool(case.setting("model.activation_checkpointing")), measures.memory_used(case)
     fits = used is None or used <= ROOM
     yield Finding(
         id="recompute",
@@ -36,7 +36,7 @@ def recompute(case: Case) -> Answers:
         cause="activation checkpointing drops activations in the forward pass, and makes them again when needed",
         advice="keep activations where memory allows: checkpoint fewer blocks, or none"
         if fits
-        else "checkpoint only as many blocks as the memory needs",
+        else "checkpoint only as many blocks as the memory needs: model.activation_checkpointing=2 takes every second",
         fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
         expected=measures.at_most(cost),
         threshold=f"from {units.percent(NOTABLE)} of the step on: less is a fair price for the memory",

@@ -46,7 +46,8 @@ def activations_kept(case: Case) -> Answers:
             cause="each operator keeps what its gradient needs until the backward pass has come to it",
             advice="activation checkpointing (torch.utils.checkpoint): keep each block's input alone, and compute the "
             "rest again in the backward pass; that is one more forward pass in a step that costs three, about a third "
-            "more compute (Chen et al. 2016, arXiv:1604.06174)",
+            "more compute (Chen et al. 2016, arXiv:1604.06174). Where less has to be saved, checkpoint every second "
+            "block (model.activation_checkpointing=2), or parts by name (layers.*.mlp)",
             fix=case.fix(model__activation_checkpointing=True),
             threshold=_REASON,
         ),
