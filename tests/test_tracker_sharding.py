@@ -182,6 +182,7 @@ def test_fused_adamw_takes_nothing_but_its_state_for_shards() -> None:
         ("gpt2-tiny", "fsdp2", {"precision": "bf16"}),
         ("gpt2-tiny", "fsdp2", {"training__grad_accumulation": 2}),
         ("gpt2-tiny", "fsdp2", {"model__activation_checkpointing": True}),
+        ("gpt2-tiny", "fsdp2", {"model__activation_checkpointing": "transformer.h.*.mlp"}),
         ("resnet-tiny", "fsdp2", {"training__grad_accumulation": 2, "distributed__sync_gradients": "each"}),
     ],
 )
