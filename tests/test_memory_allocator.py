@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from gpubench.memory.allocator import CachingAllocator, OutOfDeviceMemory, Rules, replay
-from gpubench.memory.history import Allocation, History, Mark, Reading
+from gpubench.memory.history import Allocation, Counts, History, Mark, Reading
 
 KIB, MIB = 2**10, 2**20
 
@@ -398,6 +398,16 @@ def test_a_history_ends_where_the_device_is_full() -> None:
     assert (replayed.reserved // MIB).tolist() == [30, 60, 60]
     assert [reading.at for reading in replayed.readings] == [0, 2, 3]
     assert replay(history, Rules(capacity=72 * MIB)).exhausted is None
+
+
+def test_a_replay_counts_as_pytorch_does() -> None:
+    """A retry is an allocation for which the cache was given back to the driver, whether that sufficed or not."""
+    history = a_history((30 * MIB, 0, 2), (30 * MIB, 1, None), (40 * MIB, 3, None), (0, 4, 5))
+    assert replay(history, Rules()).counts == Counts(3, 1, None, None, largest_free=30 * MIB)
+    assert replay(history, Rules(capacity=100 * MIB)).counts == Counts(3, 1, 0, 0, largest_free=30 * MIB)
+    assert replay(history, Rules(capacity=72 * MIB)).counts == Counts(3, 1, 1, 0, largest_free=0)
+    assert replay(history, Rules(capacity=64 * MIB)).counts == Counts(2, 1, 1, 1, largest_free=0)
+    assert replay(a_history((3 * MIB, 0, None)), Rules(expandable=True)).counts.largest_free == 17 * MIB
 
 
 def test_a_history_of_nothing_has_nothing() -> None:

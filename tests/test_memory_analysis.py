@@ -468,6 +468,27 @@ def test_notes_and_lost_events_are_handed_on() -> None:
     assert (of(history).truncated, of(history).late) == (False, True)
 
 
+def test_the_allocator_s_counts_are_its_own_or_the_replay_s_or_the_history_s() -> None:
+    history = adamw(N)
+    given, freed = len(history.allocations), sum(one.end is not None for one in history.allocations)
+    assert of(history).allocator == Counts(given, freed)
+    history.counts = Counts(7, 6, 1, 0, largest_free=512)
+    assert of(history).allocator == history.counts
+    replayed = replay(history, Rules())
+    assert of(history, "predicted", rules=Rules()).allocator == replayed.counts
+    most = int(replayed.reserved.max())
+    for capacity, retries, ooms in ((most, 0, 0), (int(replayed.allocated.max()) // 2, 1, 1)):
+        found = of(history, "predicted", rules=Rules(capacity=capacity))
+        assert found.allocator == msgspec.structs.replace(replayed.counts, retries=retries, ooms=ooms)
+        assert found.peak == of(history, "predicted", rules=Rules()).peak
+
+
+def test_what_was_there_before_was_not_allocated_in_the_history() -> None:
+    there = Allocation(10, begin=0, end=2, category="before")
+    history = History([there, Allocation(20, begin=1)], [Mark(0, "start")], 3)
+    assert of(history).allocator == Counts(1, 1)
+
+
 def test_a_history_without_allocations_is_refused() -> None:
     with pytest.raises(DataError, match="the snapshot history holds no allocations") as error:
         of(History([], [Mark(0, "start")], 0), "snapshot")

@@ -31,7 +31,7 @@ from traces_made import PUBLIC
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.history import History, Mark
+from gpubench.memory.history import Counts, History, Mark
 from gpubench.memory.moves import DeviceHistory
 from gpubench.memory.snapshot import read
 
@@ -149,6 +149,18 @@ def test_memory_that_did_not_suffice_is_told_with_its_place(file: Path) -> None:
     failure = {"action": "oom", "device_free": 3 * MIB, "size": 5 * MIB, "stream": 0, "frames": []}
     found = one(file, snapshot([alloc(0, 512), failure], [segment(0, 2 * MIB, block(512, 512))])).history
     assert found.notes == ["out of memory at event 2 of 2: 5 MiB were asked for, with 3 MiB left on the device"]
+
+
+def test_allocations_frees_and_the_largest_free_block_are_counted(file: Path) -> None:
+    failure = {"action": "oom", "device_free": 0, "size": 5 * MIB, "stream": 0, "frames": []}
+    events = flat(alloc(0, 1000), alloc(1024, 600), free(0, 1000), failure)
+    states = [segment(0, 2 * MIB, block(1024, 0, "inactive"), block(1024, 600)), segment(4 * MIB, 20 * MIB, device=1)]
+    counts = one(file, snapshot(events, states)).history.counts
+    assert counts == Counts(2, 1, retries=None, ooms=1, largest_free=2 * MIB - 2048)
+    requested = [event for event in events if event["action"] != "free_completed"]
+    completed = [event for event in events if event["action"] != "free_requested"]
+    for some in (requested, completed):  # either may be left out of a recording
+        assert one(file, snapshot(some, states)).history.counts == counts
 
 
 def training(steps: int = 2) -> list[Record]:

@@ -238,6 +238,21 @@ def test_where_the_figures_come_from_is_said_before_any_table() -> None:
     assert footprint_phrases.beginning(made.on_cpu()) == ""
 
 
+def test_what_the_allocator_did_is_said_as_far_as_it_is_known() -> None:
+    counts = Counts(12_345, 12_000, retries=2, ooms=0, largest_free=3 * made.GIB)
+    said = footprint_phrases.allocator(made.predicted(allocator=counts))
+    assert said == (
+        "allocator: 12,345 allocations, 12,000 frees, 2 cudaMalloc retries, 0 out-of-memory errors, largest free block "
+        "3 GiB at the end"
+    )
+    assert footprint_phrases.allocator(made.on_cpu(allocator=Counts(5, 4))) == "tensors: 5 allocations, 4 frees"
+    assert footprint_phrases.allocator(made.predicted()) == ""
+    assert said in " ".join(rendered(made.predicted(allocator=counts), width=200).split())
+    assert "12,345 allocations" in Page(page(made.predicted(allocator=counts))).text
+    (rank,) = footprint_tables.to_document(made.predicted(allocator=counts), None)["memory"].ranks
+    assert rank.allocator == counts
+
+
 @given(amounts)
 def test_putting_amounts_in_order_loses_no_byte(found: Amounts) -> None:
     told = footprint_phrases.ordered(found)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.memory.history import History, Mark, Reading
+from gpubench.memory.history import Counts, History, Mark, Reading
 from gpubench.memory.segments import Block, Driver, ExpandablePool, Pool
 
 _MIB = 2**20
@@ -77,6 +77,20 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._held: dict[int, Block] = {}
         self._requested = self._allocated = 0
+        self._allocations = self._frees = self._retries = self._ooms = 0
+
+    @property
+    def counts(self) -> Counts:
+        """What torch.cuda.memory_stats calls allocation.all.allocated and .freed, num_alloc_retries and num_ooms; what
+        runs short is not known of a driver without an end."""
+        limited = self._rules.capacity is not None
+        return Counts(
+            allocations=self._allocations,
+            frees=self._frees,
+            retries=self._retries if limited else None,
+            ooms=self._ooms if limited else None,
+            largest_free=max((pool.largest for pool in self._pools.values()), default=0),
+        )
 
     @property
     def requested(self) -> int:
@@ -107,7 +121,9 @@ class CachingAllocator:
         pool = self._pool(rounded, stream)
         block = pool.take(rounded) or self._grown(pool, rounded)
         if block is None:
+            self._ooms += 1
             raise OutOfDeviceMemory(size, self._allocated, self.reserved)
+        self._allocations += 1
         pool.hold(block, rounded)
         block.requested = size
         self._held[block.address] = block
@@ -124,6 +140,7 @@ class CachingAllocator:
         if not handle:
             return
         block = self._held.pop(handle)
+        self._frees += 1
         self._requested -= block.requested
         self._allocated -= block.size
         block.pool.release(block)
@@ -137,6 +154,7 @@ class CachingAllocator:
         segment = self._rules.segment(rounded)
         block = pool.grow(rounded, segment)
         if block is None:
+            self._retries += 1
             self.empty_cache()
             block = pool.grow(rounded, segment)
         return block
@@ -172,6 +190,7 @@ class Replayed:
     readings: list[Reading]
     """As the device's allocator gives them: one for each mark."""
     exhausted: int | None
+    counts: Counts
 
 
 def replay(history: History, rules: Rules) -> Replayed:
@@ -191,7 +210,9 @@ def replay(history: History, rules: Rules) -> Replayed:
             allocator.free(handles[index])
         levels.extend((allocator.requested, allocator.allocated, allocator.reserved))
     requested, allocated, reserved = np.array(levels, np.int64).reshape(-1, 3).T
-    return Replayed(requested, allocated, reserved, _readings(history.marks, allocated, reserved), exhausted)
+    return Replayed(
+        requested, allocated, reserved, _readings(history.marks, allocated, reserved), exhausted, allocator.counts
+    )
 
 
 def _events(history: History) -> list[tuple[int, bool]]:

@@ -81,6 +81,7 @@ def footprint(
         modules=_modules(held, sizes),
         holders=_holders(held, sizes),
         timeline=drawn,
+        allocator=found.counts,
         late=history.late,
         truncated=history.truncated,
         notes=[*history.notes, *notes, *_doubts(history, found, rules)],

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gpubench.memory.history import Phase
+from gpubench.memory.history import Counts, Phase
 
 Source = Literal["measured", "predicted", "snapshot", "trace"]
 Stage = Literal["setup", "first", "steady"]
@@ -117,6 +117,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
     """The largest first; the rest is in one of category "" and count of them."""
     corrections: list[Correction] = []
     timeline: Timeline
+    allocator: Counts | None = None
+    """Always there in what this version writes."""
     late: bool = False
     """Memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False

@@ -71,6 +71,20 @@ class Reading(Struct, frozen=True, gc=False):
     peak_reserved: int
 
 
+class Counts(Struct, frozen=True):
+    """What an allocator did over a history. None: nothing tells."""
+
+    allocations: int
+    """Where no device's allocator counts, as on a CPU, of what the history holds: tensors' memory."""
+    frees: int
+    retries: int | None = None
+    """Allocations that the driver had too little for, until the allocator gave back what it kept unused."""
+    ooms: int | None = None
+    """Allocations that failed for want of memory."""
+    largest_free: int | None = None
+    """Bytes of the largest block that the allocator keeps unused when the history ends."""
+
+
 class History(Struct):
     allocations: list[Allocation]
     """In the order of `begin`."""
@@ -80,6 +94,8 @@ class History(Struct):
     """Positions: every `begin` and `end` lies below."""
     readings: list[Reading] = []
     """One for each mark, where the device has an allocator that counts."""
+    counts: Counts | None = None
+    """As the device's allocator told them, where it did."""
     late: bool = False
     """Memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False

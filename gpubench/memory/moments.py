@@ -10,11 +10,12 @@ from itertools import pairwise, zip_longest
 from typing import get_args
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from gpubench.memory.allocator import Rules, replay
+from gpubench.memory.allocator import Replayed, Rules, replay
 from gpubench.memory.footprint import CATEGORIES, Amounts, Level, Source
-from gpubench.memory.history import Allocation, Category, History, Phase, Reading
+from gpubench.memory.history import Allocation, Category, Counts, History, Phase, Reading
 
 Bytes = NDArray[np.int64]
 Places = NDArray[np.int64]
@@ -83,6 +84,7 @@ class Moments:
     allocated: Bytes
     reserved: Bytes | None
     lives: Lives
+    counts: Counts
     beyond: str
     """Category of what is allocated and not known."""
     other: int
@@ -141,12 +143,14 @@ def moments(history: History, source: Source, rules: Rules | None, other: int) -
     size = np.fromiter((one.size for one in history.allocations), np.int64, len(history.allocations))
     lives = _lives(history, -(-size // block) * block)
     requested, known = (_held(one, lives, history.length)[state] for one in (size, lives.size))
-    allocated, reserved = known, None
+    allocated, reserved, counts = known, None, history.counts or _counted(history)
     if rules is not None:
-        allocated, reserved = (one[state] for one in _replayed(history, rules))
+        replayed = _replayed(history, rules)
+        allocated, reserved = (np.insert(one, 0, 0)[state] for one in (replayed.allocated, replayed.reserved))
+        counts = replayed.counts
     elif history.readings:
         allocated, reserved = _read(spans, known, history.readings)
-    return Moments(spans, state, requested, known, allocated, reserved, lives, BEYOND[source], other)
+    return Moments(spans, state, requested, known, allocated, reserved, lives, counts, BEYOND[source], other)
 
 
 def shortfall(found: Moments, readings: Sequence[Reading]) -> tuple[int, Span]:
@@ -190,13 +194,21 @@ def _held(size: Bytes, lives: Lives, length: int) -> Bytes:
     return np.cumsum(change[:-1])
 
 
-def _replayed(history: History, rules: Rules) -> tuple[Bytes, Bytes]:
-    """Allocated and reserved of all states. A device that is too small is replayed as one that is not: by how much it
-    falls short is to be seen."""
-    replayed = replay(history, rules)
-    if replayed.exhausted is not None:
-        replayed = replay(history, replace(rules, capacity=None))
-    return np.insert(replayed.allocated, 0, 0), np.insert(replayed.reserved, 0, 0)
+def _counted(history: History) -> Counts:
+    """Of what the history itself holds."""
+    given = sum(one.category != "before" for one in history.allocations)
+    return Counts(given, sum(one.end is not None for one in history.allocations))
+
+
+def _replayed(history: History, rules: Rules) -> Replayed:
+    """As on a device without an end, so that what a smaller one lacks is to be seen; what runs short is counted on one
+    of the rules' capacity, up to where an allocation fails."""
+    whole = replay(history, replace(rules, capacity=None))
+    if rules.capacity is None:
+        return whole
+    short = whole.reserved.max(initial=0) > rules.capacity
+    limited = replay(history, rules).counts if short else Counts(0, 0, retries=0, ooms=0)
+    return replace(whole, counts=structs.replace(whole.counts, retries=limited.retries, ooms=limited.ooms))
 
 
 def _read(spans: Sequence[Span], known: Bytes, readings: Sequence[Reading]) -> tuple[Bytes, Bytes]:

@@ -61,7 +61,7 @@ def predicted(
         source="predicted",
         device=target.name,
         capacity=target.capacity,
-        rules=Rules(expandable=expandable) if target.cuda else None,
+        rules=Rules(expandable=expandable, capacity=target.capacity - target.context) if target.cuda else None,
         other=target.context if target.cuda else 0,
         notes=notes,
     )

@@ -75,6 +75,11 @@ class Pool:
         self._order: list[tuple[int, int]] = []
         """Size and address of the free blocks, sorted."""
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free block; 0 without any."""
+        return self._order[-1][0] if self._order else 0
+
     def take(self, size: int) -> Block | None:
         """The smallest free block of `size` bytes or more, and of those the lowest (get_free_block); None where there
         is none."""

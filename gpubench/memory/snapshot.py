@@ -4,6 +4,7 @@ It holds what the allocator did since the recording began, as far back as its ri
 what it had in the end. What was there before the first event follows from both.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gpubench import units
 from gpubench.errors import DataError
 from gpubench.memory.annotations import announced
 from gpubench.memory.course import filled, steps
-from gpubench.memory.history import Allocation, Phase
+from gpubench.memory.history import Allocation, Counts, Phase
 from gpubench.memory.lifetimes import classify
 from gpubench.memory.moves import DeviceHistory, Held, Move, assembled
 from gpubench.memory.snapshot_format import Block, Event, Segment, Snapshot, Stacks, load
@@ -65,9 +66,22 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     before = sum(one.size for one in history.allocations if one.category == "before")
     sign = _overwritten(number, found) or (_full(number, found) if before or levels[0] else "")
     history.truncated, history.late = bool(sign), bool(before) and not sign
+    history.counts = _counts(events, segments)
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
     history.notes = [*_beginning(number, found, before, sign), *_unreleased(lost), *_failures(events)]
     return DeviceHistory(number, history)
+
+
+def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
+    """Of what was recorded. A retry leaves no event that tells it from empty_cache()."""
+    actions = Counter(event.action for event in events)
+    free = [block.size for one in segments for block in one.blocks if block.state == "inactive"]
+    return Counts(
+        allocations=actions[_GIVEN],
+        frees=actions[_REQUESTED] or actions[_COMPLETED],
+        ooms=actions["oom"],
+        largest_free=max(free, default=0),
+    )
 
 
 def _held(segment: Segment) -> Iterator[tuple[int, Block]]:

@@ -54,6 +54,7 @@ def section(footprint: Footprint, findings: Findings | None = None) -> dict[str,
             (count.name, wording.typeset(units.size(count.size)), _added(count.adds), count.what)
             for count in footprint_phrases.counts(footprint.peak)
         ],
+        "allocator": wording.opening(footprint_phrases.allocator(footprint)),
         "corrections": [
             (words(one.name), _added(one.size), clean(one.reason))
             for one in footprint_phrases.corrections(footprint.corrections)

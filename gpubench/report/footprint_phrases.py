@@ -86,6 +86,20 @@ def beginning(footprint: Footprint) -> str:
     return ""
 
 
+def allocator(footprint: Footprint) -> str:
+    """What the allocator did, as far as it is known; nothing of a file of an earlier version."""
+    found = footprint.allocator
+    if not found:
+        return ""
+    said = [
+        f"{found.allocations:,} allocations, {found.frees:,} frees",
+        "" if found.retries is None else f"{found.retries:,} cudaMalloc retries",
+        "" if found.ooms is None else f"{found.ooms:,} out-of-memory errors",
+        "" if found.largest_free is None else f"largest free block {units.size(found.largest_free)} at the end",
+    ]
+    return f"{'tensors' if footprint.peak.level.reserved is None else 'allocator'}: {', '.join(filter(None, said))}"
+
+
 def category(name: str) -> str:
     return NAMES.get(name) or words(name)
 

@@ -59,6 +59,9 @@ def show(
     console.print()
     console.print(_legend(footprint))
     _show_explained("The peak by count", _counts(footprint), console)
+    if said := footprint_phrases.allocator(footprint):
+        console.print()
+        say(console, said, "dim")
     _show_explained("What corrects the prediction", _corrections(footprint), console)
     sheets.show([holders(footprint), modules(footprint)], console)
     if findings:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_iter
 
 from gpubench.errors import ModelError
-from gpubench.memory.history import Allocation, Category, History, Mark, Phase, Reading
+from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
 from gpubench.tracker.sharding import watching
 
 
@@ -36,6 +36,8 @@ class Tracker(TorchDispatchMode):
         self._position = 0
         self._readings: list[Reading] = []
         self._closed = False
+        self._before = _counters() if self._device == "cuda" else None
+        self._counts: Counts | None = None
         self._read()
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
@@ -118,12 +120,14 @@ class Tracker(TorchDispatchMode):
         """Ends the history: what is given back from here on, as everything is taken down, is no part of it."""
         if not self._closed:
             self.enter("unknown")
+            if self._before:
+                self._counts = _since(self._before)
         self._closed = True
 
     def history(self) -> History:
         """What was seen until the tracker was closed, or until now."""
         self.close()
-        return History(self._allocations, self._marks, self._position, self._readings)
+        return History(self._allocations, self._marks, self._position, self._readings, self._counts)
 
     def _read(self) -> None:
         """What the allocator says of the time up to now: its counters are the host's, nothing waits for them."""
@@ -213,6 +217,40 @@ class Tracker(TorchDispatchMode):
             self._modules.pop()
         if not self._modules and self._marks[-1].phase == "forward":
             self.enter("loss")
+
+
+_COUNTERS = {
+    "allocations": "allocation.all.allocated",
+    "frees": "allocation.all.freed",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+"""Of `Counts`, as torch.cuda.memory_stats names them."""
+
+
+def _counters() -> dict[str, int]:
+    """Of the process so far."""
+    stats = torch.cuda.memory_stats()
+    return {name: stats.get(key, 0) for name, key in _COUNTERS.items()}
+
+
+def _since(before: Mapping[str, int]) -> Counts:
+    """What was counted since `before`, and the largest block that is free now."""
+    now, device = _counters(), torch.cuda.current_device()
+    free = [
+        block["size"]
+        for segment in _segments()
+        for block in segment["blocks"]
+        if segment["device"] == device and block["state"] == "inactive"
+    ]
+    return Counts(**{name: now[name] - before[name] for name in now}, largest_free=max(free, default=0))
+
+
+def _segments() -> Any:
+    try:
+        return torch.cuda.memory_snapshot(include_traces=False)
+    except TypeError:  # of a PyTorch that always adds the traces
+        return torch.cuda.memory_snapshot()
 
 
 def _owners(module: nn.Module) -> dict[Tensor, str]:
