@@ -110,6 +110,17 @@ def test_allocated_is_what_torch_counts(tmp_path: Path) -> None:
     assert not found.notes, "the history holds no more than the allocator counted"
 
 
+def test_the_allocator_s_counts_are_those_of_its_snapshot(language: Finished) -> None:
+    (read,) = of_snapshot(language.run / TRACES / SNAPSHOT)
+    measured = footprint_of(language).allocator
+    assert measured is not None
+    assert read.allocator is not None
+    assert measured.allocations == pytest.approx(read.allocator.allocations, rel=0.01)
+    assert measured.frees == pytest.approx(read.allocator.frees, rel=0.01)
+    assert (measured.retries, measured.ooms) == (0, 0)
+    assert measured.largest_free
+
+
 def test_a_tensor_is_seen_when_it_comes_and_when_it_goes() -> None:
     torch.cuda.empty_cache()  # a block that was larger would be given out whole
     before = torch.cuda.memory_allocated(DEVICE)

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from footprints_made import row
 from histories_made import MIB, Script, adamw, histories, with_readings
@@ -13,7 +14,7 @@ from gpubench.errors import DataError
 from gpubench.memory.allocator import Rules, replay
 from gpubench.memory.analysis import HOLDERS, MODULES, OTHERS, footprint
 from gpubench.memory.footprint import CATEGORIES, Footprint, Source
-from gpubench.memory.history import Allocation, History, Mark, Reading
+from gpubench.memory.history import Allocation, Counts, History, Mark, Reading
 from gpubench.memory.timeline import POINTS
 
 N = 12_345

@@ -29,6 +29,7 @@ from gpubench.memory.footprint import (
     Timeline,
     TimelineMark,
 )
+from gpubench.memory.history import Counts
 from gpubench.memory.scalars import peaks, scalars
 from gpubench.report import footprint_page, footprint_phrases, footprint_tables, lanes
 from gpubench.report.footprint_page import over_time, page, section
@@ -248,8 +249,8 @@ def test_what_the_allocator_did_is_said_as_far_as_it_is_known() -> None:
     assert footprint_phrases.allocator(made.on_cpu(allocator=Counts(5, 4))) == "tensors: 5 allocations, 4 frees"
     assert footprint_phrases.allocator(made.predicted()) == ""
     assert said in " ".join(rendered(made.predicted(allocator=counts), width=200).split())
-    assert "12,345 allocations" in Page(page(made.predicted(allocator=counts))).text
-    (rank,) = footprint_tables.to_document(made.predicted(allocator=counts), None)["memory"].ranks
+    assert "12,345 allocations" in page(made.predicted(allocator=counts))
+    (rank,) = to_document(made.predicted(allocator=counts), None)["memory"].ranks
     assert rank.allocator == counts
 
 

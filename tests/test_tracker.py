@@ -18,7 +18,7 @@ from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import History
+from gpubench.memory.history import Counts, History
 from gpubench.memory.lifetimes import classify
 from gpubench.memory.predicting import Target, target_of
 from gpubench.memory_defaults import complete_memory
@@ -154,6 +154,31 @@ def test_the_more_blocks_are_checkpointed_the_less_is_kept_and_predicted() -> No
         kept[which] = row(foretold, "steady", "forward").end["activations"]
     assert kept[True] < kept[2] < kept["transformer.h.0.mlp"] < kept[False]  # it has two blocks
     assert kept[True] < kept["transformer.h.*.mlp"] < kept["transformer.h.0.mlp"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_of_a_gpu_the_allocator_s_own_counts_are_taken(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+    stats = {"allocation.all.allocated": 10, "allocation.all.freed": 4, "num_alloc_retries": 1, "num_ooms": 1}
+    segments = [
+        {"device": device, "blocks": [{"state": state, "size": size} for state, size in blocks]}
+        for device, blocks in (
+            (0, [("active_allocated", 900), ("inactive", 500)]), (0, [("inactive", 700)]), (1, [("inactive", 800)]),
+        )
+    ]  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: dict(stats))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", (lambda: segments) if old else lambda include_traces: segments)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    tracker = Tracker(torch.device("cuda"))
+    stats |= {"allocation.all.allocated": 30, "allocation.all.freed": 19, "num_alloc_retries": 3}
+    assert tracker.history().counts == Counts(20, 15, retries=2, ooms=0, largest_free=700)
+
+
+def test_on_a_cpu_the_tensors_that_were_followed_are_counted() -> None:
+    history = followed(settings("gpt2-tiny"))
+    freed = sum(one.end is not None for one in history.allocations)
+    assert history.counts is None
+    assert table(history).allocator == Counts(len(history.allocations), freed)
 
 
 def test_foreach_takes_temporaries_that_fused_does_not() -> None:
