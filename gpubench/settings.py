@@ -87,7 +87,7 @@ def _blocks(value: Any) -> Any:
         value = ",".join(map(str, value))
     if isinstance(value, str):
         value = _WORDS.get(value.strip().lower(), value.strip())
-    if isinstance(value, str) and value.lstrip("+-").isdecimal():
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,20}", value):
         value = int(value)
     if isinstance(value, int) and 0 <= value < 2**63:
         return value if value > 1 else bool(value)

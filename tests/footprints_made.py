@@ -92,7 +92,7 @@ def of_snapshot(**changes: Any) -> Footprint:
     found = [phase("steady", "unknown", amounts, counted=counted)]
     made = Footprint(
         source="snapshot", device=None, capacity=None, phases=found, peak=peak_of(found, "steady", "unknown"),
-        modules=[], timeline=timeline(found), truncated=True,
+        modules=[], timeline=timeline(found), truncated=True, truncation_proven=True,
         holders=[
             Holder("before", "", "", "", "", 812, 9_000 * MIB),
             Holder("unknown", "", "aten::mm", "", "/home/someone/project/train.py:57", 3, 4_000 * MIB),

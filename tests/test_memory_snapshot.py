@@ -305,11 +305,12 @@ def recorded(begin: int, entries: int, length: int, device: int = 0) -> tuple[li
     return events[-entries:], segment(0, 2**21, *blocks, device=device)
 
 
-def beginning(file: Path, *devices: tuple[list[Record], Record]) -> list[tuple[bool, bool, str]]:
+def beginning(file: Path, *devices: tuple[list[Record], Record]) -> list[tuple[bool, bool | str, str]]:
     content = snapshot([], [state for _, state in devices])
     content["device_traces"] = [events for events, _ in devices]
     histories = [one.history for one in read(write(file, content))]
-    return [(one.late, one.truncated, next(iter(one.notes), "")) for one in histories]
+    truncated = [one.truncated and ("surely" if one.truncation_proven else "probably") for one in histories]
+    return [(one.late, said, next(iter(one.notes), "")) for one, said in zip(histories, truncated, strict=True)]
 
 
 def test_a_recording_that_began_late_lost_nothing(file: Path) -> None:
@@ -324,7 +325,7 @@ def test_a_recording_that_began_late_lost_nothing(file: Path) -> None:
 def test_what_was_allocated_while_it_recorded_and_has_no_event_was_overwritten(file: Path) -> None:
     for begin in (0, 8):
         ((late, truncated, note),) = beginning(file, recorded(begin, entries=7, length=75))
-        assert (late, truncated) == (False, True)
+        assert (late, truncated) == (False, "surely")
         assert "it recorded the allocation of 4 blocks, and the events are gone" in note
         assert "larger max_entries" in note
 
@@ -337,7 +338,7 @@ def test_a_round_number_of_events_probably_is_all_that_the_buffer_took(file: Pat
     one_after_another = flat(alloc(0, 512, FORWARD), free(0, 512, FORWARD)) * entries
     events = [*free(8192, 100), *one_after_another][:entries]
     ((late, truncated, note),) = beginning(file, (events, segment(0, 2**21, block(8192, 1000))))
-    assert (late, truncated) == (not said, said)
+    assert (late, truncated) == (not said, said and "probably")
     assert ("probably is max_entries" in note) == said
 
 
@@ -351,7 +352,7 @@ def test_a_device_with_fewer_events_than_another_did_not_fill_its_buffer(file: P
     assert "no event was lost" in first[2]
     alike = recorded(begin=12, entries=10**6, length=81, device=1)
     for late, truncated, note in beginning(file, recorded(begin=12, entries=10**6, length=81), alike):
-        assert (late, truncated) == (False, True)
+        assert (late, truncated) == (False, "probably")
         assert "which probably is max_entries" in note
 
 
@@ -359,7 +360,7 @@ def test_a_segment_whose_stack_is_known_was_taken_while_it_recorded(file: Path) 
     state = segment(0, 2**21, block(1024, 1000)) | {"frames": FORWARD}
     events = flat(alloc(8192, 100, FORWARD), free(8192, 100, FORWARD))
     ((_, truncated, note),) = beginning(file, (events, state))
-    assert truncated
+    assert truncated == "surely"
     assert "1 segment" in note
     taken = [event("segment_alloc", 0, 2**21, FORWARD), *events]
     assert beginning(file, (taken, segment(0, 2**21) | {"frames": FORWARD})) == [(False, False, "")]

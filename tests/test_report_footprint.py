@@ -234,6 +234,8 @@ def test_where_the_figures_come_from_is_said_before_any_table() -> None:
     _, about, lost, *_ = rendered(made.of_snapshot(), label="snap_shot.pickle").splitlines()
     assert about == "snap_shot.pickle: from a CUDA memory snapshot"
     assert lost.startswith("history truncated: ")
+    likely = made.of_snapshot(truncation_proven=False)
+    assert footprint_phrases.beginning(likely).startswith("history probably truncated: ")
     late = made.of_snapshot(truncated=False, late=True)
     assert footprint_phrases.beginning(late).startswith("recording began late: ")
     assert footprint_phrases.beginning(made.on_cpu()) == ""
@@ -243,13 +245,13 @@ def test_what_the_allocator_did_is_said_as_far_as_it_is_known() -> None:
     counts = Counts(12_345, 12_000, retries=2, ooms=0, largest_free=3 * made.GIB)
     said = footprint_phrases.allocator(made.predicted(allocator=counts))
     assert said == (
-        "allocator: 12,345 allocations, 12,000 frees, 2 cudaMalloc retries, 0 out-of-memory errors, largest free block "
-        "3 GiB at the end"
+        "allocator: allocations 12,345, frees 12,000, cudaMalloc retries 2, out-of-memory errors 0, largest free block "
+        "at the end 3 GiB"
     )
-    assert footprint_phrases.allocator(made.on_cpu(allocator=Counts(5, 4))) == "tensors: 5 allocations, 4 frees"
+    assert footprint_phrases.allocator(made.on_cpu(allocator=Counts(5, 4))) == "tensors: allocations 5, frees 4"
     assert footprint_phrases.allocator(made.predicted()) == ""
     assert said in " ".join(rendered(made.predicted(allocator=counts), width=200).split())
-    assert "12,345 allocations" in page(made.predicted(allocator=counts))
+    assert "allocations 12,345" in page(made.predicted(allocator=counts))
     (rank,) = to_document(made.predicted(allocator=counts), None)["memory"].ranks
     assert rank.allocator == counts
 

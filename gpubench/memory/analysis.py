@@ -84,6 +84,7 @@ def footprint(
         allocator=found.counts,
         late=history.late,
         truncated=history.truncated,
+        truncation_proven=history.truncation_proven,
         notes=[*history.notes, *notes, *_doubts(history, found, rules)],
     )
 

@@ -123,6 +123,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
     """Memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False
     """Events before the first that is here were lost."""
+    truncation_proven: bool = False
+    """It follows from the file; else the number of events suggests it."""
     notes: list[str] = []
 
     @property

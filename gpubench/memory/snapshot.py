@@ -64,8 +64,9 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     history = assembled(moves, there, levels[0])
     classify(history)
     before = sum(one.size for one in history.allocations if one.category == "before")
-    sign = _overwritten(number, found) or (_full(number, found) if before or levels[0] else "")
-    history.truncated, history.late = bool(sign), bool(before) and not sign
+    proof = _overwritten(number, found)
+    sign = proof or (_full(number, found) if before or levels[0] else "")
+    history.truncated, history.truncation_proven, history.late = bool(sign), bool(proof), bool(before) and not sign
     history.counts = _counts(events, segments)
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
     history.notes = [*_beginning(number, found, before, sign), *_unreleased(lost), *_failures(events)]
@@ -201,7 +202,7 @@ def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator
     there = f"{units.size(before)} were there before the first of its {counts[number]:,} events"
     if sign:
         said = f"{sign}; {there}" if before else sign
-        yield f"history truncated: {said}; record with a larger max_entries, or fewer steps"
+        yield f"{said}; record with a larger max_entries, or fewer steps"
     elif before:
         whole = "no event was lost" if counts[number] < max(counts) else "nothing suggests that events were lost"
         yield (

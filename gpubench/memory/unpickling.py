@@ -47,9 +47,7 @@ _INTEGER = (
 _SCALAR = rb"(?:" + _INTEGER + rb"|G.{8}|[N\x88\x89])"
 _SHORT = rb"[]})aesu\x94]++|h.|j....|q."
 """Lists, dicts, the empty tuple, what adds to a container, the memo."""
-_TUPLE = (
-    rb"\((?:" + _SCALAR + rb"{4,}+t)?+|" + _SCALAR + (rb"(?:\x85|" + _SCALAR + rb"(?:\x86|" + _SCALAR + rb"\x87))?+")
-)
+_TUPLE = rb"\((?:" + _SCALAR + rb"{4,}+t)?+|" + _SCALAR + rb"(?:\x85|" + _SCALAR + rb"(?:\x86|" + _SCALAR + rb"\x87))?+"
 """A scalar, a mark, or a tuple. It holds scalars alone: tuples of tuples as keys overflow the stack when hashed."""
 _KNOWN = re.compile(rb"(?:" + _SHORT + rb"|" + _TUPLE + rb")*+", re.DOTALL)
 _BETWEEN = re.compile(rb"(?:" + _SHORT + rb"|" + _SCALAR + rb"|[(t\x85-\x87]|r....)*+", re.DOTALL)

@@ -79,6 +79,8 @@ def about(footprint: Footprint, label: str = "") -> str:
 
 def beginning(footprint: Footprint) -> str:
     """What it means for the figures that the history lacks its beginning; nothing where it is whole."""
+    if footprint.truncated and not footprint.truncation_proven:
+        return "history probably truncated: where events before its first were lost, the true peak may lie among them"
     if footprint.truncated:
         return "history truncated: events before its first were lost, and the true peak may lie among them"
     if footprint.late:
@@ -91,13 +93,16 @@ def allocator(footprint: Footprint) -> str:
     found = footprint.allocator
     if not found:
         return ""
-    said = [
-        f"{found.allocations:,} allocations, {found.frees:,} frees",
-        "" if found.retries is None else f"{found.retries:,} cudaMalloc retries",
-        "" if found.ooms is None else f"{found.ooms:,} out-of-memory errors",
-        "" if found.largest_free is None else f"largest free block {units.size(found.largest_free)} at the end",
-    ]
-    return f"{'tensors' if footprint.peak.level.reserved is None else 'allocator'}: {', '.join(filter(None, said))}"
+    counts = {
+        "allocations": found.allocations,
+        "frees": found.frees,
+        "cudaMalloc retries": found.retries,
+        "out-of-memory errors": found.ooms,
+    }
+    said = [f"{name} {count:,}" for name, count in counts.items() if count is not None]
+    if found.largest_free is not None:
+        said.append(f"largest free block at the end {units.size(found.largest_free)}")
+    return f"{'tensors' if footprint.peak.level.reserved is None else 'allocator'}: {', '.join(said)}"
 
 
 def category(name: str) -> str:
