@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 class Finisher:
-    """Copies finished latents to the host and tells of them, beside the next evaluations."""
+    """Copies finished latents to the host and tells of them, beside the next evaluations.
+
+    At most `bound` batches are under way, and nothing of a sample stays here that was told of, unless `retain` is set.
+    `deadline` is the seconds that telling of a batch may take before this rank counts as stuck, and `evaluating` those
+    that it may wait for the evaluations of its GPU.
+    """
 
     def __init__(
         self,
@@ -34,11 +39,16 @@ class Finisher:
         rank: int,
         seed: int,
         prompts: Sequence[str],
+        *,
+        bound: int,
         keep_latents: bool,
+        retain: bool,
         inspect: Callable[[Batch], None],
+        deadline: float | None = None,
+        evaluating: float | None = None,
     ) -> None:
         self.latents: dict[int, Tensor] = {}
-        """Every sample's final latent, on the CPU, without the batch dimension."""
+        """Every sample's final latent, on the CPU, without the batch dimension; empty unless they are retained."""
         self._tell = tell
         self._now = now
         self._repeat = repeat
@@ -46,7 +56,12 @@ class Finisher:
         self._seed = seed
         self._prompts = prompts
         self._keep_latents = keep_latents
+        self._retain = retain
         self._inspect = inspect
+        self._deadline = deadline
+        self._evaluating = evaluating
+        self._doing = Doing("preparing to keep what is finished")
+        self._room = threading.Semaphore(bound)
         self._finished: SimpleQueue[tuple[Batch, float, torch.cuda.Event | None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -54,16 +69,18 @@ class Finisher:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Raises what went wrong with a batch before."""
-        if self._failure:
-            raise self._failure
-        issued = None
+        """Takes over a finished batch; waits while `bound` are under way. Raises what went wrong with one before."""
+        at, issued = self._now(), None
         if batch.latents.is_cuda:
             issued = torch.cuda.current_stream(batch.latents.device).record_event()
-        self._finished.put((batch, self._now(), issued))
+        self._room.acquire()
+        if self._failure:
+            self._room.release()  # for whoever asks again
+            raise self._failure
+        self._finished.put((batch, at, issued))
 
     def doing(self) -> Doing:
-        return Doing("keeping what is finished")
+        return self._doing
 
     def close(self) -> None:
         self._finished.put(None)
@@ -73,16 +90,27 @@ class Finisher:
 
     def _run(self) -> None:
         try:
-            while finished := self._finished.get():
-                batch, at, issued = finished
-                if issued:
-                    issued.synchronize()
-                    at = self._now()
-                with computing_on(batch.latents.device), self._aside(batch.latents.device):
-                    self._inspect(batch)
-                    self._finish(batch, at)
+            while self._finish_next():
+                self._room.release()
         except BaseException as error:
             self._failure = error
+            self._room.release()
+
+    def _finish_next(self) -> bool:
+        """False when there is nothing left to finish."""
+        finished = self._finished.get()
+        if finished is None:
+            return False
+        batch, at, issued = finished
+        if issued:
+            self._doing = Doing(f"the GPU's evaluations of sample {batch.samples[0]}", within=self._evaluating)
+            issued.synchronize()
+            at = self._now()
+        self._doing = Doing(f"the handing over of finished sample {batch.samples[0]}", within=self._deadline)
+        with computing_on(batch.latents.device), self._aside(batch.latents.device):
+            self._inspect(batch)
+            self._finish(batch, at)
+        return True
 
     def _aside(self, device: torch.device) -> AbstractContextManager[object]:
         """Not behind the next samples' evaluations, which the GPU's default stream has in its queue."""
@@ -94,7 +122,8 @@ class Finisher:
         for place, sample in enumerate(batch.samples):
             latent = batch.latents[place].cpu().contiguous()
             image = batch.images[place] if batch.images else None
-            self.latents[sample] = latent
+            if self._retain:
+                self.latents[sample] = latent
             png = io.BytesIO()
             if image:
                 image.save(png, "PNG", pnginfo=self._about(sample))

@@ -46,7 +46,8 @@ class Inbox:
         self.received = 0
         self._edge = edge
         self._route = route
-        self._expected = [Expected(route, sequence, samples, done) for sequence, samples in enumerate(expected)]
+        self._expected = expected
+        self._done = done
         self._admit = admit
         self._unpack = unpack
         self._tell = tell
@@ -80,11 +81,12 @@ class Inbox:
     def _run(self) -> None:
         try:
             with computing_on(self._edge.device):
-                for expected in self._expected:
+                for sequence, samples in enumerate(self._expected):
                     self._room.acquire()
-                    batch = self._receive(expected)
+                    batch = self._receive(Expected(self._route, sequence, samples, self._done))
                     self.received += 1
                     self._arrived.put(batch)
+                    del batch  # or it would stay here until the next one has come
                 self._receive_end()
         except BaseException as error:
             self._arrived.put(error)

@@ -31,7 +31,8 @@ class Outbox:
 
     `inspect` sees each batch first and may refuse it; `pack` then turns it into bytes. Both run in the thread here, and
     on a GPU in a stream of its own, behind what the caller's stream had been given when the batch was put. `deadline`
-    is what packing and sending may take, in seconds, before somebody asks.
+    is the seconds that packing may take before this rank counts as stuck, and `evaluating` those that it may wait for
+    the evaluations of its own GPU or of the rank that is to take the batch.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Outbox:
         tell: Tell,
         now: Clock,
         deadline: float | None = None,
+        evaluating: float | None = None,
         inspect: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         self.sent = 0
@@ -58,6 +60,7 @@ class Outbox:
         self._waiting: SimpleQueue[tuple[Batch, torch.cuda.Event | None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._deadline = deadline
+        self._evaluating = evaluating
         self._doing = Doing("preparing to send")
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpubench-outbox")
         self._thread.start()
@@ -91,7 +94,7 @@ class Outbox:
                 while self._send_next():
                     self._room.release()
                 taker = self._route.destination
-                self._doing = Doing(f"waiting for rank {taker} to hear that all is sent", taker, self._deadline)
+                self._doing = Doing(f"waiting for rank {taker} to hear that all is sent", taker, self._evaluating)
                 self._edge.send_frames(wire.encode(self._header(Kind.end)))
         except BaseException as error:
             self._failure = error
@@ -104,7 +107,7 @@ class Outbox:
             return False
         batch, issued = waiting
         if self._stream and issued:
-            self._doing = Doing(f"the GPU's evaluations of sample {batch.samples[0]}")
+            self._doing = Doing(f"the GPU's evaluations of sample {batch.samples[0]}", within=self._evaluating)
             issued.synchronize()
             with torch.cuda.stream(self._stream):
                 self._send(batch)
@@ -123,7 +126,7 @@ class Outbox:
         payload = self._edge.stage(parcel.payload)
         header = self._header(Kind.data, batch, payload)
         frames = wire.encode(header, parcel.manifest)
-        self._doing = Doing(f"waiting for rank {taker} to take sample {sample}", taker, self._deadline)
+        self._doing = Doing(f"waiting for rank {taker} to take sample {sample}", taker, self._evaluating)
         offered = self._now()
         self._edge.send_frames(frames)
         taken = self._now()

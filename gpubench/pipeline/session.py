@@ -109,7 +109,7 @@ class Passage:
 
     @property
     def latents(self) -> dict[int, Tensor]:
-        """On the last rank, the final latent of each sample, on the CPU."""
+        """On the last rank, and if they are to be verified: the final latent of each sample, on the CPU."""
         return self.sink.latents if isinstance(self.sink, Finisher) else {}
 
     def _noise(self) -> Noise:
@@ -136,7 +136,8 @@ class Passage:
 
     def _outbox(self, edge: Edge) -> Outbox:
         session = self.session
-        rank, sampler, fault = session.stage.rank, session.stage.sampler, session.stage.fault
+        stage = session.stage
+        rank, sampler, fault = stage.rank, stage.sampler, stage.fault
         return Outbox(
             faulty_edge(edge, fault, rank),
             Route(self.run_id, session.repeat, rank, rank + 1),
@@ -144,7 +145,8 @@ class Passage:
             pack=faulty_pack(lambda batch: pack(batch, sampler), fault, rank),
             tell=self._tell,
             now=session.now,
-            deadline=session.settings.pipeline.deadline,
+            deadline=stage.deadline,
+            evaluating=stage.patience(stage.sampler.total),
             inspect=self._finiteness.check,
         )
 
@@ -157,8 +159,12 @@ class Passage:
             session.stage.rank,
             session.settings.seed,
             session.prompts,
+            bound=session.settings.pipeline.in_flight,
             keep_latents=session.settings.output.latents,
+            retain=self.announce and bool(session.settings.verify),
             inspect=self._finiteness.check,
+            deadline=session.stage.deadline,
+            evaluating=session.stage.patience(session.stage.sampler.total),
         )
 
     def _tell(self, handoff: events.Handoff) -> None:

@@ -21,6 +21,9 @@ from gpubench.pipeline.spans import SpanTimer
 AfterEach = Callable[[Batch, int], None]
 """Is given the batch and the number of the evaluation that it has just been through."""
 
+SLOWER = 3
+"""How many times as long as in the warm-up an evaluation may take on a busy machine, over and above the deadline."""
+
 
 class Source(Protocol):
     """Where a rank's micro-batches come from."""
@@ -57,10 +60,12 @@ class Stage:
     decodes: bool
     activity: Activity
     deadline: float
-    """Seconds that one evaluation, or one wait for a rank that does not get on either, may take."""
+    """Seconds without progress, beyond those that the evaluations take, after which a rank counts as stuck."""
     beat: Callable[[], None]
     """Tells at once what this rank is doing."""
     fault: Fault | None = None
+    evaluation: float = 0.0
+    """Seconds that the slowest evaluation of the warm-up took."""
     annotate: Callable[[str], AbstractContextManager[Any]] = nullcontext
     """Names what an evaluation is made of, for whoever records it."""
 
@@ -72,11 +77,15 @@ class Stage:
     def is_last(self) -> bool:
         return self.end == self.sampler.total
 
+    def patience(self, evaluations: int) -> float:
+        """Seconds without progress after which a rank counts as stuck that has as many evaluations to get through."""
+        return self.deadline + SLOWER * self.evaluation * evaluations
+
     def evaluate(self, batch: Batch, after_each: AfterEach) -> None:
         """Takes `batch` through this stage's evaluations."""
         for step in range(self.start, self.end):
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
-            self.activity.enter(what, within=self.deadline)
+            self.activity.enter(what, within=self.patience(1))
             if step == self.start:
                 self.beat()  # so that whoever looks for this rank knows which sample it was at
                 before_evaluations(self.fault, self.rank, batch.samples)
@@ -135,7 +144,8 @@ class Stage:
             sink.put(batch)
 
     def _wait_for(self, what: str) -> None:
-        self.activity.enter(f"waiting for {what}", waits_for=self.rank - 1, within=self.deadline)
+        within = self.patience(self.sampler.total)  # the hand-over may be behind evaluations here and there
+        self.activity.enter(f"waiting for {what}", waits_for=self.rank - 1, within=within)
 
 
 class Noise:

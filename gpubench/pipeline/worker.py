@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -150,7 +151,7 @@ def run_repeat(
         now=now,
         timer=(RecordedSpans if records else SpanTimer)(clock_of(device), now, repeat, ranks.rank),
     )
-    warm_up(session)
+    session = warm_up(session)
     yield from record(session) if records else passes(session)
 
 
@@ -217,17 +218,24 @@ def passes(session: Session) -> Iterator[events.Message]:
         yield from verify(session, passage.latents)
 
 
-def warm_up(session: Session) -> None:
-    """A few evaluations that are thrown away, and a decoding, on every rank by itself."""
-    stage = session.stage
-    stage.activity.enter("warming up")
+def warm_up(session: Session) -> Session:
+    """A few evaluations that are thrown away, and a decoding, on every rank by itself.
+
+    Returns the session with what an evaluation takes here, by which a slow one is told from one that hangs.
+    """
+    stage, evaluations, slowest = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
     batch = session.prepare(session.batches[0])
-    for _ in range(min(WARM_UP, stage.sampler.total)):
+    for number in range(evaluations):
+        stage.activity.enter(f"evaluation {number + 1} of {evaluations} of the warm-up")
+        began = session.timer.synchronize()
         output = stage.denoiser.predict(batch, stage.sampler)
         check_output(stage, output, batch.latents)
         stage.sampler.step(batch, output)
+        slowest = max(slowest, session.timer.synchronize() - began)
     if stage.decodes:
+        stage.activity.enter("decoding in the warm-up")
         stage.denoiser.decode(batch)
+    return replace(session, stage=replace(stage, evaluation=slowest))
 
 
 def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
