@@ -1,5 +1,8 @@
 """Ranks: who is who, how they meet, and how they share a model. Everything else is PyTorch's."""
 
+import logging
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -20,6 +23,8 @@ from gpubench.settings import Device, DistributedSettings, Precision
 
 UNLIMITED = timedelta(days=30)
 HOST_ADDRESS = "gpubench/host"  # key in the rendezvous store
+
+log = logging.getLogger("gpubench.worker")
 
 
 def meet(ranks: Ranks, timeout: float) -> Store | None:
@@ -80,6 +85,17 @@ def setup_control(ranks: Ranks, store: Store | None) -> None:
         world_size=ranks.world_size,
         timeout=UNLIMITED,
     )
+
+
+def introduce(ranks: Ranks, device: torch.device, **work: Any) -> None:
+    """Leaves a line in run.log that says who this rank is, with what is known of its `work` as further fields."""
+    who = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+    }
+    log.info("rank %d of %d", ranks.rank, ranks.world_size, extra={"fields": who | work})
 
 
 def cleanup_ddp() -> None:

@@ -81,6 +81,11 @@ class Handoff(msgspec.Struct, frozen=True):
     """Of the scheduler's tensors, and of what its caller holds."""
     generator_bytes: int
 
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return self.header_bytes + self.latent_bytes + self.state_bytes + self.generator_bytes
+
 
 class Sample(msgspec.Struct, frozen=True):
     """One finished sample; also the record of one line in samples.jsonl."""

@@ -127,10 +127,6 @@ def _verified(one: Completed) -> float | None:
     return fmean(compared.values()) if compared else None
 
 
-def _size(handoff: Handoff) -> int:
-    return handoff.header_bytes + handoff.latent_bytes + handoff.state_bytes + handoff.generator_bytes
-
-
 SINGLE: dict[str, Callable[[Completed], list[float]]] = {
     "sample_latency": _latencies,
     "evaluation_time": lambda one: one.evaluations,
@@ -149,7 +145,7 @@ ESTIMATES: dict[str, Estimate[Completed]] = {
     "bubble": lambda one: 1 - fmean(times.share("compute") for times in one.times),
     "ideal_bubble": lambda one: one.assignment.bubble(one.micro_batches),
     "remainder_cost": lambda one: one.assignment.remainder_cost,
-    "handover_bytes": lambda one: _mean([_size(handoff) for handoff in one.sends]),
+    "handover_bytes": lambda one: _mean([handoff.size for handoff in one.sends]),
     "handover_time": lambda one: _mean(_send_times(one)),
     "sequential_makespan": _sequential,
     "pipeline_speedup": _speedup,

@@ -4,9 +4,11 @@ Whole documents are written aside, synced and renamed; line files only ever grow
 the directory reads, short of the last line at most.
 """
 
+import errno
 import json
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -61,6 +63,8 @@ INTERRUPTED: Final = "interrupted"
 ROOM = ".room"
 ROOM_BYTES = 2**17
 """Kept free in a run that goes on, so that on a full disk it can still say what happened and what it measured."""
+ENDING = frozenset({RUN, SUMMARY, SUMMARY_TABLE})
+"""The files that this room is for."""
 
 EXPECTED = "give results/<experiment>/<run_id>"
 
@@ -131,10 +135,13 @@ class RunWriter:
             git=git,
             world_size=world_size,
         )
-        with suppress(OSError):  # without it a run may still go well
-            write_document(self.path / ROOM, secrets.token_bytes(ROOM_BYTES))  # zeros take no room if compressed
-        self.replace(CONFIG, config)
-        self.update()
+        self._reserve_room()
+        try:
+            self.replace(CONFIG, config)
+            self.update()
+        except RunFailed:
+            shutil.rmtree(self.path, ignore_errors=True)  # there is nothing in it, and it would call itself no run
+            raise
 
     def update(self, **changes: Any) -> None:
         """Changes fields of run.json."""
@@ -149,10 +156,10 @@ class RunWriter:
             try:
                 write_document(path, document)
             except OSError:
-                if not (self.path / ROOM).exists():
+                if name not in ENDING:
                     raise
-                (self.path / ROOM).unlink()
-                write_document(path, document)
+                (self.path / ROOM).unlink(missing_ok=True)
+                self._write_ending(path, document)
 
     def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
         """Adds one JSON line; it reaches the disk with the next `flush`."""
@@ -199,6 +206,28 @@ class RunWriter:
             raise lost
         self.update(status=status, ended=timestamp(), error=error)
         (self.path / ROOM).unlink(missing_ok=True)
+
+    def _reserve_room(self) -> None:
+        """Raises RunDirectoryError on a disk that has not even room for how a run ends."""
+        try:
+            write_document(self.path / ROOM, secrets.token_bytes(ROOM_BYTES))  # zeros take no room if compressed
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                return  # a limit on the size of files, say: such a run may still go well
+            self.path.rmdir()
+            raise RunDirectoryError(
+                f"no room for a run under {self.path.parent}: {error.strerror}",
+                "make room, or choose another --results",
+            ) from None
+
+    def _write_ending(self, path: Path, document: Any) -> None:
+        """Writes one of `ENDING`; the status also over the one before, where others have taken the room."""
+        try:
+            write_document(path, document)
+        except OSError:
+            if path.name != RUN:
+                raise
+            overwrite(path, to_json(document).encode(errors="backslashreplace"))
 
     def _append(self, name: str, line: bytes) -> None:
         with self._writing(name):
@@ -255,6 +284,17 @@ def write_document(path: Path, document: Any) -> None:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Writes into the blocks that a file has, for want of others. Raises OSError where it has too few."""
+    with path.open("r+b") as file:
+        if len(content) > os.fstat(file.fileno()).st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(content)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sample_file(sample: int, suffix: str) -> str:

@@ -57,6 +57,7 @@ def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.
     torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
     refuse(settings.precision, device)
     distributed.setup_ddp(settings.distributed, ranks, store, device)
+    distributed.introduce(ranks, device)
     return device
 
 

@@ -2,10 +2,12 @@
 
 import socket
 
+import msgspec
+
 from gpubench.channel import EVERYONE, Activity, Doing
 from gpubench.errors import WorkerLost
-from gpubench.events import Hello
-from gpubench.host.peers import Peer, stalled
+from gpubench.events import Failed, Hello
+from gpubench.host.peers import Peer, blame, stalled
 
 NOW = 1000.0
 PATIENCE = 600.0
@@ -107,3 +109,40 @@ def test_the_last_word_of_the_loop_stands_whatever_another_thread_said_before() 
     assert (beat.doing, beat.waits_for, beat.within) == ("evaluation 1 of 4 of sample 4", None, 5.0)
     activity.doing = "forward"
     assert activity.heartbeat(0).within is None
+
+
+def failed(rank: int, message: str, kind: str = "RunFailed", *, secondary: bool = False) -> tuple[float, Failed]:
+    """A failure that was heard `rank` seconds late."""
+    told = Failed(
+        rank=rank, kind=kind, message=message, hint=None, traceback=None, doing="", step=None, secondary=secondary
+    )
+    return NOW + rank, told
+
+
+def explained(*failures: tuple[float, Failed], world_size: int = 3, machine: str = "here") -> str:
+    peers = {rank: peer(rank, "evaluation 1 of 4 of sample 0", 0) for rank in range(world_size)}
+    assert peers[1].hello
+    peers[1].hello = msgspec.structs.replace(peers[1].hello, machine=machine)
+    return blame(peers, world_size, failures, None, []).message
+
+
+def test_an_error_of_one_rank_is_that_ranks_and_one_of_all_is_nobodys() -> None:
+    assert explained(failed(2, "out of memory")) == "rank 2: out of memory"
+    assert explained(failed(2, "KeyError: 'a'"), failed(0, "KeyError: 'a'")) == "ranks 0 and 2: KeyError: 'a'"
+    assert explained(*(failed(rank, "KeyError: 'a'") for rank in (2, 0, 1))) == "KeyError: 'a'"
+
+
+def test_the_rank_that_noticed_a_broken_connection_first_is_not_to_blame() -> None:
+    closed = failed(0, "RuntimeError: Connection closed by peer", secondary=True)
+    assert explained(closed, failed(2, "out of memory", "OutOfMemory")) == "rank 2: out of memory"
+
+
+def test_ranks_that_disagree_are_both_in_the_message_and_whoever_said_so_first_is_not() -> None:
+    message = "the ranks cannot work together: rank 2 has threads 2, rank 0 has threads 1"
+    assert explained(failed(1, message, "HandoverError")) == message
+
+
+def test_what_a_machine_lacks_is_its_ranks_trouble_only_where_there_are_several_machines() -> None:
+    message = "folder model has no weights"
+    assert explained(failed(1, message, "ModelError")) == message
+    assert explained(failed(1, message, "ModelError"), machine="there") == f"rank 1: {message}"

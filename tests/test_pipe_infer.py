@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -100,6 +101,32 @@ def test_every_hand_over_sent_was_received(tiny: Finished) -> None:
     ]
     stages = tiny.document("summary.json")["pipeline"]["stages"]
     assert [(stage["sent"], stage["received"]) for stage in stages] == [(3, 0), (0, 3)]
+
+
+def test_the_log_says_who_each_rank_is_and_has_a_line_for_every_hand_over(tiny: Finished) -> None:
+    lines = [
+        dict(pair.partition("=")[::2] for pair in shlex.split(line))
+        for line in (tiny.run / "run.log").read_text().splitlines()
+    ]
+    who = [line for line in lines if line["msg"].startswith("rank ")]
+    keys = ("level", "rank", "msg", "device", "threads", "first_evaluation", "last_evaluation", "evaluations")
+    assert sorted(tuple(line[key] for key in keys) for line in who) == [
+        ("INFO", "0", "rank 0 of 2", "cpu", "1", "0", "1", "5"),
+        ("INFO", "1", "rank 1 of 2", "cpu", "1", "2", "4", "5"),
+    ]
+    assert len({line["pid"] for line in who}) == 2
+    assert all(line["host"] for line in who)
+    logged = [line for line in lines if line["logger"] == "gpubench.pipeline"]
+    kept = tiny.lines("handoffs.jsonl")
+    assert [(line["msg"].split()[0], line["rank"], line["sample"], line["step"]) for line in logged] == [
+        ({"send": "sent", "recv": "received"}[one["direction"]], *(str(one[key]) for key in ("rank", "sample", "step")))
+        for one in kept
+    ]
+    for line, one in zip(logged, kept, strict=True):
+        assert (line["level"], line["from"], line["to"]) == ("DEBUG", "0", "1")
+        size = sum(one[key] for key in ("header_bytes", "latent_bytes", "state_bytes", "generator_bytes"))
+        assert int(line["bytes"]) == size
+        assert (float(line["waited"]), float(line["took"])) == (one["waited"], one["total"])
 
 
 def test_every_evaluation_is_done_once_by_the_rank_it_was_given_to(tiny: Finished) -> None:

@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import pytest
 from piped import Line, finished
 
 from gpubench import events, pipe_defaults
 from gpubench.configuration import load
 from gpubench.defaults import complete, completed
 from gpubench.diffusion.settings import PipeSettings
-from gpubench.host import live, live_pipeline
+from gpubench.errors import RunFailed
+from gpubench.host import benchmark, live, live_pipeline
+from gpubench.host.peers import BEATS, SILENCE
 from gpubench.host.pipe_recording import PipeRecorder
 from gpubench.host.train_recording import TrainRecorder
 from gpubench.runs import TRACE
@@ -86,3 +89,22 @@ def test_a_pipeline_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: 
 
 def done(sample: int, repeat: int) -> events.SampleFinished:
     return events.SampleFinished(rank=1, sample=finished(sample, 0.0, 1.0, repeat), latent=None, image=None)
+
+
+def test_both_ends_of_a_link_between_machines_give_up_after_the_deadline_of_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[events.Job] = []
+
+    def workers(job: events.Job, *_: object, **__: object) -> None:
+        jobs.append(job)
+        raise RunFailed("far enough")
+
+    monkeypatch.setattr(benchmark, "Workers", workers)
+    for deadline in (8.0, 1.0, 60.0):
+        given = {"results": str(tmp_path), "pipeline.deadline": deadline} | ON_CPU
+        recorder = PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), ["gpubench"])
+        with pytest.raises(RunFailed, match="far enough"):
+            benchmark.measure(recorder, [0], None, lambda recorder: None)
+        recorder.close("failed", recorder.summary())
+    assert [job.silence for job in jobs] == [8.0, BEATS, SILENCE], "no less than a busy machine may take"

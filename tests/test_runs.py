@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from contextlib import suppress
@@ -8,12 +9,14 @@ import psutil
 import pytest
 from running import disk
 
+from gpubench import runs
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
     ROOM,
+    ROOM_BYTES,
     RUN,
     RUNNING,
     SCHEMA_VERSION,
@@ -23,6 +26,7 @@ from gpubench.runs import (
     Run,
     RunWriter,
     create_directory,
+    sample_file,
 )
 from gpubench.schema import schema
 
@@ -130,6 +134,42 @@ def test_a_disk_that_fills_up_still_takes_what_was_measured_and_how_the_run_ende
         assert found.record.error == {"kind": "RunFailed", "message": "no room"}
         assert json.loads((run.path / SUMMARY).read_text())["metrics"]
         assert not (run.path / ROOM).exists()
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_sample_does_not_take_the_room_that_is_kept_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = writer(tmp_path)
+    monkeypatch.setattr(runs, "write_document", no_room)
+    with pytest.raises(RunFailed, match=r"cannot write .*00000\.safetensors: No space left on device"):
+        run.replace(sample_file(0, "safetensors"), b"latent")
+    assert (run.path / ROOM).stat().st_size == ROOM_BYTES
+
+
+def test_a_disk_that_others_fill_to_the_last_byte_still_says_how_the_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = writer(tmp_path)
+    monkeypatch.setattr(runs, "write_document", no_room)
+    run.finish(FAILED, {"kind": "RunFailed", "message": "no room", "hint": None})
+    found = Run.open(run.path)
+    assert (found.record.status, found.record.error) == (
+        FAILED,
+        {"kind": "RunFailed", "message": "no room", "hint": None},
+    )
+
+
+def test_a_run_without_room_for_its_end_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "write_document", no_room)
+    with pytest.raises(RunDirectoryError, match=r"no room for a run under .*trial: No space left on device"):
+        writer(tmp_path)
+    assert not list((tmp_path / "trial").iterdir())
 
 
 def test_a_file_that_comes_in_pieces_has_its_name_when_it_is_whole(tmp_path: Path) -> None:

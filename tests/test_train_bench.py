@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 from statistics import harmonic_mean
@@ -45,6 +46,13 @@ def test_it_writes_the_whole_run_directory(tiny: Finished) -> None:
     assert record["started"] < record["ended"]
     assert tiny.document("environment.json")["threads"]["intra_op"] == 1
     assert tiny.document("environment.json")["variables"]["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_the_log_says_who_each_rank_is(tiny: Finished) -> None:
+    lines = [line for line in (tiny.run / "run.log").read_text().splitlines() if 'msg="rank 0 of 1"' in line]
+    assert len(lines) == 2, "one of each repeat, which has a process of its own"
+    for line in lines:
+        assert re.search(r" level=INFO rank=0 .* host=\S+ pid=\d+ device=cpu threads=1$", line)
 
 
 def test_every_repeat_on_a_cpu_reads_the_yardstick(tiny: Finished) -> None:

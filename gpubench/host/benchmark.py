@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -180,7 +180,7 @@ def measure(
         profiled=profiled,
         clock=recorder.clock,
         machine=machine(),
-        silence=silence(settings.measurement.stall_timeout),
+        silence=silence(recorder.patience),
         samples=recorder.samples,
     )
     telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval, calendar(job))
@@ -271,8 +271,10 @@ def _close(recorder: Recorder[Any], error: BaseException | None, touched: bool) 
         recorder.close(status, summary, expected)
     except RunFailed as broken:  # the disk is full, say: the figures can still be shown
         status, expected = runs.FAILED, expected or broken
-        with suppress(RunFailed):
+        try:
             recorder.writer.finish(status, expected.record())
+        except RunFailed as unsaid:
+            log.warning("%s: it may still call the run %s, which has failed", unsaid, runs.RUNNING)
     return Outcome(recorder, status, summary, expected)
 
 

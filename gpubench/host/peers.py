@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpubench import errors, events, units
 from gpubench.channel import EVERYONE
-from gpubench.errors import GpubenchError, SettingsError, WorkerLost
+from gpubench.errors import GpubenchError, HandoverError, SettingsError, UsageError, WorkerLost
 from gpubench.ranks import machine
 
 STARTUP = 120.0  # seconds for torch to load and report on a busy machine, at the least
@@ -16,7 +16,7 @@ SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank count
 
 
 def silence(patience: float) -> float:
-    """Seconds without a heartbeat after which a rank is lost that has `patience` seconds for what it does."""
+    """Seconds without a heartbeat after which a rank, or on its side the host, is lost to one with this `patience`."""
     return max(BEATS, min(SILENCE, patience))
 
 
@@ -64,17 +64,19 @@ def blame(
 ) -> GpubenchError:
     """The earliest cause: a rank's own error, or one that vanished; a broken collective only if there is nothing else.
 
-    `failures` come with the time they were heard; `exit_code` is that of the process that was started, negative for a
-    signal, and `output` its last lines.
+    The message begins with the ranks that met the error, where not all of them did. `failures` come with the time they
+    were heard; `exit_code` is that of the process that was started, negative for a signal, and `output` its last lines.
     """
     causes: list[tuple[bool, float, GpubenchError]] = []
+    speakers: dict[str, list[int]] = {}
+    for _, failure in failures:
+        speakers.setdefault(failure.message, []).append(failure.rank)
+    machines = {peer.hello.machine for peer in peers.values() if peer.hello}
     for when, failure in failures:
         error_class = errors.by_name(failure.kind)
-        # A setting is wrong on every rank; whichever said so first is of no interest.
-        named = issubclass(error_class, SettingsError) or failure.message.startswith(f"rank {failure.rank} ")
-        rank = "" if world_size == 1 or named else f"rank {failure.rank}: "
-        error = error_class(rank + failure.message, failure.hint)
-        causes.append((failure.secondary, when, error))
+        named = _names_its_ranks(error_class, failure, len(machines))
+        ranks = "" if named else _ranks(speakers[failure.message], world_size)
+        causes.append((failure.secondary, when, error_class(ranks + failure.message, failure.hint)))
     reported = {failure.rank for _, failure in failures}
     for number, peer in peers.items():
         if peer.lost is not None and number not in reported:
@@ -84,6 +86,20 @@ def blame(
         return min(causes, key=lambda cause: cause[:2])[2]
     missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
     return _lost(f"rank {missing or '?'} ended before it reported", world_size, exit_code, output)
+
+
+def _names_its_ranks(kind: type[GpubenchError], failure: events.Failed, machines: int) -> bool:
+    """Whether the rank that reported the failure first is of no interest: every rank has the same settings, those of
+    one machine have the same files and devices, and what is wrong with a hand-over names both of its ends."""
+    everywhere = (SettingsError, HandoverError) if machines > 1 else (UsageError, HandoverError)
+    return issubclass(kind, everywhere) or failure.message.startswith(f"rank {failure.rank} ")
+
+
+def _ranks(numbers: Sequence[int], world_size: int) -> str:
+    """ "rank 3: ", "ranks 1 and 3: "; nothing where it is all of them."""
+    if len(numbers) == world_size:
+        return ""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {units.listed(map(str, sorted(numbers)))}: "
 
 
 def _lost(what: str, world_size: int, exit_code: int | None, output: Sequence[str]) -> WorkerLost:

@@ -1,5 +1,6 @@
 """What is kept of a pipeline's run."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,10 @@ class PipeRecorder(Recorder[PipeSettings]):
         if finished:
             self._take_over(finished)
 
+    @property
+    def patience(self) -> float:
+        return min(super().patience, self.settings.pipeline.deadline)
+
     def at_start(self) -> PipeProgress:
         total = self.settings.work.samples if self.samples is None else len(self.samples)
         return PipeProgress(ranks=self.processes, total=total)
@@ -65,8 +70,7 @@ class PipeRecorder(Recorder[PipeSettings]):
             case events.SpansMeasured():
                 self._take_spans(event)
             case events.HandoffMeasured(handoff=handoff):
-                self._repeats[handoff.repeat].handoffs.append(handoff)
-                self.writer.append(HANDOFFS, handoff)
+                self._take_handoff(handoff)
             case events.SampleFinished():
                 self._take_sample(event)
             case events.StageDone():
@@ -162,6 +166,31 @@ class PipeRecorder(Recorder[PipeSettings]):
                 values = {f"rank{span.rank}/evaluation_time": span.total}
                 self.metrics.scalars(span.repeat, self._evaluations[place], span.time, values)
                 self._evaluations[place] += 1
+
+    def _take_handoff(self, handoff: events.Handoff) -> None:
+        self._repeats[handoff.repeat].handoffs.append(handoff)
+        self.writer.append(HANDOFFS, handoff)
+        sent = handoff.direction == "send"
+        ends = (handoff.rank, handoff.peer) if sent else (handoff.peer, handoff.rank)
+        fields = {
+            "from": ends[0],
+            "to": ends[1],
+            "sample": handoff.sample,
+            "step": handoff.step,
+            "bytes": handoff.size,
+            "waited": handoff.waited,
+            "took": handoff.total,
+        }
+        self._take_log(
+            events.Log(
+                rank=handoff.rank,
+                time=handoff.time,
+                level=logging.DEBUG,
+                logger="gpubench.pipeline",
+                message="sent a hand-over" if sent else "received a hand-over",
+                fields=fields,
+            )
+        )
 
     def _take_sample(self, event: events.SampleFinished) -> None:
         sample = event.sample

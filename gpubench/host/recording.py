@@ -199,6 +199,11 @@ class Recorder(ABC, Generic[S]):
         return self.settings.distributed.world_size
 
     @property
+    def patience(self) -> float:
+        """The shortest time, in seconds, for which a rank may make no progress before it is named."""
+        return float(self.settings.measurement.stall_timeout)
+
+    @property
     def gpu_name(self) -> str | None:
         """None on a CPU."""
         return self.device_name if self.settings.device is Device.cuda else None

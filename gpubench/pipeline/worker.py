@@ -102,6 +102,10 @@ def run_repeat(
     seconds = time.perf_counter() - began
     activity.enter("trying the hand-over")
     sampler, ranges = plan(settings, denoiser, ranks.world_size)
+    start, end = ranges[ranks.rank]
+    distributed.introduce(
+        ranks, device, repeat=repeat, first_evaluation=start, last_evaluation=end - 1, evaluations=sampler.total
+    )
     encode_seconds = share_prompts(settings, denoiser, ranks, activity)
     refuse_short(settings, ranges, len(due(settings, job.samples)))
     activity.enter("digesting the weights")
@@ -123,7 +127,6 @@ def run_repeat(
         encode_seconds=encode_seconds,
     )
     now, records = calendar(job), repeat == job.profiled
-    start, end = ranges[ranks.rank]
     stage = Stage(
         rank=ranks.rank,
         denoiser=denoiser,
