@@ -153,7 +153,8 @@ DEFINITIONS: dict[str, Definition] = {
     "pipeline_efficiency": Definition(
         "fraction",
         "higher",
-        "ideal makespan of this split, with each rank's own mean evaluation time and free hand-overs / makespan",
+        "ideal makespan / makespan: the same work (noise, evaluations with the scheduler's step, decoding) in the same "
+        "order, with free hand-overs",
     ),
     "remainder_cost": Definition(
         "fraction", "lower", "evaluations of the rank that has most / a fair share, total evaluations / ranks, - 1"

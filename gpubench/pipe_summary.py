@@ -4,6 +4,7 @@ A repeat counts once every rank is done with all samples; its makespan is from r
 fill and drain included. Of one that ended early there is still what its samples and hand-overs said of themselves.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
@@ -85,8 +86,17 @@ def _steady_throughput(one: Completed) -> float | None:
 
 
 def _efficiency(one: Completed) -> float:
-    stages = [sum(one.repeat.seconds("evaluate", rank)) / one.micro_batches for rank in range(len(one.times))]
-    return (sum(stages) + (one.micro_batches - 1) * max(stages)) / one.makespan
+    """Never above 1: micro-batches keep their order, so that no hand-over, however quick, could make it shorter."""
+    work: dict[tuple[int, int], float] = defaultdict(float)
+    for span in one.repeat.spans:
+        if timeline.OF_KIND[span.kind] == "compute":
+            work[span.sample, span.rank] += span.total
+    free = [0.0] * len(one.assignment.ranges)  # when each rank is done with what came before
+    for sample in sorted({sample for sample, _ in work}):
+        arrived = 0.0
+        for rank, since in enumerate(free):
+            free[rank] = arrived = max(arrived, since) + work[sample, rank]
+    return min(1.0, free[-1] / one.makespan)  # times since the epoch are rounded to a quarter of a microsecond
 
 
 def _sequential(one: Completed) -> float | None:

@@ -48,6 +48,16 @@ def test_an_ideal_pipeline_has_the_makespan_of_the_theory() -> None:
     assert estimate(found, "remainder_cost") == pytest.approx(3 / (7 / 3) - 1)
 
 
+def test_the_ideal_is_made_of_all_the_work_there_was_and_never_longer_than_the_makespan() -> None:
+    decoded = summary_of(Line((2, 3, 2), micro_batches=4, decode=0.5))
+    assert estimate(decoded, "pipeline_efficiency") == pytest.approx(1, rel=1e-5), "decoding is work as well"
+    uneven = Line((2, 2, 2), micro_batches=12, jitter=0.5)
+    for found in repeats_of(uneven):
+        assert estimate(summary_of(uneven, [found]), "pipeline_efficiency") <= 1
+    slow_link = summary_of(Line((2, 2), micro_batches=4, transfer=0.1))
+    assert estimate(slow_link, "pipeline_efficiency") < 0.95
+
+
 def test_fill_and_drain_are_in_the_throughput_and_not_in_the_steady_one() -> None:
     found = summary_of(Line((2, 2), micro_batches=5))
     assert estimate(found, "throughput") == pytest.approx(5 / (0.1 * (4 + 4 * 2)), rel=1e-5)

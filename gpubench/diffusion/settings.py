@@ -74,7 +74,7 @@ class PipelineSettings(Section):
         2, description="hand-overs a rank may have under way at each end: received ahead, or not yet taken"
     )
     deadline: Seconds = Field(
-        60.0, description="seconds that one evaluation, send or receive may be stuck before its rank is blamed"
+        60.0, description="seconds without progress, beyond what evaluations took in the warm-up, until a rank is blamed"
     )
 
 
