@@ -140,12 +140,11 @@ def test_what_a_failed_run_recorded_is_looked_at_all_the_same(measured: Callable
 def test_a_run_whose_end_cannot_be_written_at_all_is_said_to_be_called_running(
     measured: Callable[..., Measured], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = Run("a")
-
     def no_room(*_: object) -> None:
         raise RunFailed("cannot write run.json: No space left on device", "make room there")
 
-    run.close = no_room  # type: ignore[method-assign]
+    run = Run("a")
+    setattr(run, "close", no_room)  # noqa: B010 - a method
     run.writer.finish = no_room
     measured([run])
     assert "cannot write run.json: No space left on device: it may still call the run running" in caplog.text

@@ -154,6 +154,13 @@ def test_a_slow_rank_is_not_to_blame_within_the_deadline(tmp_path: Path, digests
     assert [sample.sha256 for _, sample in sorted(finished_samples(done).items())] == digests
 
 
+def test_an_evaluation_that_takes_longer_than_the_deadline_is_not_killed_as_a_hang(tmp_path: Path) -> None:
+    slow = ("--unet", "dummy", "--step-ms", "3000", "--pipeline.deadline=2", "--steps", "2", "--samples", "1")
+    done = gpubench("pipe-infer", *ALONE, *slow, "--no-verify", "--world-size", "2", results=tmp_path)
+    assert done.code == 0, done.stderr
+    assert len(finished_samples(done)) == 1
+
+
 def test_a_killed_rank_is_named_and_resume_makes_what_it_left_undone(tmp_path: Path, digests: list[str]) -> None:
     done = pipeline(tmp_path / "first", "--inject", "kill,rank=1,sample=3", world_size=3)
     assert blamed(done) == "rank 1 died"

@@ -74,7 +74,8 @@ class PipelineSettings(Section):
         2, description="hand-overs a rank may have under way at each end: received ahead, or not yet taken"
     )
     deadline: Seconds = Field(
-        60.0, description="seconds without progress, beyond what evaluations took in the warm-up, until a rank is blamed"
+        60.0,
+        description="seconds without progress, beyond what evaluations took in the warm-up, until a rank is blamed",
     )
 
 

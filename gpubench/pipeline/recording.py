@@ -49,6 +49,7 @@ def record(session: Session) -> Iterator[events.Message]:
             nonlocal done
             done += 1
             if recording:
+                session.stage.activity.enter("recording")  # a cycle that ends is written, which may take long
                 recording.step(done)
 
         with recording or nullcontext():

@@ -127,7 +127,8 @@ class Stage:
 
     def _take(self, sample: int, source: Source, timer: SpanTimer[Any]) -> Batch:
         if self.is_first:
-            self.activity.enter(f"preparing sample {sample}", within=self.deadline)
+            # a GPU may have the evaluations of other samples in its queue, and copies noise behind them
+            self.activity.enter(f"preparing sample {sample}", within=self.patience(self.sampler.total))
             timer.begin()
             batch = source.take()
             timer.worked("prepare", sample)
