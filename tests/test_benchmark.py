@@ -147,4 +147,4 @@ def test_a_run_whose_end_cannot_be_written_at_all_is_said_to_be_called_running(
     setattr(run, "close", no_room)  # noqa: B010 - a method
     run.writer.finish = no_room
     measured([run])
-    assert "cannot write run.json: No space left on device: it may still call the run running" in caplog.text
+    assert "cannot write run.json: No space left on device; its status may still be 'running' although" in caplog.text

@@ -1,12 +1,16 @@
 """Where a run stands whose repeats follow one another in the processes of torchrun: only the events tell."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from piped import Line, finished
 
-from gpubench import events, pipe_defaults
+from gpubench import events, pipe_defaults, runs
 from gpubench.configuration import load
 from gpubench.defaults import complete, completed
 from gpubench.diffusion.settings import PipeSettings
@@ -108,3 +112,27 @@ def test_both_ends_of_a_link_between_machines_give_up_after_the_deadline_of_a_pi
             benchmark.measure(recorder, [0], None, lambda recorder: None)
         recorder.close("failed", recorder.summary())
     assert [job.silence for job in jobs] == [8.0, BEATS, SILENCE], "no less than a busy machine may take"
+
+
+def test_a_disk_without_room_for_the_samples_that_are_taken_over_leaves_no_run_that_seems_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = runs.write_document
+
+    def full(path: Path, document: object) -> None:
+        if path.suffix == ".safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, document)
+
+    monkeypatch.setattr(runs, "write_document", full)
+    taken_over = SimpleNamespace(
+        path=tmp_path,
+        samples={0: finished(0, 0.0, 1.0)},
+        files=lambda number: {"samples/00000.safetensors": b"latent"},
+        missing=lambda samples: list(range(1, samples)),
+    )
+    given = {"results": str(tmp_path)} | ON_CPU
+    with pytest.raises(RunFailed, match="No space left on device"):
+        PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), [], cast("Any", taken_over))
+    (record,) = tmp_path.glob("*/*/run.json")
+    assert json.loads(record.read_text())["status"] == "failed"

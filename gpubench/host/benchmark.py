@@ -274,7 +274,7 @@ def _close(recorder: Recorder[Any], error: BaseException | None, touched: bool) 
         try:
             recorder.writer.finish(status, expected.record())
         except RunFailed as unsaid:
-            log.warning("%s: it may still call the run %s, which has failed", unsaid, runs.RUNNING)
+            log.warning("%s; its status may still be %r although the run has failed", unsaid, runs.RUNNING)
     return Outcome(recorder, status, summary, expected)
 
 

@@ -18,7 +18,7 @@ from gpubench.errors import GpubenchError, RunFailed
 from gpubench.host.pipe_progress import PipeProgress
 from gpubench.host.recording import Recorder
 from gpubench.pipe_summary import summarise
-from gpubench.runs import HANDOFFS, SAMPLES, TIMELINE, TRACE
+from gpubench.runs import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.settings import Device
 from gpubench.summary import Summary
 
@@ -42,7 +42,14 @@ class PipeRecorder(Recorder[PipeSettings]):
         self._finished = finished
         self.progress = self.at_start()
         if finished:
-            self._take_over(finished)
+            try:
+                self._take_over(finished)
+            except RunFailed as error:
+                try:
+                    self.close(FAILED, self.summary(), error)
+                except RunFailed:  # the summary is lost as well
+                    self.writer.finish(FAILED, error.record())
+                raise
 
     @property
     def patience(self) -> float:
