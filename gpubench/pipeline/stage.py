@@ -65,7 +65,7 @@ class Stage:
     """Tells at once what this rank is doing."""
     fault: Fault | None = None
     evaluation: float = 0.0
-    """Seconds that the slowest evaluation of the warm-up took."""
+    """Seconds that the last evaluation of the warm-up took."""
     annotate: Callable[[str], AbstractContextManager[Any]] = nullcontext
     """Names what an evaluation is made of, for whoever records it."""
 

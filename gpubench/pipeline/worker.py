@@ -226,7 +226,7 @@ def warm_up(session: Session) -> Session:
 
     Returns the session with what an evaluation takes here, by which a slow one is told from one that hangs.
     """
-    stage, evaluations, slowest = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
+    stage, evaluations, took = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
     batch = session.prepare(session.batches[0])
     for number in range(evaluations):
         stage.activity.enter(f"evaluation {number + 1} of {evaluations} of the warm-up")
@@ -234,11 +234,11 @@ def warm_up(session: Session) -> Session:
         output = stage.denoiser.predict(batch, stage.sampler)
         check_output(stage, output, batch.latents)
         stage.sampler.step(batch, output)
-        slowest = max(slowest, session.timer.synchronize() - began)
+        took = session.timer.synchronize() - began
     if stage.decodes:
         stage.activity.enter("decoding in the warm-up")
         stage.denoiser.decode(batch)
-    return replace(session, stage=replace(stage, evaluation=slowest))
+    return replace(session, stage=replace(stage, evaluation=took))
 
 
 def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
