@@ -15,7 +15,7 @@ from gpubench.metrics import Distribution
 Series = NDArray[np.float64]
 
 MOST_VALUES = 1 << 16  # what a series of any length is reduced to before its autocorrelation is taken
-MOST_BLOCKS = 500  # more would make resampling dear and nothing better
+MOST_BLOCKS = 500  # more would make nothing better
 FALSE_ALARM = 0.01  # chance that a steady run of uncorrelated steps is said to have a warm-up
 
 
@@ -39,44 +39,39 @@ def effective_size(x: ArrayLike) -> float:
 
 
 def block_length(x: ArrayLike) -> int:
-    """Length of the blocks that carry the autocorrelation of a series, in steps, within [1, max(1, n // 3)].
+    """Length of the blocks that carry the autocorrelation of a series, in steps, within [1, max(1, n // 5)].
 
     Four times the integrated autocorrelation time n / effective_size. The rule of Carlstein (1986, Annals of Statistics
-    14, 1171), optimal for the variance alone, gives shorter blocks, whose intervals cover 84 to 90 % of 198 steps with
-    autocorrelation 0.8 where these cover 94 (docs/statistics.md). A long series is cut into MOST_BLOCKS at the most.
+    14, 1171), optimal for the variance alone, gives shorter blocks and intervals that are too narrow. A fifth of the
+    series is the most, because fewer than five blocks say too little of how blocks vary; docs/statistics.md has what
+    either choice costs. A long series is cut into MOST_BLOCKS at the most.
     """
     values = _series(x)
     n = len(values)
     wanted = max(4 * n / effective_size(values), n / MOST_BLOCKS) if n else 1
-    return max(1, min(n // 3, round(wanted)))
+    return max(1, min(n // 5, round(wanted)))
 
 
 def mean_error(x: ArrayLike) -> tuple[float, float] | None:
     """Relative standard error of the mean of autocorrelated values, and its degrees of freedom.
 
     From overlapping batch means (Meketon and Schmeiser 1984, Winter Simulation Conference, 227): the spread of the
-    means of all blocks of `block_length` consecutive values. They give 1.5 (n / block - 1) degrees of freedom for many
-    blocks; with the few of a short run 1.25 covers better. None for fewer than 4 values or a mean that is not positive.
+    means of all blocks of `block_length` consecutive values. The series is closed to a circle, as in the circular
+    bootstrap (Politis and Romano 1992, in Exploring the Limits of Bootstrap, 263), so that every value is in equally
+    many blocks: without that the first and the last value are in one block each, and a slow last step would move the
+    mean but not the error. The degrees of freedom are those of blocks that do not overlap, n / block - 1: overlapping
+    ones have up to 1.5 times as many, but few blocks also underestimate the spread, and this makes up for most of
+    that. None for fewer than 4 values or a mean that is not positive.
     """
     values = coarsened(x)
     n, mean = len(values), float(values.mean()) if len(values) else 0.0
     if n < 4 or mean <= 0:
         return None
     length = block_length(values)
-    departures = _block_sums(values, length) / length - mean
-    variance = float(departures @ departures) * length / ((n - length + 1) * (n - length))
-    return float(np.sqrt(variance)) / mean, max(1.0, 1.25 * (n / length - 1))
-
-
-def block_resample(x: ArrayLike, resamples: int, rng: np.random.Generator) -> Series:
-    """Means of `resamples` series made of blocks drawn with replacement: the moving-block bootstrap (Kuensch 1989,
-    Annals of Statistics 17, 1217), with blocks of `block_length`."""
-    values = coarsened(x)
-    length = block_length(values)
-    blocks = -(-len(values) // length)
-    sums = _block_sums(values, length)
-    starts = rng.integers(0, len(sums), (resamples, blocks))
-    return np.asarray(sums[starts].sum(axis=1) / (blocks * length))
+    around = np.concatenate([[0.0], np.cumsum(np.concatenate([values, values[: length - 1]]))])
+    departures = (around[length:] - around[:-length]) / length - mean
+    variance = float(departures @ departures) * length / (n * (n - length))
+    return float(np.sqrt(variance)) / mean, max(1.0, n / length - 1)
 
 
 def coarsened(x: ArrayLike) -> Series:
@@ -89,12 +84,6 @@ def coarsened(x: ArrayLike) -> Series:
     if group <= 1:
         return values
     return np.asarray(values[: len(values) // group * group].reshape(-1, group).mean(axis=1))
-
-
-def _block_sums(values: Series, length: int) -> Series:
-    """Sums of every `length` consecutive values."""
-    ends = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray(ends[length:] - ends[:-length])
 
 
 def describe(groups: Sequence[Sequence[float]]) -> Distribution:

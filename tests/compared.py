@@ -105,5 +105,5 @@ def withheld(*differences: Difference, forced: bool = False, reason: str = "the 
 
 def comparisons(*each: Comparison, gate: list[GateResult] | None = None) -> Comparisons:
     return Comparisons(
-        schema_version=2, confidence=0.95, margin=0.005, seed=1, comparisons=list(each), gate=gate or [], left_out=[]
+        schema_version=2, confidence=0.95, margin=0.005, comparisons=list(each), gate=gate or [], left_out=[]
     )

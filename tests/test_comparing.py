@@ -338,7 +338,6 @@ def hostile() -> Comparisons:
         schema_version=2,
         confidence=0.95,
         margin=0.005,
-        seed=1,
         comparisons=[structs.replace(found, baseline=side(HOSTILE, headline=HOSTILE, started=HOSTILE))],
         gate=[GateResult(HOSTILE, HOSTILE, HOSTILE, 0.0, None, None, None, "inconclusive")],
         left_out=[HOSTILE],

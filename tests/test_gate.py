@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from compared import verdict
 
-from gpubench.comparison.gate import Condition, holm, judge, parse_condition, percent
+from gpubench.comparison.gate import Condition, judge, parse_condition, percent
 from gpubench.comparison.result import GateResult
 from gpubench.comparison.verdicts import Judged
 from gpubench.errors import UsageError
-from gpubench.inference import Error, student
+from gpubench.inference import Error, Ratio, holm
 
 
 def judged(
     metric: str = "step_time", ratio: float = 1.031, error: float = 0.002, df: float = 8, **known: Any
 ) -> Judged:
-    found = student(ratio, Error(error, df))
+    found = Ratio(ratio, Error(error, df))
     return Judged(verdict(metric, ratio=ratio, interval=found.interval, **known), found)
 
 

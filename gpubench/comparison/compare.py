@@ -15,7 +15,7 @@ from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import Condition
 from gpubench.comparison.memory import find_memory
-from gpubench.comparison.result import Comparison, Comparisons, Noise, Outcome
+from gpubench.comparison.result import Comparison, Comparisons, Noise, Outcome, Verdict
 from gpubench.comparison.sampling import one_after_the_other
 from gpubench.comparison.verdicts import DEFAULT_MARGIN, Circumstances, Judged
 from gpubench.errors import UsageError
@@ -50,7 +50,6 @@ def compare(
         schema_version=runs.SCHEMA_VERSION,
         confidence=inference.CONFIDENCE,
         margin=margin,
-        seed=inference.SEED,
         comparisons=comparisons,
         gate=gate.judge(conditions, judged) if conditions else [],
         left_out=list(left_out),
@@ -98,18 +97,27 @@ def _compare(
     shared = _shared(baseline, candidate)
     shown = _wanted(shared, metrics) if metrics else _directed(shared)
     gated = [metric for name, metric in shared.items() if any(_names(one.metric, name) for one in conditions)]
-    judged = {metric.name: verdicts.judge(metric, baseline, candidate, circumstances) for metric in [*shown, *gated]}
+    judged = verdicts.judge_all(shown, baseline, candidate, circumstances)
+    found = [one.verdict for one in judged]
+    listed = {metric.name for metric in shown}
+    rest = [metric for metric in gated if metric.name not in listed]  # for the gate alone, which corrects too
     comparison = Comparison(
         baseline=comparability.summarise_side(baseline),
         candidate=comparability.summarise_side(candidate),
         comparability=comparable,
-        verdicts=[judged[metric.name].verdict for metric in shown],
-        explanation=explain(baseline, candidate, comparable),
+        verdicts=found,
+        explanation=explain(baseline, candidate, comparable, record, settled=_settled(found)),
         warnings=warnings,
         causes=causes,
         memory=memory,
     )
-    return comparison, list(judged.values())
+    return comparison, [*judged, *(verdicts.judge(metric, baseline, candidate, circumstances) for metric in rest)]
+
+
+def _settled(found: Sequence[Verdict]) -> bool:
+    """Whether there is a change, or none, to explain."""
+    lead = verdicts.leading(found)
+    return lead is None or lead.verdict != "inconclusive"
 
 
 def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:

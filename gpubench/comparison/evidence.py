@@ -23,7 +23,7 @@ from gpubench.hardware import Peak
 from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprints
 from gpubench.memory.trades import Trades
-from gpubench.metrics import Metric
+from gpubench.metrics import RATES, Metric
 from gpubench.runs import (
     BATCH_SIZES,
     COMPLETED,
@@ -92,6 +92,10 @@ class RunEvidence:
     def untimed(self) -> bool:
         """Whether it followed its memory: its figures are counts of bytes, and no step was timed."""
         return self.record is not None and self.record.command == UNTIMED
+
+    def is_rate(self, metric: str) -> bool:
+        """Whether it is work over time, and so averaged as the time of one."""
+        return metric in RATES
 
     @property
     def repeats(self) -> int:

@@ -7,14 +7,23 @@ from statistics import fmean
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from gpubench import units
 from gpubench.comparison.comparability import same_step, samples_per_step
 from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
 from gpubench.comparison.evidence import PHASE, Side
-from gpubench.comparison.result import ClockEffect, Comparability, Explanation, PhaseChange, RankChange, Waterfall
-from gpubench.comparison.sampling import interleaved, sample_of, samples_of
-from gpubench.inference import Sample, difference
+from gpubench.comparison.result import (
+    ClockEffect,
+    Comparability,
+    Explanation,
+    NullMetric,
+    PhaseChange,
+    RankChange,
+    Waterfall,
+)
+from gpubench.comparison.sampling import interleaved, known_of, sample_of, samples_of
+from gpubench.inference import CONFIDENCE, Sample, difference, holm
 from gpubench.metrics import DEFINITIONS
 
 MOST_RANKS = 5
@@ -23,22 +32,33 @@ ALONE = 0.25  # of the change of the rank that moved most: where no other moved 
 OFTEN_STARVED = 0.5  # of the steps
 
 NOTHING = Explanation(None, [], None, [])
+UNSETTLED = "whether there is a change at all is not settled: no phase is named as its cause"
 
 
-def explain(baseline: Side, candidate: Side, comparability: Comparability) -> Explanation:
+def explain(
+    baseline: Side,
+    candidate: Side,
+    comparability: Comparability,
+    record: Sequence[NullMetric] = (),
+    *,
+    settled: bool = True,
+) -> Explanation:
     """What the change of the step time goes with; nothing where the work differs or no step was timed.
 
-    Times are per step, or per sample of a rank where a step is not the same work on both sides.
+    Times are per step, or per sample of a rank where a step is not the same work on both sides. `record` is what is
+    known of how equal runs vary. Unless it is `settled` whether there is a change, nothing is named as its cause.
     """
     if not (comparability.comparable or comparability.forced):
         return NOTHING
-    step = _Step.of(baseline, candidate)
+    step = _Step.of(baseline, candidate, record)
     whole = step.change("step_time") if step else None
     if step is None or whole is None:
         return NOTHING
     waterfall = _waterfall(step, whole)
     ranks = _rank_changes(baseline, candidate)
     clock = _clock_effect(baseline, candidate, whole)
+    if not settled:
+        return Explanation(waterfall, ranks[:MOST_RANKS], clock, [UNSETTLED] if waterfall else [])
     notes = [*_phase_notes(waterfall), *_rank_notes(ranks, whole, waterfall), *_clock_notes(clock, whole)]
     notes.sort(key=lambda note: -note.size)
     sentences = [note.sentence for note in notes] or _silence(waterfall)
@@ -61,14 +81,15 @@ class _Step:
     per: Literal["step", "sample"]
     samples: tuple[int, int]
     """What the seconds of a step are divided by; 1 for those of a whole step."""
+    record: Sequence[NullMetric]
 
     @classmethod
-    def of(cls, baseline: Side, candidate: Side) -> "_Step | None":
+    def of(cls, baseline: Side, candidate: Side, record: Sequence[NullMetric]) -> "_Step | None":
         """None where a step differs by an amount that is not known."""
         if same_step(baseline, candidate):
-            return cls(baseline, candidate, "step", (1, 1))
+            return cls(baseline, candidate, "step", (1, 1), record)
         ours, theirs = samples_per_step(baseline), samples_per_step(candidate)
-        return cls(baseline, candidate, "sample", (ours, theirs)) if ours and theirs else None
+        return cls(baseline, candidate, "sample", (ours, theirs), record) if ours and theirs else None
 
     def change(self, metric: str) -> PhaseChange | None:
         """The change of a time; a side without it spent none on it. None where neither has it."""
@@ -76,14 +97,17 @@ class _Step:
         have = [all(metric in run.metrics for run in side.runs) for side in sides]
         if not any(have):
             return None
-        found = samples_of(*sides, metric) if all(have) else tuple(sample_of(side, metric) for side in sides)
-        ours, theirs = (_share(sample, samples) for sample, samples in zip(found, self.samples, strict=True))
+        both = samples_of(*sides, metric) if all(have) else tuple(sample_of(side, metric) for side in sides)
+        ours, theirs = (_share(sample, samples) for sample, samples in zip(both, self.samples, strict=True))
+        known = known_of(self.record, metric, *sides)
+        found = difference(ours, theirs, paired=interleaved(*sides), known=known)
         return PhaseChange(
             phase=metric.removeprefix(PHASE),
             baseline=ours.mean,
             candidate=theirs.mean,
-            change=theirs.mean - ours.mean,
-            interval=difference(ours, theirs, paired=interleaved(*sides)),
+            change=found.estimate,
+            interval=found.interval,
+            p_value=None if found.p_value is None else min(1.0, 2 * found.p_value),
         )
 
     @property
@@ -105,7 +129,7 @@ def _waterfall(step: _Step, whole: PhaseChange) -> Waterfall | None:
     for side in (step.baseline, step.candidate):
         if not any(name.startswith(PHASE) for name in side.runs[0].metrics):
             return None
-    phases = [change for name in step.phases if (change := step.change(name))]
+    phases = _adjusted([change for name in step.phases if (change := step.change(name))])
     ours, theirs = (
         whole.baseline - math.fsum(phase.baseline for phase in phases),
         whole.candidate - math.fsum(phase.candidate for phase in phases),
@@ -113,6 +137,13 @@ def _waterfall(step: _Step, whole: PhaseChange) -> Waterfall | None:
     if max(abs(ours), abs(theirs)) > 1e-9 * max(whole.baseline, whole.candidate):
         phases.append(PhaseChange("rest", ours, theirs, theirs - ours, None))
     return Waterfall(step.per, whole.baseline, whole.candidate, phases)
+
+
+def _adjusted(phases: Sequence[PhaseChange]) -> list[PhaseChange]:
+    """With p-values that hold for all phases together: the chance that any moved without cause stays below 5 %."""
+    known = [phase.p_value for phase in phases if phase.p_value is not None]
+    adjusted = iter(holm(known))
+    return [phase if phase.p_value is None else structs.replace(phase, p_value=next(adjusted)) for phase in phases]
 
 
 def _rank_changes(baseline: Side, candidate: Side) -> list[RankChange]:
@@ -230,4 +261,4 @@ def _mean_of(side: Side, metric: str) -> float | None:
 
 
 def _established(phase: PhaseChange) -> bool:
-    return phase.interval is not None and (phase.interval[0] > 0 or phase.interval[1] < 0)
+    return phase.p_value is not None and phase.p_value < 1 - CONFIDENCE

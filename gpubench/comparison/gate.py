@@ -3,9 +3,9 @@
 Every condition is tested for every metric that it names and every candidate. "regressed" claims that the worsening is
 beyond the limit, "passed" that it is not. Both are one-sided tests of Student's t on the logarithm of the ratio at
 half of what the 95 % interval leaves out, so that a lone condition says what its interval says. With several, the
-p-values are corrected after Holm (1979, Scandinavian Journal of Statistics 6, 65) over the whole gate, those of the
-one claim and those of the other each as a family: the chance that a gate regresses without cause, or that any of its
-"passed" is wrong, stays below 2.5 %. What neither claim holds for is inconclusive.
+p-values are corrected after Holm over the whole gate, those of the one claim and those of the other each as a family:
+the chance that a gate regresses without cause, or that any of its "passed" is wrong, stays below 2.5 %. What neither
+claim holds for is inconclusive.
 """
 
 import math
@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from scipy.special import stdtr
-
 from gpubench.comparison.comparability import PER_DEVICE
 from gpubench.comparison.result import GateResult, Verdict
 from gpubench.comparison.verdicts import Judged
 from gpubench.errors import UsageError, did_you_mean
-from gpubench.inference import CONFIDENCE, Ratio
+from gpubench.inference import SIGNIFICANT, Ratio, holm
 
-SIGNIFICANT = (1 - CONFIDENCE) / 2
 EXAMPLE = 'such as --fail-on "step_time>2%"'
 
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) *%|0")
@@ -103,15 +100,6 @@ def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Seque
     ]
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values in the given order: rejecting those below a level errs at all with at most that chance."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
-
-
 def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's, over those that are known."""
     known = iter(holm([p for p in p_values if p is not None]))
@@ -179,8 +167,8 @@ def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | 
     if ratio.error.size == 0:
         return (worsening, 0.0, 1.0) if worsening > limit else (worsening, 1.0, 0.0)
     edge = math.log1p(sign * limit) if sign * limit > -1 else -math.inf
-    t = sign * (math.log(ratio.estimate) - edge) / ratio.error.size
-    return worsening, float(stdtr(ratio.error.df, -t)), float(stdtr(ratio.error.df, t))
+    distance = sign * (math.log(ratio.estimate) - edge)
+    return worsening, ratio.error.above(distance), ratio.error.above(-distance)
 
 
 def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: str | None) -> GateResult:

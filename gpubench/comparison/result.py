@@ -66,14 +66,17 @@ class Verdict(Struct, frozen=True, kw_only=True):
     ratio: float | None
     """None where the baseline is 0."""
     interval: tuple[float, float] | None = None
-    """95 % interval of the ratio."""
+    """95 % interval of the ratio, of this metric alone."""
+    p_value: float | None = None
+    """Of the verdict, or of a change beyond the limit where it is inconclusive: two-sided, and adjusted after Holm for
+    all the metrics that were judged together. Below 0.05 the verdict is given."""
     margin: float
     """Half-width of the band around 1 within which a change does not matter, as a fraction."""
     noise_floor: float | None = None
     """Relative difference that noise alone can make between such sides: of as many repeats from their own spread, of
     single runs from that of equal runs on record."""
     limit: float
-    """What a change has to exceed: the margin, or the noise floor where the interval does not know of that noise."""
+    """What a change has to exceed: the margin, or what the machine itself may account for where that is larger."""
     resolvable: float | None = None
     """Smallest relative change that this many repeats would find with 80 % power."""
     level: Level | None = None
@@ -97,7 +100,9 @@ class PhaseChange(Struct, frozen=True):
     change: float
     """Seconds; all changes sum to the change of the whole."""
     interval: tuple[float, float] | None
-    """95 % interval of the change."""
+    """95 % interval of the change, of this phase alone."""
+    p_value: float | None = None
+    """Of there being a change: two-sided, adjusted after Holm for all phases. None where nothing tells."""
 
 
 class Waterfall(Struct, frozen=True):
@@ -282,7 +287,6 @@ class Comparisons(Struct, frozen=True):
     schema_version: int
     confidence: float
     margin: float
-    seed: int
     comparisons: list[Comparison]
     gate: list[GateResult]
     left_out: list[str]

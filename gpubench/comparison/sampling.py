@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.inference import Sample, Steps
-from gpubench.metrics import RATES
+from gpubench.comparison.result import NullMetric
+from gpubench.inference import Known, Sample, Steps
 
 WELL_KNOWN = 10  # units whose own spread tells enough: the steps inside them are not read
 
@@ -23,7 +23,7 @@ def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample 
     grouped = len(metrics) > 1 if by_run is None else by_run
     units = np.asarray([one.estimate for one in metrics] if grouped else metrics[0].repeats, dtype=np.float64)
     steps = _steps(side.runs, metric, grouped) if len(units) < WELL_KNOWN else None
-    return Sample(1 / units if metric in RATES else units, steps)
+    return Sample(1 / units if side.runs[0].is_rate(metric) else units, steps)
 
 
 def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[Sample, Sample]:
@@ -49,6 +49,19 @@ def interleaved(baseline: Side, candidate: Side) -> bool:
         return False
     ours, theirs = baseline.runs[0].record, candidate.runs[0].record
     return bool(ours and theirs and theirs.run_id in ours.interleaved_with)
+
+
+def known_of(record: Sequence[NullMetric], metric: str, baseline: Side, candidate: Side) -> Known | None:
+    """What is on record of how the units of such a comparison vary; None where that is nothing.
+
+    What repeats vary by says nothing of the runs of a group.
+    """
+    entry = next((entry for entry in record if entry.metric == metric), None)
+    grouped = max(len(baseline.runs), len(candidate.runs)) > 1
+    if entry is None or (grouped and entry.level == "repeat"):
+        return None
+    of_runs = entry.level == "run" and one_after_the_other(baseline, candidate)
+    return Known(entry.spread, entry.units - 1, of_runs)
 
 
 def one_after_the_other(baseline: Side, candidate: Side) -> bool:

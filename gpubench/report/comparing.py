@@ -16,6 +16,7 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
+from gpubench.comparison.verdicts import leading
 from gpubench.report import causing, comparing_memory, phrases, plain, profiling, sheets
 from gpubench.report.headline import headline
 from gpubench.screen import Fitting, plain_table, say
@@ -98,8 +99,8 @@ def _show_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     console.print(Fitting(_verdict_table(verdicts, columns) for columns in (*VERDICTS, narrowest)))
     for note in phrases.notes(verdicts):
         say(console, note, "dim")
-    if leading := phrases.leading(verdicts):
-        say(console, phrases.method(leading), "dim")
+    if lead := leading(verdicts):
+        say(console, phrases.method(lead), "dim")
 
 
 def _verdict_table(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Table:

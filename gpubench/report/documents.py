@@ -11,6 +11,7 @@ import msgspec
 
 from gpubench import runs
 from gpubench.comparison.result import Causes, Comparison, Comparisons, Memory, Verdict, Waterfall
+from gpubench.comparison.verdicts import leading
 from gpubench.report import causing, comparing_memory, phrases, plain
 from gpubench.report.headline import headline
 
@@ -96,8 +97,8 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     rows = [[plain.words(one.metric), *phrases.values(one), phrases.change(one), one.verdict] for one in verdicts]
     lines = table(["metric", "baseline", "candidate", "change", "verdict"], rows)
     lines += [f"- {escape(note)}" for note in phrases.notes(verdicts)]
-    leading = phrases.leading(verdicts)
-    return [*lines, f"- {escape(phrases.method(leading))}"] if leading else lines
+    lead = leading(verdicts)
+    return [*lines, f"- {escape(phrases.method(lead))}"] if lead else lines
 
 
 def _waterfall(waterfall: Waterfall) -> list[str]:

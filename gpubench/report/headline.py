@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from gpubench import units
 from gpubench.comparison.result import Comparability, Comparison, Verdict
-from gpubench.report.phrases import cell, change, decimals, figures, large, leading, to_settle, width
+from gpubench.comparison.verdicts import leading
+from gpubench.report.phrases import cell, change, decimals, figures, large, to_settle, width
 from gpubench.report.plain import clean, words
 
 SPEEDS = ("faster", "slower")

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from gpubench import inference, units
 from gpubench.comparison.result import Noise, NullMetric
-from gpubench.report import documents, phrases
+from gpubench.comparison.verdicts import LEADERS
+from gpubench.report import documents
 from gpubench.report.plain import words
 from gpubench.screen import Fitting, plain_table, say
 
@@ -98,7 +99,7 @@ def _table(noise: Noise, columns: Sequence[str]) -> Table:
 
 
 def _leading(metrics: Sequence[NullMetric]) -> NullMetric | None:
-    return next((one for name in phrases.LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
+    return next((one for name in LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
 
 
 def _percent(value: float | None) -> str:

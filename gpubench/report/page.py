@@ -8,6 +8,7 @@ from gpubench import units
 from gpubench.comparison.causes import diagnosis
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Causes, Comparison, Comparisons, Verdict
+from gpubench.comparison.verdicts import leading
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import (
     causing,
@@ -120,7 +121,7 @@ def _causes(causes: Causes, sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def _lead(comparison: Comparison) -> Verdict | None:
-    return phrases.leading(comparison.verdicts)
+    return leading(comparison.verdicts)
 
 
 def _estimates(runs: Sequence[RunEvidence]) -> dict[str, float]:

@@ -20,16 +20,9 @@ from gpubench.comparison.result import (
 )
 from gpubench.report.plain import clean, words
 
-LEADERS = ("throughput", "throughput_per_device", "step_time", "peak_memory_total")
 ASIDE = ("treatment", "protocol", "code")
 WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are shown only when they are something else
 ASIDE_ROWS = 15  # differences that do not stand in the way: more than these are counted, not listed
-
-
-def leading(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """The verdict that speaks for all: on throughput, the step time or the whole memory, else the first that is one."""
-    judged = [verdict for verdict in verdicts if verdict.verdict != "withheld"] or list(verdicts)
-    return next((one for name in LEADERS for one in judged if one.metric == name), judged[0] if judged else None)
 
 
 def change(verdict: Verdict, interval: bool = True) -> str:

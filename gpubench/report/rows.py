@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.comparison.result import Verdict, Waterfall
-from gpubench.report import phrases, svg, wording
+from gpubench.comparison.verdicts import leading
+from gpubench.report import svg, wording
 from gpubench.report.scales import Axis, Measure, Scale, Tick, measure, ticks, widen
 
 PITCH = 40.0
@@ -91,11 +92,11 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
 def _limit(verdicts: Sequence[Verdict]) -> float:
     """Half the axis, as a log ratio: what the leading metric and three quarters of all need."""
     moved = [abs(math.log(verdict.ratio)) for verdict in verdicts if verdict.ratio]
-    lead = phrases.leading(verdicts)
+    lead = leading(verdicts)
     ends = [math.log(lead.ratio), *_log_interval(lead)] if lead and lead.ratio else [0.0]
-    leading = min(max(map(abs, ends)), math.log(10))
+    reach = min(max(map(abs, ends)), math.log(10))
     margin = max(verdict.margin for verdict in verdicts)
-    needed = max(2.5 * margin, 1.25 * leading, 1.25 * float(np.quantile(moved, 0.75)), 1e-4)
+    needed = max(2.5 * margin, 1.25 * reach, 1.25 * float(np.quantile(moved, 0.75)), 1e-4)
     widest = max((abs(end) for verdict in verdicts for end in _log_interval(verdict)), default=0.0)
     return min(max(1.1 * widest, needed), 2.5 * needed)
 
