@@ -191,7 +191,12 @@ def test_the_code_is_git_and_the_package_itself() -> None:
     theirs = run(git={"commit": "b", "dirty": False}, environment={"packages.gpubench": "2"})
     found = differences(ours, theirs)
     assert [(each.key, each.kind) for each in found] == [("packages.gpubench", "code"), ("git.commit", "code")]
-    assert keys(ours, run(environment={"packages.gpubench": "1"})) == ["git.commit", "git.dirty"]
+
+
+def test_a_repository_that_only_one_side_knows_is_no_difference() -> None:
+    ours = run(git={"commit": "a", "dirty": False})
+    assert keys(ours, run(git=None)) == keys(run(git=None), ours) == []
+    assert keys(ours, run(git={"commit": "b"})) == ["git.commit"]
 
 
 def test_another_batch_size_withholds_what_is_per_step() -> None:
@@ -290,7 +295,7 @@ def test_runs_of_a_group_may_have_their_own_seed_and_length() -> None:
 def test_the_headline_names_the_work() -> None:
     assert headline(run()) == "resnet18, fp32, batch 16 on cpu"
     assert headline(run(settings={"distributed.world_size": 2})) == "resnet18, fp32, batch 16 x 2 ranks on cpu"
-    assert headline(log("old.csv")) == "old.csv, column step_ms"
+    assert headline(log("old.csv")) == "column step_ms of another tool's log"
     undone = run()
     undone.settings.pop("precision")
     assert headline(undone) == "resnet18, ?, batch 16 on cpu"

@@ -119,8 +119,8 @@ def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> 
         ({"verdict": "faster", "candidate": 0.0, "ratio": 0.0, "interval": None}, "faster than base in step time, to"),
         ({"interval": (1.031, 1.031)}, "new is 3.1 % slower than base in step time, beyond the 0.5 % margin"),
         ({"ratio": 1.2, "interval": (1.2 - 1e-12, 1.2 + 1e-12)}, "new is 20 % slower than base in step time, beyond"),
-        ({"limit": 0.012}, "beyond the noise floor of 1.2 %"),
-        ({"limit": 4.47, "noise_floor": 4.47, "ratio": 9, "interval": (8, 10)}, "beyond the noise floor of 5.5 x"),
+        ({"limit": 0.012}, "beyond the 1.2 % that the machine itself may account for"),
+        ({"limit": 4.47, "ratio": 9, "interval": (8, 10)}, "beyond the 5.5 x that the machine itself may account for"),
         ({"limit": 0.02}, "beyond the 2 % that the machine itself may account for"),
     ],
 )  # fmt: skip

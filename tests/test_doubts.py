@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.signal import lfilter
+from simulated import Weather, run_of, side_of
 
 from gpubench.comparison import conditions
 from gpubench.comparison.doubts import changed_weather, doubts, loss_apart, out_of_turn, rejection
@@ -254,6 +255,45 @@ def test_steps_that_do_not_fill_the_wall_are_told() -> None:
 def test_a_group_from_several_machines_is_told() -> None:
     found = said_of(run("r1", host="one"), run("r2", host="two"))
     assert found == ["b: its runs come from 2 machines, one, two, and vary as those do"]
+
+
+def test_a_repeat_or_a_run_that_lies_far_from_the_others_is_told() -> None:
+    rng = np.random.default_rng(1)
+    steps = [Weather(offset=0.003).repeat(rng, slowdown) for slowdown in (1.0, 1.4, 1.0)]
+    said = "{} took 38.6 % more time than {}: an outlier, which is part of the mean"
+    assert told(side_of(steps)) == [f"simulated: {said.format('1 of its 3 repeats', 'their median')}"]
+    runs = tuple(run_of([repeat], label=f"{number}.csv") for number, repeat in enumerate(steps))
+    assert told(Side("logs", runs)) == [f"logs: {said.format('1.csv', 'the median of the 3 runs')}"]
+    assert told(side_of([Weather(offset=0.02).repeat(rng) for _ in range(3)])) == []
+
+
+def test_steps_that_were_held_up_are_told_with_their_share_of_the_time() -> None:
+    steps = Weather(steps=200, offset=0).repeat(np.random.default_rng(2))
+    steps[::20] *= 10
+    said = (
+        "10 of its 200 steady steps took more than twice the median, up to 10.1 x: such spikes are 31.0 % of its time"
+    )
+    assert told(side_of([steps])) == [f"simulated: {said}"]
+
+
+@pytest.mark.parametrize("total", [-0.04, 0.02])
+def test_steps_that_drift_through_a_run_are_told(total: float) -> None:
+    steps = [Weather(steps=200, offset=0, noise=0.002, drift=total).repeat(np.random.default_rng(n)) for n in range(3)]
+    (said,) = told(side_of(steps))
+    word = "slower" if total > 0 else "faster"
+    assert said.startswith("simulated: its steps drift: they became up to ")
+    assert f" {word} from beginning to end in 3 of 3 repeats" in said
+
+
+def test_steps_of_the_usual_noise_neither_drift_nor_have_spikes() -> None:
+    rng = np.random.default_rng(4)
+    found = [told(side_of([Weather(steps=198, noise=0.005).repeat(rng)])) for _ in range(200)]
+    assert sum(map(bool, found)) <= 4
+
+
+def told(side: Side) -> list[str]:
+    """What is said of the steps of a side, beside an equal one."""
+    return [said for said in doubts(side, side) if any(word in said for word in ("outlier", "spikes", "drift"))]
 
 
 def test_too_few_repeats_are_told() -> None:

@@ -1,17 +1,19 @@
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpubench.comparison.comparability import judge
 from gpubench.comparison.conditions import steady_telemetry
 from gpubench.comparison.evidence import RunEvidence, Series, Side
-from gpubench.comparison.explanation import NOTHING, explain
-from gpubench.comparison.result import Comparability, Explanation
+from gpubench.comparison.explanation import NOTHING, UNSETTLED, explain
+from gpubench.comparison.result import Comparability, Explanation, NullMetric, PhaseChange
 from gpubench.metrics import Metric
+from gpubench.report.phrases import moves
 from gpubench.runs import RunRecord
 from gpubench.steady import SteadyWindow
 from gpubench.summary import Rank
@@ -98,9 +100,16 @@ def run(
     )
 
 
-def explained(baseline: RunEvidence, candidate: RunEvidence, *, force: bool = False) -> Explanation:
+def explained(
+    baseline: RunEvidence,
+    candidate: RunEvidence,
+    *,
+    force: bool = False,
+    record: Sequence[NullMetric] = (),
+    settled: bool = True,
+) -> Explanation:
     ours, theirs = Side("a", (baseline,)), Side("b", (candidate,))
-    return explain(ours, theirs, judge(ours, theirs, force=force))
+    return explain(ours, theirs, judge(ours, theirs, force=force), record, settled=settled)
 
 
 def test_the_waterfall_sums_to_the_change_of_the_step() -> None:
@@ -162,6 +171,54 @@ def test_a_phase_that_moved_against_the_step_claims_no_share() -> None:
 def test_changes_within_their_noise_are_not_named() -> None:
     found = explained(run(noise=0.05), run(STEP | {"backward": 20.3}, noise=0.05))
     assert found.notes == ["no phase that makes up much of the movement stands out from its own noise"]
+
+
+def test_nothing_is_named_as_the_cause_of_a_change_that_is_not_settled() -> None:
+    ours, theirs = run(), run(STEP | {"forward": 14.0})
+    (said,) = explained(ours, theirs, settled=False).notes
+    assert said == UNSETTLED
+    assert explained(ours, theirs).notes[0].startswith("forward takes +4 ms")
+
+
+def test_phases_are_judged_together_and_each_keeps_its_own_interval() -> None:
+    """One of five phases that moved by as much as its noise allows once in 25 times is no news."""
+    moved = STEP | {"forward": 10 * (1 + 0.0047)}
+    waterfall = explained(run(noise=0.002), run(moved, noise=0.002)).waterfall
+    assert waterfall
+    forward = phase(waterfall.phases, "forward")
+    assert forward.interval
+    assert forward.interval[0] > 0
+    assert forward.p_value
+    assert forward.p_value > 0.05
+    assert not any("forward" in note for note in explained(run(noise=0.002), run(moved, noise=0.002)).notes)
+
+
+def test_a_single_repeat_is_taken_to_vary_as_those_of_the_other_side() -> None:
+    many, one = run(noise=0.02), run(STEP | {"forward": 10.5})
+    lone = replace(
+        one,
+        metrics={name: msgspec.structs.replace(each, repeats=[each.estimate]) for name, each in one.metrics.items()},
+        windows=one.windows[:1],
+    )
+    waterfall = explained(many, lone).waterfall
+    assert waterfall
+    forward = phase(waterfall.phases, "forward")
+    half = 4.303 * 0.02 * 10 * MS * (1 / 3 + 1.05**2) ** 0.5  # Student's t with the two degrees of freedom of three
+    assert forward.interval == pytest.approx((forward.change - half, forward.change + half), rel=1e-3)
+
+
+def test_what_is_nothing_but_rounding_is_no_change() -> None:
+    """What all other phases leave of a step is often 1e-17 s."""
+    ours, theirs = run(STEP | {"other": 1.81e-14}, noise=0.0), run(STEP | {"other": 2.5e-14}, noise=0.0)
+    waterfall = explained(ours, theirs).waterfall
+    assert waterfall
+    other = phase(waterfall.phases, "other")
+    assert (other.baseline, other.candidate, other.change, other.interval) == (0.0, 0.0, 0.0, (0.0, 0.0))
+    assert all(move.interval == "" for move in moves(waterfall))
+
+
+def phase(phases: Sequence[PhaseChange], name: str) -> PhaseChange:
+    return next(one for one in phases if one.phase == name)
 
 
 def test_work_that_differs_is_not_explained_unless_forced() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubench.comparison.foreign import READS, Column, LogEvidence, open_log
+from gpubench.comparison.compare import compare
+from gpubench.comparison.foreign import EMPTY, PLAIN, READS, Column, LogEvidence, open_log
+from gpubench.comparison.sides import find
 from gpubench.errors import DataError, UsageError
 
 MS = Column.of("ms", "ms")
@@ -112,10 +114,10 @@ def test_json_lines_read_alike(tmp_path: Path) -> None:
 def test_rows_without_a_value_are_passed_over_and_counted(tmp_path: Path) -> None:
     run = log(tmp_path, "step,ms\n0,10\n1,\n2, \n3\n4,12\n")
     assert list(run.values) == pytest.approx([0.010, 0.012])
-    assert run.problems == [f"{run.path}: 3 rows without ms were passed over"]
+    assert run.problems == ["3 rows without ms were passed over"]
     run = log(tmp_path, '{"ms": 10}\n{"ms": null}\n{"loss": 1}\n{"ms": 12}\n', "log.jsonl")
     assert list(run.values) == pytest.approx([0.010, 0.012])
-    assert run.problems == [f"{run.path}: 2 rows without ms were passed over"]
+    assert run.problems == ["2 rows without ms were passed over"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,8 @@ def test_rows_without_a_value_are_passed_over_and_counted(tmp_path: Path) -> Non
         ("ms\n10\nnan\n", "log.csv:3: ms: 'nan' cannot be a value"),
         ("ms\n10\n-inf\n", "log.csv:3: ms: '-inf' cannot be a value"),
         ("ms\n10\n1e400\n", "log.csv:3: ms: '1e400' cannot be a value"),
-        ("ms\n10\n-1\n", "log.csv:3: ms: '-1' cannot be a value"),
+        ("ms\n10\n-1\n", "log.csv:3: ms: '-1' cannot be the time of a step"),
+        ("ms\n10\n0.0\n", "log.csv:3: ms: '0.0' cannot be the time of a step"),
         ("ms\n10\n", "log.csv: values of ms: 1"),
         ("ms\n", "log.csv: values of ms: 0"),
         ("", "log.csv has no column 'ms'"),
@@ -168,9 +171,54 @@ def test_json_lines_that_cannot_be_read_say_where_and_why(tmp_path: Path, conten
 
 def test_a_missing_column_offers_the_nearest_and_lists_all(tmp_path: Path) -> None:
     _, hint = refusal(tmp_path, "step,step_ms,loss\n0,1,2\n", column=Column.of("step ms", "ms"))
-    assert hint == "did you mean 'step_ms'? columns are step, step_ms, loss"
+    assert hint == "did you mean 'step_ms'? its columns are step, step_ms, loss"
     _, hint = refusal(tmp_path, ",".join(f"column{n}" for n in range(100)) + "\n")
     assert hint.endswith("column19, ...")
+
+
+def test_the_hint_fits_what_is_not_a_number(tmp_path: Path) -> None:
+    for cell, hint in (('"1,5"', PLAIN), ('"1,234.5"', PLAIN), ("N/A", EMPTY), ("-", EMPTY), ('"a, b"', EMPTY)):
+        assert refusal(tmp_path, f"ms\n10\n{cell}\n")[1] == hint
+    assert refusal(tmp_path, "\n")[1] == "the file names no column"
+
+
+def test_a_rate_of_nothing_is_refused(tmp_path: Path) -> None:
+    message, hint = refusal(tmp_path, "ips\n10\n0\n", column=Column.of("ips", "img/s"))
+    assert message == "log.csv:3: ips: '0' cannot be the rate of a step"
+    assert hint == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("unit", "shown"),
+    [("it/s", "it/s"), ("tokens/s", "tokens/s"), ("img/sec", "img/s"), ("samples/second", "samples/s")],
+)
+def test_a_rate_is_all_the_work_over_all_the_time(tmp_path: Path, unit: str, shown: str) -> None:
+    run = log(tmp_path, "r\n100\n100\n10\n", column=Column.of("r", unit))
+    metric = run.metrics["r"]
+    assert (metric.unit, metric.better) == (shown, "higher")
+    assert metric.estimate == pytest.approx(3 / (0.01 + 0.01 + 0.1))
+
+
+@pytest.mark.parametrize("spike", [1.0, 10.0])
+def test_times_and_rates_of_the_same_steps_get_the_same_verdict(tmp_path: Path, spike: float) -> None:
+    rng = np.random.default_rng(3)
+    times = [0.1 * (1 + 0.01 * rng.standard_normal(150)) for _ in range(2)]
+    times[1][rng.choice(150, 8, replace=False)] *= spike
+    found = []
+    for kind, column in (("times", Column.of("x", "s")), ("rates", Column.of("x", "img/s"))):
+        (tmp_path / kind).mkdir()
+        for side, values in zip("ab", times, strict=True):
+            cells = values if kind == "times" else 128 / values
+            (tmp_path / kind / f"{side}.csv").write_text("\n".join(["x", *map(repr, cells.tolist())]))
+        sides, _ = find([str(tmp_path / kind / f"{side}.csv") for side in "ab"], tmp_path, column=column)
+        found.append(compare(sides).comparisons[0].verdicts[0])
+    by_time, by_rate = found
+    assert by_time.verdict == by_rate.verdict == ("equivalent" if spike == 1 else "slower")
+    assert by_time.ratio
+    assert by_rate.ratio == pytest.approx(1 / by_time.ratio)
+    assert by_time.interval
+    assert by_rate.interval == pytest.approx((1 / by_time.interval[1], 1 / by_time.interval[0]))
+    assert by_rate.p_value == pytest.approx(by_time.p_value)
 
 
 def test_a_folder_or_nothing_at_all_is_refused(tmp_path: Path) -> None:

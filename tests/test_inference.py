@@ -6,7 +6,7 @@ from scipy import stats as reference
 from simulated import Weather
 
 from gpubench import inference
-from gpubench.inference import Error, Sample, Steps, difference, ratio
+from gpubench.inference import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
 
 
 def units(*values: float) -> Sample:
@@ -63,6 +63,52 @@ def test_a_single_repeat_without_steps_has_no_interval() -> None:
     assert ratio(units(512.0), units(512.0)) is None
 
 
+def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
+    many, one = units(1.0, 1.02, 0.98), units(1.05)
+    found = ratio(many, one)
+    assert found
+    assert found.rests_on == "units"
+    assert found.error == Error(pytest.approx(0.02 * math.sqrt(1 / 3 + 1)), 2)
+    back = ratio(one, many)
+    assert back
+    assert back.error == found.error
+
+
+def test_what_is_known_from_more_units_speaks_for_a_single_one() -> None:
+    known = Known(0.01, 8)
+    for baseline, candidate in ((units(1.0), units(1.1)), (units(1.0, 1.04), units(1.1))):
+        found = ratio(baseline, candidate, known=known)
+        assert found
+        assert found.error == Error(pytest.approx(0.01 * math.sqrt(1 / baseline.n + 1)), 8)
+    several = ratio(units(1.0, 1.02), units(1.1, 1.13), known=known)
+    assert several == ratio(units(1.0, 1.02), units(1.1, 1.13))
+
+
+def test_two_runs_vary_as_equal_runs_did_however_well_their_repeats_agree() -> None:
+    ours, theirs = units(1.0, 1.001, 1.0), units(1.02, 1.021, 1.02)
+    found = ratio(ours, theirs, known=Known(0.02, 9, of_runs=True))
+    assert found
+    assert (found.rests_on, found.error) == ("runs", Error(pytest.approx(0.02 * math.sqrt(2)), 9))
+    change = difference(ours, theirs, known=Known(0.02, 9, of_runs=True))
+    assert change.error
+    assert change.error.size == pytest.approx(0.02 * math.sqrt(2), rel=0.02)
+
+
+@pytest.mark.parametrize("estimate", [0.98, 0.994, 1.0, 1.0049, 1.013])
+def test_an_interval_excludes_what_its_test_rejects(estimate: float) -> None:
+    for margin in (0.0, 0.005, 0.01):
+        found = Ratio(estimate, Error(0.003, 4.5))
+        low, high = found.interval
+        band = 1 + margin
+        assert (found.beyond(margin) < inference.SIGNIFICANT) == (low > band or high < 1 / band)
+        assert (found.within(margin) < inference.SIGNIFICANT) == (low > 1 / band and high < band)
+
+
+def test_holm_with_weights_gives_each_its_share() -> None:
+    assert holm([0.01, 0.01, 0.04], [2, 1, 1]) == pytest.approx([0.02, 0.02, 0.04])
+    assert holm([0.02, 0.01], [1, 1]) == holm([0.02, 0.01])
+
+
 def test_a_mean_of_zero_has_no_ratio_but_a_difference() -> None:
     assert ratio(units(0.0, 0.0), units(1.0, 1.1)) is None
     interval = difference(units(0.0, 0.0), units(1.0, 1.1)).interval
@@ -77,7 +123,9 @@ def test_pairs_of_nothing_but_zeros_have_no_spread() -> None:
 def test_the_difference_of_pairs_is_students() -> None:
     ours, theirs = np.array([1.0, 1.2, 0.9]), np.array([1.1, 1.35, 0.95])
     expected = reference.ttest_rel(theirs, ours).confidence_interval()
-    assert difference(Sample(ours), Sample(theirs), paired=True).interval == pytest.approx((expected.low, expected.high))
+    assert difference(Sample(ours), Sample(theirs), paired=True).interval == pytest.approx(
+        (expected.low, expected.high)
+    )
 
 
 def test_rates_are_the_inverse_of_times() -> None:

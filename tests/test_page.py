@@ -194,7 +194,7 @@ def comparisons_of(*found: Comparison, text: str = "exp-b") -> Comparisons:
         GateResult(f"step_time>{text}", "step_time", text, 0.02, 0.031, (0.026, 0.036), 0.001, "regressed"),
         GateResult("mfu>2%", "mfu", text, 0.02, None, None, None, "inconclusive"),
     ]
-    return Comparisons(2, 0.95, 0.005, 20240229, list(found), gate, [text])
+    return Comparisons(2, 0.95, 0.005, list(found), gate, [text])
 
 
 class Page(HTMLParser):

@@ -54,7 +54,7 @@ _ASKED_SHAPE = ("data.image_size", "data.sequence_length")
 _OF_MEMORY = "memory."  # settings that only one command has
 # Not a condition of the run: a name of it, a reading of the moment, or told by another key already.
 _PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
-_PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
+PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normal
 def headline(run: RunEvidence) -> str:
     """The workload in one line: "resnet18, fp32, batch 16 x 2 ranks on cuda"; of another tool's log, what was read."""
     if run.record is None:
-        return f"{run.path.name}, column {next(iter(run.metrics), '?')}"
+        return f"column {next(iter(run.metrics), '?')} of another tool's log"
     settings = run.settings
     if not settings:
         return f"{run.record.command}, settings unknown"
@@ -215,7 +215,7 @@ def _conditions(run: RunEvidence, gpus: int) -> dict[str, Any]:
     facts = {key: fact for key, fact in run.environment.items() if key not in _PASSING and key != "gpus"}
     facts["gpus.count"] = len(_gpus(run))
     for index, gpu in enumerate(_gpus(run)[:gpus]):
-        facts |= {f"gpus.{index}.{name}": fact for name, fact in gpu.items() if name not in _PASSING_OF_GPU}
+        facts |= {f"gpus.{index}.{name}": fact for name, fact in gpu.items() if name not in PASSING_OF_GPU}
     return facts
 
 
@@ -225,9 +225,11 @@ def _gpus(run: RunEvidence) -> list[dict[str, Any]]:
 
 
 def _code(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
-    if baseline.record and candidate.record:
-        for key, ours, theirs in _changes(baseline.record.git or {}, candidate.record.git or {}):
-            yield Difference(f"git.{key}", "code", ours, theirs)
+    ours, theirs = (run.record.git if run.record else None for run in (baseline, candidate))
+    if ours and theirs:
+        both = ours.keys() & theirs.keys()
+        for key, old, new in _changes(*({key: git[key] for key in git if key in both} for git in (ours, theirs))):
+            yield Difference(f"git.{key}", "code", old, new)
 
 
 def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -10,8 +10,9 @@ from gpubench import cautions, units
 from gpubench.comparison import conditions
 from gpubench.comparison.comparability import differences
 from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
-from gpubench.comparison.evidence import ENDS, RunEvidence, Series, Side
-from gpubench.comparison.sampling import one_after_the_other
+from gpubench.comparison.evidence import ENDS, RUNS_READ, RunEvidence, Series, Side
+from gpubench.comparison.sampling import one_after_the_other, sample_of
+from gpubench.comparison.verdicts import is_speed
 from gpubench.runs import COMPLETED
 
 ENOUGH_REPEATS = 3
@@ -19,6 +20,10 @@ FEWEST_STEPS = 10  # of a loss that can be said to fall
 BF16_STEP = 2**-7  # relative distance between neighbouring bf16 numbers, at the most
 WEATHER = 0.01  # of the yardstick's time: less is no news
 DIVERGED = "NonFiniteLoss"
+FAR, FAR_AMONG = 0.1, 5.0  # from the median, as a fraction, and in the median distance of all: an outlier
+SPIKE = 2.0  # times the median: a step that something else held up
+WORTH_A_WORD = 0.005  # of the time
+TENTHS, STRAIGHT, DRIFT = 10, 0.8, 0.01  # parts of a repeat, what a line must tell of them, and the change of a step
 
 Check = Callable[[Side], str | None]
 
@@ -30,7 +35,20 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
     if not any(map(rejection, sides)) and (apart := loss_apart(baseline, candidate)):
         said.append(apart)
     timed = not any(run.untimed for side in sides for run in side.runs)
-    for check in (_throttled, _strangers, _contended, _unsettled, _unclosed, _scattered, _few, _unread):
+    checks = (
+        _throttled,
+        _strangers,
+        _contended,
+        _unsettled,
+        _unclosed,
+        _odd,
+        _spikes,
+        _drift,
+        _scattered,
+        _few,
+        _unread,
+    )
+    for check in checks:
         said += _about(sides, check) if timed or check not in OF_TIMES else []
     return list(dict.fromkeys(said))
 
@@ -164,6 +182,87 @@ def _unclosed(side: Side) -> str | None:
     return cautions.unclosed([error for metric in known for error in metric.repeats])
 
 
+def _odd(side: Side) -> str | None:
+    """Repeats, or runs of a group, that lie far from all others."""
+    metric = _step_metric(side)
+    sample = sample_of(side, metric) if metric else None
+    if sample is None or sample.n < ENOUGH_REPEATS or sample.mean <= 0:
+        return None
+    away = sample.units / np.median(sample.units) - 1
+    odd = np.flatnonzero(np.abs(away) > max(FAR, FAR_AMONG * float(np.median(np.abs(away)))))
+    if not len(odd):
+        return None
+    most = float(away[odd][np.argmax(np.abs(away[odd]))])
+    grouped = len(side.runs) > 1
+    noun = "run" if grouped else "repeat"
+    who, median = f"{len(odd)} of its {sample.n} {noun}s", "their median"
+    if grouped and len(odd) == 1:
+        who, median = side.runs[odd[0]].label, f"the median of the {sample.n} {noun}s"
+    size = f"{'up to ' * (len(odd) > 1)}{units.percent(abs(most))} {'more' if most > 0 else 'less'} time"
+    return f"{who} took {size} than {median}: an outlier, which is part of the mean"
+
+
+def _spikes(side: Side) -> str | None:
+    """Single steps that took so long that they move the mean."""
+    repeats = _step_times(side)
+    relative = np.concatenate([steps / np.median(steps) for steps in repeats]) if repeats else np.empty(0)
+    long = relative > SPIKE
+    if not long.any() or (added := float((relative[long] - 1).sum() / relative.sum())) < WORTH_A_WORD:
+        return None
+    return (
+        f"{long.sum()} of its {len(relative)} steady steps took more than twice the median, up to"
+        f" {units.digits(float(relative.max()))} x: such spikes are {units.percent(added)} of its time"
+    )
+
+
+def _drift(side: Side) -> str | None:
+    """Steps that became slower or faster all the way through a repeat."""
+    repeats = _step_times(side)
+    changes = [change for steps in repeats if (change := _trend(steps))]
+    if not changes or 2 * len(changes) < len(repeats) or min(changes) < 0 < max(changes):
+        return None
+    most = max(changes, key=abs)
+    where = f" in {len(changes)} of {len(repeats)} repeats" if len(repeats) > 1 else ""
+    size = f"{'up to ' * (len(changes) > 1)}{units.percent(abs(most))} {'slower' if most > 0 else 'faster'}"
+    return f"its steps drift: they became {size} from beginning to end{where}, and the mean depends on how long it ran"
+
+
+def _trend(steps: Series) -> float | None:
+    """The change of a step from the first to the last tenth of a repeat, as a fraction of its mean.
+
+    None unless a straight line tells most of how the tenths' medians vary, and tells of a change that is worth a word.
+    """
+    if len(steps) < 2 * TENTHS:
+        return None
+    medians = np.array([np.median(tenth) for tenth in np.array_split(steps, TENTHS)])
+    places = np.arange(TENTHS) - (TENTHS - 1) / 2
+    slope = float(places @ medians / (places @ places))
+    total, told = float(((medians - medians.mean()) ** 2).sum()), slope**2 * float(places @ places)
+    change = slope * (TENTHS - 1) / float(medians.mean())
+    return change if told > STRAIGHT * total and abs(change) >= DRIFT else None
+
+
+def _step_metric(side: Side) -> str | None:
+    """The metric that tells how long a step of the side took; None where there is none."""
+    first = side.runs[0]
+    names = ("step_time", "throughput") if first.record else tuple(first.metrics)
+    return next(
+        (
+            name
+            for name in names
+            if (known := first.metrics.get(name)) and (is_speed(known.unit) or first.is_rate(name))
+        ),
+        None,
+    )
+
+
+def _step_times(side: Side) -> list[Series]:
+    """The steady steps of each repeat, of a group of those of the first few runs."""
+    metric = _step_metric(side)
+    found = [run.series(metric) or [] for run in side.runs[:RUNS_READ] if metric in run.metrics] if metric else []
+    return [steps for repeats in found for steps in repeats if np.median(steps) > 0]
+
+
 def _scattered(side: Side) -> str | None:
     hosts = sorted({run.record.host for run in side.runs if run.record})
     return f"its runs come from {len(hosts)} machines, {', '.join(hosts)}, and vary as those do" if hosts[1:] else None
@@ -180,7 +279,11 @@ def _few(side: Side) -> str | None:
 
 
 def _unread(side: Side) -> str | None:
-    problems = [problem for run in side.runs for problem in run.problems]
+    problems = [
+        f"{run.label}: {problem}" if len(side.runs) > 1 and run.record is None else problem
+        for run in side.runs
+        for problem in run.problems
+    ]
     if not problems:
         return None
     return problems[0] if len(problems) == 1 else f"{len(problems)} problems in reading it, the first: {problems[0]}"
@@ -203,5 +306,5 @@ def _scatter(losses: Series) -> float:
     return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(losses))))
 
 
-OF_TIMES: Sequence[Check] = (_throttled, _contended, _unsettled, _unclosed, _few)
+OF_TIMES: Sequence[Check] = (_throttled, _contended, _unsettled, _unclosed, _odd, _spikes, _drift, _few)
 """Doubts of times, which are none of what is counted."""

@@ -30,6 +30,7 @@ MOST_RANKS = 5
 WORTH_TELLING = 0.1  # of all movement: what is less is not what the reader asked for
 ALONE = 0.25  # of the change of the rank that moved most: where no other moved further, it moved alone
 OFTEN_STARVED = 0.5  # of the steps
+ROUNDING = 1e-9  # of a step's time: less is no time that anything took
 
 NOTHING = Explanation(None, [], None, [])
 UNSETTLED = "whether there is a change at all is not settled: no phase is named as its cause"
@@ -129,14 +130,27 @@ def _waterfall(step: _Step, whole: PhaseChange) -> Waterfall | None:
     for side in (step.baseline, step.candidate):
         if not any(name.startswith(PHASE) for name in side.runs[0].metrics):
             return None
-    phases = _adjusted([change for name in step.phases if (change := step.change(name))])
+    floor = ROUNDING * max(whole.baseline, whole.candidate)
+    phases = _adjusted([_rounded(change, floor) for name in step.phases if (change := step.change(name))])
     ours, theirs = (
         whole.baseline - math.fsum(phase.baseline for phase in phases),
         whole.candidate - math.fsum(phase.candidate for phase in phases),
     )
-    if max(abs(ours), abs(theirs)) > 1e-9 * max(whole.baseline, whole.candidate):
+    if max(abs(ours), abs(theirs)) > floor:
         phases.append(PhaseChange("rest", ours, theirs, theirs - ours, None))
     return Waterfall(step.per, whole.baseline, whole.candidate, phases)
+
+
+def _rounded(phase: PhaseChange, floor: float) -> PhaseChange:
+    """The phase with 0 for what is nothing but the rounding of a sum, such as what all other phases leave of a step."""
+
+    def clean(seconds: float) -> float:
+        return seconds if abs(seconds) > floor else 0.0
+
+    found = PhaseChange(phase.phase, clean(phase.baseline), clean(phase.candidate), clean(phase.change), None)
+    ends = phase.interval and (clean(phase.interval[0]), clean(phase.interval[1]))
+    p_value = 1.0 if ends == (0.0, 0.0) else phase.p_value
+    return structs.replace(found, interval=ends, p_value=p_value)
 
 
 def _adjusted(phases: Sequence[PhaseChange]) -> list[PhaseChange]:

@@ -11,12 +11,12 @@ from typing import IO, Any, AnyStr
 import msgspec
 import numpy as np
 
-from gpubench import stats
+from gpubench import stats, units
 from gpubench.comparison.evidence import RunEvidence, Series
 from gpubench.comparison.steps import StepTable
 from gpubench.errors import DataError, UsageError, did_you_mean
 from gpubench.foreign_files import LONGEST, too_long
-from gpubench.metrics import Better, Metric
+from gpubench.metrics import RATES, Better, Metric
 from gpubench.runs import COMPLETED
 from gpubench.steady import SteadyWindow
 
@@ -25,9 +25,14 @@ DELIMITERS = (",", ";", "\t")
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 MOST_LISTED = 20  # columns that an error names
-GREATEST = 1e100  # squares of values, and sums of them, are to be finite
+A_SECOND = ("s", "sec", "second")
+GREATEST, LEAST = (
+    1e100,
+    1e-100,
+)  # squares of values, and sums of them, are to be finite; of times and rates, inverses too
 READS = "--column reads .csv, .tsv and .jsonl"
 PLAIN = "write numbers with a decimal point, without separators of thousands"
+EMPTY = "leave the cell empty where nothing was measured, and the row is passed over"
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class Column:
             return cls(name, "s", SECONDS[unit], better or "lower")
         if unit in BYTES:
             return cls(name, "B", BYTES[unit], better or "lower")
+        work, _, time = unit.rpartition("/")
+        if work and time in A_SECOND:
+            unit = f"{work}/s"
         better = better or ("higher" if unit.endswith("/s") else None)
         if better is None:
             raise UsageError(
@@ -53,30 +61,39 @@ class Column:
             )
         return cls(name, unit, 1.0, better)
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether it holds work over time, a step a row."""
+        return self.unit.endswith("/s") or (self.name in RATES and self.unit not in ("s", "B"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogEvidence(RunEvidence):
     """A log of another tool: no record, settings or phases, one metric, one repeat."""
 
+    column: Column
     values: Series
-    """The column from first to last, in the metric's unit."""
+    """The column from first to last, in the metric's unit; of a rate the time of one."""
 
     def series(self, metric: str) -> list[Series] | None:
         return [self.values[window.first :] for window in self.windows] if metric in self.metrics else None
 
+    def is_rate(self, metric: str) -> bool:
+        return self.column.is_rate
+
     @cached_property
     def steps(self) -> StepTable:
         """The rows as steps of rank 0 if the column holds times; none otherwise."""
-        timed = all(metric.unit == "s" for metric in self.metrics.values())
-        return StepTable.of_totals(self.values if timed else self.values[:0])
+        return StepTable.of_totals(self.values if self.column.unit == "s" else self.values[:0])
 
 
 def open_log(path: Path, column: Column) -> LogEvidence:
     """One repeat of the metric `column`, the warm-up found by `stats.warmup_length` left out.
 
-    A row whose cell is empty is no step: it is passed over, and a problem. Raises DataError, by file and line, for
-    anything else that is no finite number (or negative, for a time or a size), for a column that is not there, and for
-    fewer than two values.
+    A row is a step, and all steps do the same work: the rate of several is all of their work over all of their time,
+    which is the harmonic mean of theirs. A row whose cell is empty is no step: it is passed over, and a problem. Raises
+    DataError, by file and line, for anything else that is no finite number (or not above 0, for a time or a rate, or
+    negative, for a size), for a column that is not there, and for fewer than two values.
     """
     read = _json_lines if path.suffix.lower() == ".jsonl" else _delimited
     cells = _Cells(path, column)
@@ -90,23 +107,28 @@ def open_log(path: Path, column: Column) -> LogEvidence:
         raise DataError(f"{path} cannot be read: {error}", READS) from None
     if len(values) < 2:
         raise DataError(f"{path}: values of {column.name}: {len(values)}", "two are the least: a row is a step")
-    problems = [f"{path}: {cells.empty} rows without {column.name} were passed over"] if cells.empty else []
+    passed_over = (
+        f"{units.counted(cells.empty, 'row')} without {column.name} {'was' if cells.empty == 1 else 'were'} passed over"
+    )
+    problems = [passed_over] if cells.empty else []
+    values = 1 / values if column.is_rate else values
     first = stats.warmup_length(values)
     steady = values[first:]
     window = SteadyWindow(
         repeat=0, first=first, steps=len(steady), settled=first < max(1, len(values) // 2), start=0.0, end=0.0
     )
     spread = stats.describe([steady])  # type: ignore[list-item]  # an array does as well
+    estimate = 1 / spread.mean if column.is_rate else spread.mean
     metric = Metric(
         name=column.name,
         unit=column.unit,
         better=column.better,
-        estimate=spread.mean,
+        estimate=estimate,
         interval=None,
         n=len(steady),
         effective_n=spread.effective_n,
-        repeats=[spread.mean],
-        distribution=spread,
+        repeats=[estimate],
+        distribution=None if column.is_rate else spread,
     )
     return LogEvidence(
         label=path.name,
@@ -119,6 +141,7 @@ def open_log(path: Path, column: Column) -> LogEvidence:
         metrics={metric.name: metric},
         windows=[window],
         problems=problems,
+        column=column,
         values=values,
     )
 
@@ -129,7 +152,8 @@ class _Cells:
     def __init__(self, path: Path, column: Column) -> None:
         self._path = path
         self._column = column
-        self._least = 0.0 if column.unit in ("s", "B") else -GREATEST
+        self._per_step = "rate" if column.is_rate else "time" if column.unit == "s" else None
+        self._least = 0.0 if column.unit == "B" else -GREATEST
         self.empty = 0
 
     def number(self, cell: Any, line: int) -> float:
@@ -137,9 +161,12 @@ class _Cells:
         try:
             value = math.nan if isinstance(cell, bool) else float(cell)
         except (TypeError, ValueError, OverflowError):
-            raise self._refusal(f"{cell!r} is not a number", line, PLAIN) from None
+            hint = PLAIN if "," in str(cell) and any(map(str.isdigit, str(cell))) else EMPTY
+            raise self._refusal(f"{cell!r} is not a number", line, hint) from None
+        if self._per_step and value * self._column.scale < LEAST and value > -math.inf:
+            raise self._refusal(f"{cell!r} cannot be the {self._per_step} of a step", line, EMPTY)
         if not self._least <= value <= GREATEST:
-            raise self._refusal(f"{cell!r} cannot be a value", line, f"take it out: {self._column.name} was measured")
+            raise self._refusal(f"{cell!r} cannot be a value", line, EMPTY)
         return value
 
     def _refusal(self, reason: str, line: int, hint: str) -> DataError:
@@ -153,7 +180,7 @@ class _Cells:
         if name in names:
             raise DataError(f"{self._path} has {names.count(name)} columns {name!r}", "rename all but one")
         known = ", ".join(names[:MOST_LISTED]) + (", ..." if len(names) > MOST_LISTED else "")
-        hint = f"{did_you_mean(name, names)} columns are {known or 'none'}".lstrip()
+        hint = f"{did_you_mean(name, names)} its columns are {known}".lstrip() if known else "the file names no column"
         raise DataError(f"{self._path} has no column {name!r}", hint)
 
 

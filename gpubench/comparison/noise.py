@@ -1,7 +1,7 @@
 """How much a workload's figures vary on a machine where nothing was changed, and what can be told from that."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench import foreign_files, inference, runs
+from gpubench.comparison.comparability import PASSING_OF_GPU
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Noise, NullMetric
 from gpubench.comparison.sampling import pick, sample_of
@@ -41,8 +42,8 @@ def learn(side: Side, metrics: Sequence[Metric], margin: float) -> Noise:
 
 
 def machine(run: RunEvidence) -> dict[str, Any]:
-    """What the noise of a figure hangs on beside its workload."""
-    return {key: value for key, value in run.environment.items() if key in MACHINE}
+    """What the noise of a figure depends on beside its workload: facts that stay the same from run to run."""
+    return _lasting(run.environment)
 
 
 def recall(run: RunEvidence) -> Noise | None:
@@ -58,7 +59,7 @@ def on_record(baseline: Side, candidate: Side) -> list[NullMetric]:
     """The recorded noise that holds for both sides, of most runs first: learned with one of them, on their machine."""
     machines = [machine(side.runs[0]) for side in (baseline, candidate)]
     found = [recall(run) for side in (baseline, candidate) for run in side.runs[:1] if run.record]
-    fitting = [noise for noise in found if noise and noise.machine == machines[0] == machines[1]]
+    fitting = [noise for noise in found if noise and _lasting(noise.machine) == machines[0] == machines[1]]
     ranked = sorted(fitting, key=lambda noise: len(noise.runs), reverse=True)
     return [entry for noise in ranked for entry in noise.metrics]
 
@@ -66,6 +67,19 @@ def on_record(baseline: Side, candidate: Side) -> list[NullMetric]:
 def write(noise: Noise, path: Path) -> None:
     """Puts the noise on record in a run directory. Raises OSError."""
     runs.write_document(path / NOISE, noise)
+
+
+def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of the machine without what passes, such as the momentary clock of a GPU; in records too, since older
+    ones hold that."""
+    facts = {key: value for key, value in environment.items() if key in MACHINE}
+    if isinstance(listed := facts.get("gpus"), list):
+        facts["gpus"] = [
+            {name: fact for name, fact in gpu.items() if name not in PASSING_OF_GPU}
+            for gpu in listed
+            if isinstance(gpu, dict)
+        ]
+    return facts
 
 
 def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:

@@ -59,12 +59,7 @@ def _limit(verdict: Verdict) -> str:
     """What the change exceeds."""
     if verdict.limit <= verdict.margin:
         return f"{units.percent(verdict.margin)} margin"
-    size = units.difference(verdict.limit)
-    return (
-        f"noise floor of {size}"
-        if verdict.limit == verdict.noise_floor
-        else f"{size} that the machine itself may account for"
-    )
+    return f"{units.difference(verdict.limit)} that the machine itself may account for"
 
 
 def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:

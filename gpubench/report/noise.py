@@ -14,8 +14,9 @@ from gpubench.report.plain import words
 from gpubench.screen import Fitting, plain_table, say
 
 CHANGES = (0.005, 0.01, 0.02)  # whose price in repeats is given
-COLUMNS = ("metric", "spread", "within", "noise floor", "false verdicts", "of single repeats", "resolvable")
-LAYOUTS = (COLUMNS, tuple(name for name in COLUMNS if name not in ("within", "of single repeats")))
+SINGLE = "one against one"
+COLUMNS = ("metric", "spread", "within", "noise floor", "false verdicts", SINGLE, "resolvable")
+LAYOUTS = (COLUMNS, tuple(name for name in COLUMNS if name not in ("within", SINGLE)))
 NARROW = ("metric", "spread", "noise floor", "resolvable")
 NARROWEST = ("metric", "resolvable")
 
@@ -47,7 +48,8 @@ def headline(noise: Noise) -> str:
     sentence += f" {units.percent(leading.spread)} where nothing was changed"
     if leading.resolvable is None:
         return sentence
-    return f"{sentence}; {leading.per_side} a side resolve a change of {units.difference(leading.resolvable)}"
+    enough = f"{units.counted(leading.per_side, leading.level)} a side"
+    return f"{sentence}; {enough} resolve a change of {units.difference(leading.resolvable)}"
 
 
 def cells(metric: NullMetric) -> dict[str, str]:
@@ -58,7 +60,7 @@ def cells(metric: NullMetric) -> dict[str, str]:
         "within": _percent(metric.within),
         "noise floor": units.difference(metric.noise_floor),
         "false verdicts": _of(metric.false_verdicts, metric.splits),
-        "of single repeats": _of(metric.single_false_verdicts, metric.single_splits),
+        SINGLE: _of(metric.single_false_verdicts, metric.single_splits),
         "resolvable": "-" if metric.resolvable is None else units.difference(metric.resolvable),
     }
 
@@ -68,21 +70,22 @@ def caption(noise: Noise) -> str:
     unit = leading.level if leading else "repeat"
     splits = f"{leading.per_side} against {leading.per_side} {unit}s" if leading and leading.splits else "no splits"
     return (
-        f"spread: standard deviation between {unit}s; within: standard error that a repeat's steps leave; noise floor:"
-        f" one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
-        f" {units.percent(noise.margin)}; resolvable: found with 80 % power"
+        f"spread: standard deviation between {unit}s; within: standard error that the steps of one {unit} leave; noise"
+        f" floor: one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
+        f" {units.percent(noise.margin)}; {SINGLE}: the same for single {unit}s, by their steps alone;"
+        " resolvable: found with 80 % power"
     )
 
 
 def budget(noise: Noise) -> list[str]:
-    """How many repeats a side a change of the leading metric takes."""
+    """How many runs or repeats a side a change of the leading metric takes."""
     leading = _leading(noise.metrics)
     if leading is None:
         return []
     prices = []
     for change in CHANGES:
         needed = inference.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
-        price = f"{needed} repeats a side" if needed else "out of reach"
+        price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
         prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
     return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
 

@@ -231,6 +231,7 @@ def _evidence(verdict: Verdict) -> str:
 
 
 def _move(phase: PhaseChange, whole: float) -> Move:
-    edges = ", ".join(units.signed_seconds(edge) for edge in phase.interval or ())
+    varied = phase.interval and phase.interval[0] < phase.interval[1]
+    edges = ", ".join(units.signed_seconds(edge) for edge in phase.interval or ()) if varied else ""
     share = units.signed_percent(phase.change / whole) if whole else ""
     return Move(words(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
