@@ -35,6 +35,7 @@ from gpubench.comparison.foreign import Column
 from gpubench.comparison.result import Verdict
 from gpubench.comparison.verdicts import Circumstances, judge_all
 from gpubench.metrics import Metric
+from gpubench.runs import COMPLETED
 from gpubench.steady import SteadyWindow
 
 HERE = Path(__file__).resolve().parent
@@ -202,8 +203,17 @@ def family(rng: np.random.Generator, metrics: int, repeats: int) -> Side:
         values = [float(value) for value in STEP_SECONDS * (1 + rng.normal(0, PROCESS_NOISE, repeats))]
         found[name] = Metric(name, "s", "lower", float(np.mean(values)), None, 1, None, values, None)
     windows = [SteadyWindow(number, 0, 1, True, 0.0, 1.0) for number in range(repeats)]
-    known = {"label": "made", "path": Path("made"), "record": None, "status": "completed"}
-    run = Unread(**known, settings={}, environment={}, workload={}, metrics=found, windows=windows)
+    run = Unread(
+        label="made",
+        path=Path("made"),
+        record=None,
+        status=COMPLETED,
+        settings={},
+        environment={},
+        workload={},
+        metrics=found,
+        windows=windows,
+    )
     return Side("made", (run,))
 
 

@@ -235,6 +235,9 @@ def test_null_says_what_the_workload_can_resolve(command_line: CommandLine, logs
     assert (done.code, done.stderr) == (0, "")
     assert "5 runs: ms varies by" in done.stdout
     assert "to resolve a change of ms by 0.5 %" in done.stdout
+    assert "2 runs a side resolve" in done.stdout
+    assert " runs a side" in done.stdout.partition("to resolve a change")[2]
+    assert "repeat" not in done.stdout
     document = json.loads(command_line("compare", "--null", "base", *LOGS, "--json").stdout)
     assert document["metrics"][0]["metric"] == "ms"
     assert command_line("compare", "--null", "base", *LOGS, "--format", "markdown").stdout.startswith("### ")
