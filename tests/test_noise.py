@@ -50,7 +50,7 @@ def test_what_gpu_runs_taught_is_used_when_the_clocks_are_others(tmp_path: Path)
     (comparison,) = compare([side(first), side(other)]).comparisons
     judged = {verdict.metric: verdict for verdict in comparison.verdicts}
     verdict = judged["step_time"]
-    assert (verdict.verdict, verdict.level) == ("inconclusive", "run")
+    assert (verdict.verdict, verdict.level, verdict.units) == ("inconclusive", "run", (1, 1))
     assert verdict.interval
     assert verdict.interval[0] < 1 < verdict.interval[1]
     assert verdict.method == "Student's t; single runs taken to vary as equal ones on record did"

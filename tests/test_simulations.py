@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 from simulated import Weather, run_of, side_of
@@ -177,6 +178,41 @@ def test_thirteen_metrics_are_rarely_wrong_anywhere() -> None:
 @pytest.mark.stress
 def test_thirteen_metrics_are_wrong_anywhere_in_one_pair_of_twenty() -> None:
     assert wrong_somewhere(noise=0.01, trials=3000)[0] <= 0.055
+
+
+def test_a_change_that_is_not_established_beside_others_says_so_and_keeps_its_interval() -> None:
+    runs = {}
+    for side, change in (("a", 1.0), ("b", 1.04)):
+        metrics = {
+            f"phase_{number}": single_metric(f"phase_{number}", [1 - noise, change if number == 3 else 1.0, 1 + noise])
+            for number, noise in enumerate(np.linspace(0.01, 0.012, 8))
+        }
+        metrics["phase_3"] = single_metric("phase_3", [change * value for value in (0.99, 1.0, 1.01)])
+        runs[side] = Side(side, (replace(run_of([np.ones(1)] * 3), metrics=metrics),))
+    metrics = runs["a"].runs[0].metrics
+    together = judge_all(list(metrics.values()), runs["a"], runs["b"], Circumstances())[3].verdict
+    alone = judge(metrics["phase_3"], runs["a"], runs["b"], Circumstances()).verdict
+    assert (alone.verdict, together.verdict) == ("slower", "inconclusive")
+    assert together.reason == "not established with 8 metrics judged together"
+    assert together.interval == alone.interval
+    assert alone.p_value
+    assert together.p_value == pytest.approx(8 * alone.p_value)
+
+
+def test_metrics_that_are_one_measurement_in_other_words_count_once() -> None:
+    rng = np.random.default_rng(47)
+    baseline, candidate = family(rng, 0.01), family(rng, 0.01, slow=1.08)
+    metrics = list(baseline.runs[0].metrics.values())
+    times = [side.runs[0].metrics["step_time"].repeats for side in (baseline, candidate)]
+    for side, repeats in zip((baseline, candidate), times, strict=True):
+        rates = [64 / seconds for seconds in repeats]
+        side.runs[0].metrics["throughput"] = msgspec.structs.replace(
+            single_metric("throughput", rates), unit="samples/s", better="higher"
+        )
+    with_rates = [*metrics, baseline.runs[0].metrics["throughput"]]
+    few, more = (judge_all(known, baseline, candidate, Circumstances()) for known in (metrics, with_rates))
+    assert [one.verdict.p_value for one in more[:-1]] == pytest.approx([one.verdict.p_value for one in few])
+    assert more[-1].verdict.p_value == pytest.approx(more[0].verdict.p_value)
 
 
 def test_the_metric_that_speaks_for_all_is_found_among_thirteen() -> None:

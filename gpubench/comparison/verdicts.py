@@ -243,7 +243,7 @@ def _verdict(
     if outcome == "inconclusive" and case.why:
         reason = f"not beyond {case.why}"
     elif outcome == "inconclusive" and any(map(_significant, alone)):
-        reason = f"not established with {family} figures judged together"
+        reason = f"not established with {family} metrics judged together"
     if doubt := circumstances.rejected.get(leaning or outcome):
         outcome, leaning, reason = "rejected", None, doubt
     if case.withheld:
@@ -267,7 +267,7 @@ def _verdict(
         limit=case.limit,
         resolvable=inference.resolvable(found.error, case.limit, case.level) if found and not exact else None,
         level=level,
-        units=(evidence.ours.n, evidence.theirs.n),
+        units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
         paired=evidence.paired,
         more_repeats=_more_repeats(case, margin) if outcome == "inconclusive" else None,
