@@ -80,6 +80,13 @@ def test_phases_of_two_runs_vary_as_those_of_equal_runs_did(tmp_path: Path) -> N
     ]
 
 
+def test_runs_of_one_repeat_each_teach_how_runs_vary(tmp_path: Path) -> None:
+    runs = [gpu_run(tmp_path, 345, slowdown, repeats=1) for slowdown in (1.0, 1.01)]
+    assert {entry.level for entry in null(side(*runs)).metrics} == {"run"}
+    runs = [gpu_run(tmp_path, 345, slowdown, repeats=2) for slowdown in (1.0, 1.01)]
+    assert {entry.level for entry in null(side(*runs)).metrics} == {"repeat"}
+
+
 def test_a_single_repeat_beside_another_uses_what_repeats_taught(tmp_path: Path) -> None:
     many = gpu_run(tmp_path / "many", 345, repeats=6)
     one, other = (gpu_run(tmp_path / name, 345, repeats=1) for name in ("one", "other"))

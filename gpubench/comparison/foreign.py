@@ -26,10 +26,8 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 MOST_LISTED = 20  # columns that an error names
 A_SECOND = ("s", "sec", "second")
-GREATEST, LEAST = (
-    1e100,
-    1e-100,
-)  # squares of values, and sums of them, are to be finite; of times and rates, inverses too
+GREATEST = 1e100  # squares of values, and sums of them, are to be finite
+LEAST = 1 / GREATEST  # of times and rates, whose inverses are to be so too
 READS = "--column reads .csv, .tsv and .jsonl"
 PLAIN = "write numbers with a decimal point, without separators of thousands"
 EMPTY = "leave the cell empty where nothing was measured, and the row is passed over"

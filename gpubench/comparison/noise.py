@@ -83,7 +83,7 @@ def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
-    between_runs = len(side.runs) >= SPLIT
+    between_runs = len(side.runs) >= SPLIT or all(run.repeats == 1 for run in side.runs)
     sample = sample_of(side, metric.name) if between_runs else _all_repeats(side, metric.name)
     unit_spread = inference.spread(sample) if sample else None
     if sample is None or unit_spread is None:

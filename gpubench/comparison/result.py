@@ -299,7 +299,7 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     metric: str
     unit: str
     level: Literal["run", "repeat"]
-    """Whose spread this is: of runs from four on, else of the repeats of all runs."""
+    """Whose spread this is: of runs from four on and where each has one repeat, else of the repeats of all runs."""
     units: Annotated[int, Meta(ge=2)]
     """How many of them it was learned from."""
     spread: Annotated[float, Meta(ge=0)]
