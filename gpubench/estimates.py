@@ -1,5 +1,7 @@
 """From an estimate in each repeat to a metric of the run."""
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Generic, TypeVar
@@ -12,6 +14,8 @@ from gpubench.telemetry import TelemetrySample, energy_between
 M = TypeVar("M")
 Estimate = Callable[[M], float | None]
 """Of one repeat; None where it cannot be known."""
+MOST_DOUBT = 700.0
+"""Of a logarithm: what a float can hold of an interval, however far two repeats lie apart."""
 
 
 class Metrics(Generic[M]):
@@ -51,15 +55,9 @@ def energy_each(
 def metric_of(
     name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
 ) -> Metric:
-    """The defined metric `name` with its estimate in each repeat; `steps` are those behind them.
-
-    A rate is averaged as the time of one: see `metrics.RATES`.
-    """
-    definition, rate, values = DEFINITIONS[name], _is_rate(name, repeats), _averaged(name, repeats)
-    estimate, interval = fmean(values), stats.student_interval(values)
-    if rate:
-        estimate = 1 / estimate
-        interval = (1 / interval[1], 1 / interval[0]) if interval and interval[0] > 0 else None
+    """The defined metric `name` with its estimate in each repeat; `steps` are those behind them."""
+    definition = DEFINITIONS[name]
+    estimate, interval = _mean_and_interval(name, repeats)
     return Metric(
         name=name,
         unit=definition.unit,
@@ -74,13 +72,34 @@ def metric_of(
 
 
 def relative_half_width(name: str, repeats: Sequence[float]) -> float | None:
-    """Half the 95 % interval of what a metric is averaged as, which for a rate is a time, as a fraction of it."""
-    return stats.relative_half_width(_averaged(name, repeats))
+    """How far the 95 % interval of a metric reaches from the mean of its repeats, as `Metric.reach` has it."""
+    return metric_of(name, list(repeats), 0, None, None).reach if repeats else None
 
 
-def _is_rate(name: str, repeats: Sequence[float]) -> bool:
-    return name in RATES and min(repeats, default=0) > 0
+def _mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """The mean over the repeats, of a rate the harmonic one (see `metrics.RATES`), and its 95 % interval.
+
+    The interval is Student's t on the scale on which the quantity has no edge, around the mean: on the logarithm of
+    what is positive, so that a rate and the time that it is made of get intervals which are each other's inverse, and
+    on the log odds of a share. No time falls below 0 and no share leaves 0 to 1. Values that have no logarithm, such
+    as a count of 0, are taken as they are, and the interval is cut at the same edges.
+    """
+    rate, share = name in RATES and min(repeats) > 0, DEFINITIONS[name].unit == "fraction"
+    mean = 1 / fmean([1 / value for value in repeats]) if rate else fmean(repeats)
+    if len(repeats) < 2:
+        return mean, None
+    most = max(1.0, mean) if share else sys.float_info.max  # infinity is none of JSON's numbers
+    if min(repeats) <= 0:
+        half = stats.student_half_width(repeats)
+        least = 0.0 if min(repeats) == 0 else -math.inf
+        return mean, (max(least, mean - half), min(most, mean + half))
+    if share and not rate and max(repeats) < 1:
+        factor = _factor([value / (1 - value) for value in repeats])
+        return mean, (mean / (mean + (1 - mean) * factor), mean * factor / (mean * factor + 1 - mean))
+    factor = _factor(repeats)
+    return mean, (max(sys.float_info.min, mean / factor), min(most, mean * factor))
 
 
-def _averaged(name: str, repeats: Sequence[float]) -> list[float]:
-    return [1 / value for value in repeats] if _is_rate(name, repeats) else list(repeats)
+def _factor(values: Sequence[float]) -> float:
+    """By how much positive values may be off, either way, at 95 %."""
+    return math.exp(min(stats.student_half_width([math.log(value) for value in values]), MOST_DOUBT))

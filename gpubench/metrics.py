@@ -5,6 +5,8 @@ from typing import Literal
 from msgspec import Struct
 
 Better = Literal["lower", "higher"]
+TOO_WIDE = 2.0
+"""Ratio of the ends of an interval beyond which a figure is shown as a range and called too noisy to quote."""
 
 
 class Distribution(Struct, frozen=True):
@@ -25,7 +27,7 @@ class Metric(Struct, frozen=True):
     """One result of a run, complete enough to be compared without knowing which command wrote it.
 
     A repeat is a fresh process and the unit of evidence: `interval` is the 95 % interval over `repeats`, None for
-    fewer than two. `n` and `effective_n` count the steps behind them; many steps do not make up for few repeats.
+    fewer than two (see `estimates`). `n` and `effective_n` count the steps behind them; many steps do not make up for few repeats.
     """
 
     name: str
@@ -37,6 +39,21 @@ class Metric(Struct, frozen=True):
     effective_n: float | None
     repeats: list[float]  # one estimate per repeat
     distribution: Distribution | None
+
+    @property
+    def reach(self) -> float | None:
+        """How far the farther end of the interval lies from the estimate, as a fraction of it; None where unknown."""
+        if self.interval is None or not self.estimate:
+            return None
+        return max(abs(end / self.estimate - 1) for end in self.interval)
+
+    @property
+    def too_noisy(self) -> bool:
+        """Whether the interval is wider than a factor of two, so that no single figure should be quoted."""
+        if self.interval is None or self.interval[0] == self.interval[1]:
+            return False
+        ends = sorted(map(abs, self.interval))
+        return self.interval[0] * self.interval[1] <= 0 or ends[1] > TOO_WIDE * ends[0]
 
 
 class Definition(Struct, frozen=True):

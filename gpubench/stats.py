@@ -118,21 +118,17 @@ def student_interval(values: ArrayLike) -> tuple[float, float] | None:
     Meant for one value per repeat. Steps are not independent, so an interval over steps is far too narrow.
     """
     sample = _series(values)
-    n = len(sample)
-    if n < 2:
+    if len(sample) < 2:
         return None
-    half = float(stdtrit(n - 1, 0.975) * sample.std(ddof=1) / np.sqrt(n))
-    mean = float(sample.mean())
+    half, mean = student_half_width(sample), float(sample.mean())
     return mean - half, mean + half
 
 
-def relative_half_width(values: ArrayLike) -> float | None:
-    """Half the 95 % Student interval as a fraction of the mean; None for fewer than 2 values or a mean of 0."""
-    interval = student_interval(values)
-    if interval is None or sum(interval) == 0:
-        return None
-    low, high = interval
-    return (high - low) / abs(low + high)
+def student_half_width(values: ArrayLike) -> float:
+    """Half the width of `student_interval`, of two values or more; 0 where all are the same."""
+    sample = _series(values)
+    n = len(sample)
+    return float(stdtrit(n - 1, 0.975) * sample.std(ddof=1) / np.sqrt(n)) if np.ptp(sample) else 0.0
 
 
 def warmup_length(x: ArrayLike) -> int:

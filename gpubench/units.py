@@ -97,6 +97,16 @@ def digits(value: float) -> str:
     return f"{value:.1f}" if size_ >= 10 else f"{value:.2f}" if size_ >= 1 else f"{value:.3g}"
 
 
+def span(low: float, high: float, unit: str) -> str:
+    """Two values of a metric as a range, such as "13.4 to 331 samples/s"; each with its unit where they differ."""
+    first, second = (quantity(end, unit) for end in (low, high))
+    figure, _, named = first.partition(" ")
+    if first == second:
+        return first
+    one_unit = second.endswith(f" {named}") and second.count(" ") == 1  # "2 min 3 s" has two
+    return f"{figure if one_unit else first} to {second}"
+
+
 _FORMATS: dict[str, Callable[[float], str]] = {
     "s": seconds,
     "B": size,

@@ -1,3 +1,6 @@
+import math
+from statistics import stdev
+
 import pytest
 
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
@@ -60,8 +63,9 @@ def test_the_interval_is_over_repeats() -> None:
     assert metric.n == 3 * 18
     assert metric.interval is not None
     low, high = metric.interval
-    assert (low + high) / 2 == pytest.approx(0.11)
-    assert high - low == pytest.approx(2 * 4.302652729911275 * 0.01 / 3**0.5)  # Student's t, 2 degrees of freedom
+    assert (low * high) ** 0.5 == pytest.approx(metric.estimate) == pytest.approx(0.11)
+    spread = stdev(math.log(total) for total in (0.1, 0.11, 0.12))
+    assert math.log(high / low) == pytest.approx(2 * 4.302652729911275 * spread / 3**0.5)  # 2 degrees of freedom
 
 
 def test_the_step_of_the_run_is_its_slowest_ranks() -> None:

@@ -11,11 +11,9 @@ from rich.table import Table
 from gpubench import runs, units
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
-from gpubench.estimates import relative_half_width
 from gpubench.host.benchmark import Outcome
-from gpubench.metrics import Metric
 from gpubench.report import comparing, phrases, plain
-from gpubench.screen import plain_table, say, say_unbroken
+from gpubench.screen import Fitting, plain_table, say, say_unbroken
 from gpubench.settings import RunSettings
 from gpubench.summary import Summary
 
@@ -77,11 +75,15 @@ def by_key(settings: RunSettings) -> dict[str, Any]:
     return flatten(settings.model_dump(mode="json"))
 
 
-def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table:
-    """Those of `names` that are known and news; with quantiles of the single values, unless it has to be narrow."""
+def metrics_table(summary: Summary, names: Sequence[str]) -> Fitting:
+    """Those of `names` that are known and news; with quantiles of the single values where there is room for them."""
+    return Fitting(_metrics_table(summary, names, with_quantiles) for with_quantiles in (True, False))
+
+
+def _metrics_table(summary: Summary, names: Sequence[str], with_quantiles: bool) -> Table:
     table = plain_table()
-    spreads = () if narrow else ("median", "p95", "p99")
-    for column in ("metric", "estimate", "+- 95 %", *spreads):
+    spreads = ("median", "p95", "p99") if with_quantiles else ()
+    for column in ("metric", "estimate", "interval", *spreads):
         gives_way = column == "metric"
         table.add_column(column, justify="left" if gives_way else "right", no_wrap=not gives_way)
     for name in names:
@@ -89,11 +91,11 @@ def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table
         if metric is None or phrases.WITHOUT_NEWS.get(name) == metric.estimate:
             continue
         spread = metric.distribution
-        cells = [spread.median, spread.p95, spread.p99] if spread and not narrow else []
+        cells = [spread.median, spread.p95, spread.p99] if spread and with_quantiles else []
         table.add_row(
             units.words(name),
-            units.quantity(metric.estimate, metric.unit),
-            half_width(metric),
+            phrases.TOO_NOISY if metric.too_noisy else units.quantity(metric.estimate, metric.unit),
+            phrases.uncertainty(metric),
             *(units.quantity(cell, metric.unit) for cell in cells),
         )
     return table
@@ -102,15 +104,7 @@ def metrics_table(summary: Summary, names: Sequence[str], narrow: bool) -> Table
 def speed(summary: Summary) -> str:
     """The throughput with its uncertainty, behind a colon; nothing where it is not known."""
     throughput = summary.get("throughput")
-    if throughput is None:
-        return ""
-    return f": {units.quantity(throughput.estimate, throughput.unit)} {half_width(throughput)}".rstrip()
-
-
-def half_width(metric: Metric) -> str:
-    """Half the 95 % interval over repeats, relative to the estimate; nothing where there is no interval."""
-    width = relative_half_width(metric.name, metric.repeats)
-    return "" if width is None or not metric.estimate else f"+- {units.percent(width)}"
+    return f": {phrases.figure(throughput)}" if throughput else ""
 
 
 def _of_outcome(outcome: Outcome) -> dict[str, Any]:

@@ -140,7 +140,12 @@ def _is_news(metric: Metric) -> bool:
 def _in_short(run: RunEvidence) -> str:
     """The run's leading figures in a line."""
     known = [run.metrics[name] for name in LEADING if name in run.metrics] or list(run.metrics.values())[:1]
-    said = [units.quantity(metric.estimate, metric.unit) + LEADING.get(metric.name, "") for metric in known]
+    said = [
+        f"{units.span(*metric.interval, metric.unit)}{LEADING.get(metric.name, '')} ({phrases.TOO_NOISY})"
+        if metric.interval and metric.too_noisy
+        else units.quantity(metric.estimate, metric.unit) + LEADING.get(metric.name, "")
+        for metric in known
+    ]
     return wording.typeset(", ".join([*said, units.counted(run.repeats, "repeat")]))
 
 

@@ -18,11 +18,36 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
+from gpubench.metrics import Metric
 from gpubench.report.plain import clean, words
 
 ASIDE = ("treatment", "protocol", "code")
+EVEN = 0.1  # of an estimate: up to here the ends of an interval on the log scale lie within a point of each other
+TOO_NOISY = "too noisy to quote"
 WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are shown only when they are something else
 ASIDE_ROWS = 15  # differences that do not stand in the way: more than these are counted, not listed
+
+
+def figure(metric: Metric) -> str:
+    """A metric of one run in a clause: "1,096 samples/s +- 3.4 %", "96.2 samples/s (80.1 to 116 samples/s)" or, where
+    the interval is wider than a factor of two, "13.4 to 331 samples/s, too noisy to quote"."""
+    doubt = uncertainty(metric)
+    if metric.too_noisy:
+        return f"{doubt}, {TOO_NOISY}"
+    estimate = units.quantity(metric.estimate, metric.unit)
+    return f"{estimate} ({doubt})" if doubt and not doubt.startswith("+-") else f"{estimate} {doubt}".rstrip()
+
+
+def uncertainty(metric: Metric) -> str:
+    """The 95 % interval over repeats: "+- 3.4 %" while both of its ends are about as far away, else as a range.
+
+    Nothing where there is no interval."""
+    if metric.interval is None or not metric.estimate:
+        return ""
+    reach = metric.reach or 0.0
+    return (
+        units.span(*metric.interval, metric.unit) if reach > EVEN or metric.too_noisy else f"+- {units.percent(reach)}"
+    )
 
 
 def change(verdict: Verdict, interval: bool = True) -> str:

@@ -60,7 +60,7 @@ def headline(settings: PipeSettings, summary: Summary) -> str:
 def _show_run(outcome: Outcome, console: Console) -> None:
     summary, settings = outcome.summary, outcome.recorder.settings
     say(console, headline(settings, summary), "bold")
-    pipeline, narrow = summary.pipeline, console.width < 80
+    pipeline = summary.pipeline
     if pipeline is None:
         say(console, "nothing was measured: the pipeline was never built")
         return
@@ -68,7 +68,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
     console.print(Fitting(_stages(pipeline.stages, columns) for columns in STAGES))
     console.print()
     if summary.metrics:
-        console.print(frame.metrics_table(summary, HEADLINES, narrow))
+        console.print(frame.metrics_table(summary, HEADLINES))
         say(console, _caption(summary, pipeline), "dim")
         if len(pipeline.stages) > 1:
             console.print(_baselines(summary, pipeline))
@@ -96,7 +96,8 @@ def _stages(stages: Sequence[Stage], columns: Sequence[str]) -> Table:
 
 
 def _caption(summary: Summary, pipeline: Pipeline) -> str:
-    caption = f"{units.counted(len(summary.steady), 'repeat')}, {summary['makespan'].n} evaluations; +- is over repeats"
+    measured = f"{units.counted(len(summary.steady), 'repeat')}, {summary['makespan'].n} evaluations"
+    caption = f"{measured}; intervals are 95 %, over repeats"
     if pipeline.steady and "steady_throughput" in {metric.name for metric in summary.metrics}:
         first, last = (units.seconds(moment) for moment in pipeline.steady)
         caption += f"; steady from the first finished sample to the last, in the first repeat {first} to {last}"

@@ -46,7 +46,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
     if not summary.metrics:
         say(console, "nothing was measured: no repeat got past its warm-up")
         return
-    console.print(frame.metrics_table(summary, HEADLINES, narrow=console.width < 80))
+    console.print(frame.metrics_table(summary, HEADLINES))
     say(console, _caption(summary), "dim")
     console.print(Fitting(_phases(summary, with_bars) for with_bars in (True, False)))
     if summary.ranks:
@@ -64,7 +64,7 @@ def _caption(summary: Summary) -> str:
     step_time = summary["step_time"]
     cut = max(window.first for window in summary.steady)
     caption = f"{units.counted(repeats, 'repeat')}, {steps} steady steps worth {step_time.effective_n or 0:.0f}"
-    return f"{caption} independent ones, after up to {cut} of warm-up; +- is over repeats\n"
+    return f"{caption} independent ones, after up to {cut} of warm-up; intervals are 95 %, over repeats\n"
 
 
 def _phases(summary: Summary, with_bars: bool) -> Table:
