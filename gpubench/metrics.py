@@ -27,7 +27,8 @@ class Metric(Struct, frozen=True):
     """One result of a run, complete enough to be compared without knowing which command wrote it.
 
     A repeat is a fresh process and the unit of evidence: `interval` is the 95 % interval over `repeats`, None for
-    fewer than two (see `estimates`). `n` and `effective_n` count the steps behind them; many steps do not make up for few repeats.
+    fewer than two (see `estimates`). `n` and `effective_n` count the steps behind them; many steps do not make up for
+    few repeats.
     """
 
     name: str

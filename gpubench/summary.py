@@ -15,7 +15,7 @@ from gpubench.estimates import Estimate, Metrics, energy_each, largest
 from gpubench.events import FlopsCounted, PeakMeasured, Step
 from gpubench.metrics import Metric
 from gpubench.steady import Measured, Repeat, SteadyWindow, measure
-from gpubench.telemetry import TelemetrySample, throttled
+from gpubench.telemetry import Others, TelemetrySample, throttled
 
 EXPOSED = "exposed_communication"
 
@@ -31,6 +31,23 @@ class Rank(msgspec.Struct, frozen=True):
     """Fraction of the steps in which no other rank was busier."""
 
 
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The main facts of environment.json and run.json; None where one is not known."""
+
+    host: str | None
+    device: str | None
+    """Name of the GPU, or of the CPU where the run was on none."""
+    torch: str | None
+    cuda: str | None
+    """Of the PyTorch build."""
+    driver: str | None
+    python: str | None
+    gpubench: str | None
+    commit: str | None
+    """Of the working directory; `dirty` says whether tracked files differed from it."""
+    dirty: bool | None
+
+
 class Summary(msgspec.Struct, frozen=True):
     metrics: list[Metric]
     steady: list[SteadyWindow]
@@ -43,6 +60,9 @@ class Summary(msgspec.Struct, frozen=True):
     warnings: list[str]
     pipeline: Pipeline | None = None
     """What only a pipeline has."""
+    others: Others | None = None
+    """What other processes took of the machine meanwhile."""
+    environment: Environment | None = None
 
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)

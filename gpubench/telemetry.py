@@ -1,15 +1,19 @@
 """What the hardware was doing while the workers measured, sampled by the host and never by a timed process.
 
 A sample costs the host well under a millisecond of CPU on a machine without GPUs (about 0.1 ms with one worker), and
-says itself what it cost. Whatever the driver, the kernel or a permission withholds is left out, never guessed.
+says itself what it cost. All processes are looked at only while others than the workers keep the CPU busy, and never so
+often that it takes more than a hundredth of a core. What the driver, the kernel or a permission withholds is left out,
+never guessed.
 """
 
 import os
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -28,6 +32,13 @@ CLOCK_REASONS = {
     0x080: "HwPowerBrakeSlowdown",
     0x100: "DisplayClockSetting",
 }
+IDLE_CORES = 0.25  # what a quiet machine's own housekeeping takes
+IDLE_SHARE = 0.02  # the same on a machine of many cores, of all of them
+STEAL = 0.02  # of all CPU time
+CENSUS_COST = 0.01  # of a core
+MOST_NAMED = 5  # processes of others
+LEAST_NAMED = 0.02  # cores that one has to keep busy
+PROC = Path("/proc")
 
 
 class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -55,7 +66,8 @@ class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `load` and `steal` are fractions of all logical CPUs' time: busy here, and taken by the hypervisor for other guests.
     `worker_cpu` is in cores. `context_switches` counts how often a worker's main thread was made to yield its CPU.
-    `memory_rss_bytes` is what the workers hold now. The last three are None while no worker lives.
+    `memory_rss_bytes` is what the workers hold now. These three are None while no worker lives. `processes` are the
+    cores that the busiest other processes used since they were last looked at, by name: None where that was not done.
     """
 
     load: float | None = None
@@ -63,6 +75,7 @@ class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     worker_cpu: float | None = None
     context_switches: int | None = None
     memory_rss_bytes: int | None = None
+    processes: dict[str, float] | None = None
 
 
 class TelemetrySample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -92,6 +105,7 @@ class Telemetry:
             self._handles = {index: handle for index, handle in found.items() if handle is not None}
         self._cpu_times: Any = psutil.cpu_times()
         self._workers: dict[int, _Worker] = {}
+        self._census = _Census()
 
     def watch(self, pids: Iterable[int]) -> None:
         """Makes `pids` the workers, in place of those before; one that is already gone is passed over."""
@@ -162,13 +176,18 @@ class Telemetry:
         for worker in self._workers.values():
             with suppress(psutil.Error):
                 alive.append(worker.usage())
-        return CpuSample(
+        cpu = CpuSample(
             load=_fraction(total - idle, total),
             steal=None if steal is None else _fraction(steal, total),
             worker_cpu=sum(cores for cores, _, _ in alive) if alive else None,
             context_switches=sum(switches for _, switches, _ in alive) if alive else None,
             memory_rss_bytes=sum(rss for _, _, rss in alive) if alive else None,
         )
+        count = psutil.cpu_count() or 1
+        beside = _beside(cpu, count)
+        if beside is None or beside <= IDLE_CORES or not self._census.due():
+            return cpu
+        return msgspec.structs.replace(cpu, processes=self._census.take({os.getpid(), *self._workers}))
 
 
 class _Worker:
@@ -190,6 +209,147 @@ class _Worker:
         with self._process.oneshot():
             times, switches = self._process.cpu_times(), self._process.num_ctx_switches()
             return times.user + times.system, switches.involuntary, self._process.memory_info().rss
+
+
+class _Census:
+    """The CPU time that every process had used when it was last looked at; empty without Linux's /proc."""
+
+    def __init__(self) -> None:
+        self._cost = 0.0
+        self._used, _ = self._look()
+
+    def due(self) -> bool:
+        return time.monotonic() - self._taken >= self._cost / CENSUS_COST
+
+    def take(self, own: set[int]) -> dict[str, float] | None:
+        """Cores used since the last time by the busiest processes that do not descend from `own`, by name."""
+        before, since = self._used, self._taken
+        self._used, parents = self._look()
+        if not self._used:
+            return None
+        cores: defaultdict[str, float] = defaultdict(float)
+        for process, (name, used) in self._used.items():
+            if not _descends(process[0], own, parents):
+                cores[name] += (used - before.get(process, (name, 0.0))[1]) / (self._taken - since)
+        return _busiest([cores])
+
+    def _look(self) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[int, int]]:
+        """By process id and start, the name and the seconds of CPU time; and each one's parent."""
+        self._taken, began = time.monotonic(), time.thread_time()
+        found: dict[tuple[int, str], tuple[str, float]] = {}
+        parents: dict[int, int] = {}
+        for folder in PROC.glob("[0-9]*"):
+            with suppress(OSError, ValueError, IndexError):  # it may have ended by now
+                head, _, tail = (folder / "stat").read_text(errors="replace").rpartition(")")
+                fields, pid = tail.split(), int(folder.name)
+                parents[pid] = int(fields[1])
+                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                found[pid, fields[19]] = head.partition("(")[2], seconds
+        self._cost = time.thread_time() - began
+        return found, parents
+
+
+def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
+    for _ in range(len(parents)):  # what is read while processes come and go may form a ring
+        if pid in ancestors or pid not in parents:
+            break
+        pid = parents[pid]
+    return pid in ancestors
+
+
+class Others(msgspec.Struct, frozen=True, kw_only=True):
+    """What other processes took of the machine while a run's steady steps were measured; None where nothing tells."""
+
+    cores: float | None
+    """CPU cores they kept busy, on average, of the `machine_cores` logical ones that there are."""
+    machine_cores: int | None
+    processes: dict[str, float]
+    """The cores of the busiest of them, by name, as far as they can be seen from here."""
+    steal: float | None
+    """Share of all CPU time that the hypervisor gave to other guests."""
+    gpu_share: float | None
+    """Share of the time in which processes of others were on the run's GPUs."""
+    slowdown: float | None
+    """How much longer a step on the CPU may have taken for them, as a fraction; None on a GPU and where it was quiet.
+
+    The cores that others kept busy or stole, over those the workers used: what both would share if they fought for the
+    same ones.
+    """
+
+    @property
+    def busy(self) -> bool:
+        """Whether they kept more of the CPU busy than a quiet machine does by itself."""
+        return self.cores is not None and self.cores > max(IDLE_CORES, IDLE_SHARE * (self.machine_cores or 0))
+
+
+def within(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[TelemetrySample]:
+    """The samples that were taken in one of the windows, each from its start to its end."""
+    return [sample for sample in samples if any(start <= sample.time <= end for start, end in windows)]
+
+
+def others(
+    samples: Sequence[TelemetrySample],
+    windows: Sequence[tuple[float, float]],
+    machine_cores: int | None,
+    *,
+    loaders: bool,
+    on_cpu: bool,
+) -> Others | None:
+    """What was sampled in the windows; None where nothing was.
+
+    The CPU time of data `loaders` is not told from that of others, so that a run that has any does not say.
+    """
+    steady = within(samples, windows)
+    if not steady:
+        return None
+    cpus = [sample.cpu for sample in steady if sample.cpu]
+    beside = [] if loaders or not machine_cores else [_beside(cpu, machine_cores) for cpu in cpus]
+    on_gpus = [[gpu.other_processes for gpu in sample.gpus if gpu.other_processes is not None] for sample in steady]
+    found = Others(
+        cores=_mean(beside),
+        machine_cores=machine_cores,
+        processes={} if loaders else _named(steady) or _named(samples),
+        steal=_mean([cpu.steal for cpu in cpus]),
+        gpu_share=_mean([float(any(numbers)) for numbers in on_gpus if numbers]),
+        slowdown=None,
+    )
+    own, steal = _mean([cpu.worker_cpu for cpu in cpus]), found.steal or 0.0
+    if not (on_cpu and own and machine_cores) or not (found.busy or steal > STEAL):
+        return found
+    taken = max(0.0, found.cores or 0.0) + steal * machine_cores
+    return msgspec.structs.replace(found, slowdown=taken / own)
+
+
+def together(found: Sequence[Others]) -> Others | None:
+    """The mean over runs."""
+    if len(found) < 2:
+        return found[0] if found else None
+    means = {name: _mean([getattr(one, name) for one in found]) for name in ("cores", "steal", "gpu_share", "slowdown")}
+    cores = max((one.machine_cores for one in found if one.machine_cores), default=None)
+    return Others(machine_cores=cores, processes=_busiest([one.processes for one in found]), **means)
+
+
+def _named(samples: Iterable[TelemetrySample]) -> dict[str, float]:
+    """Mean cores of the busiest processes, over the samples in which they were looked at."""
+    return _busiest([sample.cpu.processes for sample in samples if sample.cpu and sample.cpu.processes is not None])
+
+
+def _busiest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean cores by name, of those worth naming, the largest first."""
+    total: Counter[str] = Counter()
+    for cores in found:
+        total.update(cores)  # type: ignore[arg-type] # a Counter adds fractions as well
+    means = {name: round(busy / len(found), 3) for name, busy in total.most_common(MOST_NAMED)}
+    return {name: busy for name, busy in means.items() if busy >= LEAST_NAMED}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _beside(cpu: CpuSample, cores: int) -> float | None:
+    return None if cpu.load is None or cpu.worker_cpu is None else cpu.load * cores - cpu.worker_cpu
 
 
 def _fraction(part: float, whole: float) -> float | None:

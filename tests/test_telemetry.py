@@ -1,16 +1,31 @@
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 from fake_nvml import GPUS, FakeNvml
 
-from gpubench.telemetry import GpuSample, Telemetry, TelemetrySample, energy_between, throttled
+from gpubench import cautions
+from gpubench.telemetry import (
+    CpuSample,
+    GpuSample,
+    Telemetry,
+    TelemetrySample,
+    _Census,
+    energy_between,
+    others,
+    throttled,
+    together,
+)
 
 BUSY = GPUS[0] | {
     "ClockInfo": {1: 1980, 2: 3201}.get,
@@ -214,3 +229,98 @@ def test_throttling_is_the_fraction_of_samples_with_each_reason() -> None:
 
 def test_nothing_is_known_to_throttle_without_samples() -> None:
     assert throttled([], 0.0, 1.0) == {}
+
+
+def beside(telemetry: Telemetry, wanted: str) -> dict[str, float]:
+    """The processes of the first sample that names `wanted`."""
+    for _ in range(200):
+        time.sleep(0.05)
+        cpu = telemetry.sample().cpu
+        if cpu and cpu.processes and wanted in cpu.processes:
+            return cpu.processes
+    raise AssertionError(f"{wanted} was never named")
+
+
+SPINNING = "while :; do :; done"
+ORPHANED = "import os, sys\nif os.fork(): sys.exit()\nos.execv(sys.argv[1], ['spins', '-c', sys.argv[2]])"
+
+
+def shell(folder: Path, name: str) -> str:
+    """A shell that goes by `name`."""
+    return shutil.copy(shutil.which("sh") or "", folder / name)
+
+
+def test_the_processes_that_keep_the_cpu_busy_beside_the_workers_are_named(tmp_path: Path) -> None:
+    name = "neigh (b) our"  # as hard to read in /proc/PID/stat as a name can be
+    command = [sys.executable, "-c", ORPHANED, shell(tmp_path, name), SPINNING]
+    outside = subprocess.Popen(command, start_new_session=True)  # its parent ends: it descends from nobody here
+    try:
+        telemetry = Telemetry([], interval=0.2)
+        telemetry.watch([os.getpid()])
+        busy = beside(telemetry, name)
+        assert 0 < busy[name] <= (os.cpu_count() or 1) + 0.5
+    finally:
+        os.killpg(outside.pid, signal.SIGKILL)
+        outside.wait()
+
+
+def test_what_the_host_and_the_workers_started_are_no_others(tmp_path: Path) -> None:
+    child = subprocess.Popen([shell(tmp_path, "our own"), "-c", SPINNING])
+    try:
+        census, taken = _Census(), psutil.Process(child.pid)
+        while taken.cpu_times().user < 0.2:
+            time.sleep(0.02)
+        assert "our own" not in (census.take({os.getpid()}) or {})
+        time.sleep(0.2)
+        assert "our own" in (census.take(set()) or {})
+    finally:
+        child.kill()
+        child.wait()
+
+
+def sampled(number: int = 5, **cpu: Any) -> list[TelemetrySample]:
+    return [TelemetrySample(time=float(second), cost=0.0, cpu=CpuSample(**cpu)) for second in range(number)]
+
+
+def test_what_others_took_is_how_far_the_times_can_be_relied_on() -> None:
+    samples = sampled(load=0.75, worker_cpu=2.0, steal=0.0, processes={"cc1plus": 0.8, "sh": 0.2})
+    found = others(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=True)
+    assert found is not None
+    assert (found.cores, found.processes, found.slowdown) == (1.0, {"cc1plus": 0.8, "sh": 0.2}, 0.5)
+    said = "other processes kept 1.0 cores busy while it ran (cc1plus 0.8, sh 0.2)"
+    assert cautions.contended(found) == f"{said}: its times are not to be relied on beyond 50.0 %"
+    assert cautions.contended(others(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
+
+
+def test_a_quiet_machine_is_not_said_to_be_busy() -> None:
+    quiet = others(sampled(load=0.5, worker_cpu=1.9), [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
+    assert quiet is not None
+    assert (quiet.busy, quiet.slowdown, cautions.contended(quiet)) == (False, None, None)
+    large = others(sampled(load=0.01, worker_cpu=1.0), [(0.0, 9.0)], 224, loaders=False, on_cpu=False)
+    assert large is not None
+    assert large.cores == pytest.approx(1.24)
+    assert not large.busy, "that is what the kernel of such a machine takes for itself"
+
+
+def test_what_cannot_be_told_is_not_guessed() -> None:
+    busy = sampled(load=0.9, worker_cpu=1.0, processes={"python": 2.0})
+    assert others(busy, [(10.0, 20.0)], 4, loaders=False, on_cpu=True) is None
+    with_loaders = others(busy, [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
+    assert with_loaders is not None
+    assert (with_loaders.cores, with_loaders.processes, with_loaders.slowdown) == (None, {}, None)
+    unknown = others(busy, [(0.0, 9.0)], None, loaders=False, on_cpu=True)
+    assert unknown is not None
+    assert unknown.cores is None
+
+
+def test_runs_together_had_the_neighbours_of_all_of_them() -> None:
+    one, other = (
+        others(sampled(load=load, worker_cpu=1.0, processes={name: 1.0}), [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
+        for load, name in ((0.5, "a"), (1.0, "b"))
+    )
+    assert one
+    assert other
+    both = together([one, other])
+    assert both is not None
+    assert (both.cores, both.processes, both.slowdown) == (2.0, {"a": 0.5, "b": 0.5}, 2.0)
+    assert together([]) is None

@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import fmean
 
 import numpy as np
 
 from gpubench import cautions, units
 from gpubench.comparison import conditions
 from gpubench.comparison.comparability import differences
-from gpubench.comparison.conditions import RUNS_WATCHED, steady_telemetry
 from gpubench.comparison.evidence import ENDS, RUNS_READ, RunEvidence, Series, Side
 from gpubench.comparison.sampling import one_after_the_other, sample_of
 from gpubench.comparison.verdicts import is_speed
@@ -151,25 +149,11 @@ def _throttled(side: Side) -> str | None:
 
 
 def _strangers(side: Side) -> str | None:
-    seen = [
-        any(gpu.other_processes for gpu in sample.gpus)
-        for run in side.runs[:RUNS_WATCHED]
-        for sample in steady_telemetry(run)
-        if any(gpu.other_processes is not None for gpu in sample.gpus)
-    ]
-    return (
-        f"other processes were on its GPUs for {units.percent(fmean(seen))} of the steady time" if any(seen) else None
-    )
+    return cautions.on_its_gpus(conditions.others(side))
 
 
 def _contended(side: Side) -> str | None:
-    others = conditions.cores_of_others(side)
-    if others and others > conditions.IDLE_CORES:
-        return f"other processes kept {others:.1f} cores busy while it ran"
-    steal = conditions.stolen(side)
-    if steal and steal > conditions.STEAL:
-        return f"the hypervisor gave {units.percent(steal)} of the CPU to other guests while it ran"
-    return None
+    return cautions.contended(conditions.others(side))
 
 
 def _unsettled(side: Side) -> str | None:

@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -15,7 +15,6 @@ from gpubench.configuration import Configuration
 from gpubench.diagnosis.traces import Diagnosis, of_run
 from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, GpubenchError, RunFailed
-from gpubench.estimates import relative_half_width
 from gpubench.findings import Findings
 from gpubench.host.tracking import MetricLogger
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
@@ -24,8 +23,8 @@ from gpubench.origins import FILLED_IN
 from gpubench.provenance import git_state
 from gpubench.runs import ENVIRONMENT, FAILED, FINDINGS, LOG, PROFILE, TELEMETRY, TRACES, RunWriter
 from gpubench.settings import Device, RunSettings
-from gpubench.summary import Summary
-from gpubench.telemetry import TelemetrySample
+from gpubench.summary import Environment, Summary
+from gpubench.telemetry import TelemetrySample, others
 from gpubench.trace.shares import shares
 
 LARGE_TRACE = 100 * 2**20  # bytes, compressed: ten times that or more to be shown, where viewers give up
@@ -77,6 +76,9 @@ class Recorder(ABC, Generic[S]):
         """
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
+        self.origins = configuration.origins
+        self._values = flatten(settings.model_dump(mode="json"))
+        self._git = git_state(Path())
         self.clock = (time.time(), time.monotonic())  # for all repeats, wherever the host's clock is set in between
         self.environment: dict[str, Any] = {}
         self.device_name: str | None = None
@@ -88,11 +90,11 @@ class Recorder(ABC, Generic[S]):
             command=self.command,
             argv=argv,
             world_size=settings.distributed.world_size,
-            git=git_state(Path()),
+            git=self._git,
         )
         self._handler = _RunLog(self.writer, logging.getLevelName(settings.logging.level))
         try:
-            self.metrics = MetricLogger(self.writer, settings.logging, flatten(settings.model_dump(mode="json")), text)
+            self.metrics = MetricLogger(self.writer, settings.logging, self._values, text)
         except GpubenchError as error:
             self.writer.finish(FAILED, error.record())
             raise
@@ -142,12 +144,35 @@ class Recorder(ABC, Generic[S]):
     def summary(self) -> Summary:
         """What can be said so far."""
         found, wanted = self.sum_up(), self.settings.measurement
-        throughput = found.get("throughput")
-        if wanted.target_precision is None or throughput is None or self.completed() < wanted.max_repeats:
-            return found
-        reached = relative_half_width(throughput.name, throughput.repeats)
-        missed = list(filter(None, [cautions.imprecise(reached, wanted.target_precision)]))
-        return msgspec.structs.replace(found, warnings=found.warnings + missed)
+        throughput, known = found.get("throughput"), flatten(self.environment)
+        beside = others(
+            self.telemetry,
+            [(window.start, window.end) for window in found.steady],
+            known.get("cpu.logical_cores"),
+            loaders=bool(self._values.get("data.workers")),
+            on_cpu=self.settings.device is Device.cpu,
+        )
+        said = cautions.noise(beside, throughput)
+        if throughput and wanted.target_precision is not None and self.completed() >= wanted.max_repeats:
+            said += filter(None, [cautions.imprecise(throughput.reach, wanted.target_precision)])
+        return msgspec.structs.replace(
+            found, warnings=found.warnings + said, others=beside, environment=self._main_facts(known)
+        )
+
+    def _main_facts(self, known: Mapping[str, Any]) -> Environment:
+        """`known` is the environment by dot-key."""
+        git = self._git or {}
+        return Environment(
+            host=known.get("host.name"),
+            device=self.gpu_name or known.get("cpu.model"),
+            torch=known.get("torch.version"),
+            cuda=known.get("torch.cuda"),
+            driver=known.get("driver.version"),
+            python=known.get("python.version"),
+            gpubench=known.get("packages.gpubench"),
+            commit=git.get("commit"),
+            dirty=git.get("dirty"),
+        )
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         """What a run that came to its end has shown to be wrong all the same."""
@@ -217,8 +242,12 @@ class Recorder(ABC, Generic[S]):
         """Ends the run as `status`. Raises RunFailed if that cannot be written; the log is let go of in any case."""
         try:
             self.listen_to_log(True)
+            shown = cautions.noise(summary.others, summary.get("throughput"))  # in every report, beside the figures
             for warning in summary.warnings:
-                log.warning("%s", warning)
+                if warning not in shown:
+                    log.warning("%s", warning)
+                elif self._handler.level <= logging.WARNING:
+                    self._handler.handle(logging.LogRecord(log.name, logging.WARNING, "", 0, warning, None, None))
             self.metrics.close(summary, succeeded=error is None)
         finally:
             self.listen_to_log(False)
@@ -238,7 +267,7 @@ class Recorder(ABC, Generic[S]):
             summary = self.summary()
             self.diagnosis = found = of_run(
                 self.traces,
-                flatten(self.settings.model_dump(mode="json")),
+                self._values,
                 {metric.name: metric for metric in summary.metrics},
                 flatten(self.environment),
                 self.unit_time(summary),

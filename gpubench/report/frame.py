@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gpubench import runs, units
+from gpubench import cautions, runs, units
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
 from gpubench.host.benchmark import Outcome
@@ -46,6 +46,8 @@ def show(
     for outcome in outcomes:
         console.print()
         show_run(outcome, console)
+        for line in cautions.noise(outcome.summary.others, outcome.summary.get("throughput")):
+            say(console, line, "yellow")
         _show_diagnosis(outcome, console)
     if comparisons:
         console.print()

@@ -41,13 +41,14 @@ def figure(metric: Metric) -> str:
 def uncertainty(metric: Metric) -> str:
     """The 95 % interval over repeats: "+- 3.4 %" while both of its ends are about as far away, else as a range.
 
-    Nothing where there is no interval."""
+    Nothing where there is no interval.
+    """
     if metric.interval is None or not metric.estimate:
         return ""
     reach = metric.reach or 0.0
-    return (
-        units.span(*metric.interval, metric.unit) if reach > EVEN or metric.too_noisy else f"+- {units.percent(reach)}"
-    )
+    if reach > EVEN or metric.too_noisy:
+        return units.span(*metric.interval, metric.unit)
+    return f"+- {units.percent(reach)}"
 
 
 def change(verdict: Verdict, interval: bool = True) -> str:
