@@ -137,10 +137,12 @@ def compare(
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     found, left_out = sides.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
     if null:
+        from gpubench.report.phrases import omission
+
         learned = comparison.null(found[0], margin=fraction)
         _keep(learned, found[0], terminal)
         for line in left_out:
-            terminal.err.print(f"left out: {line}", markup=False, soft_wrap=True)
+            terminal.err.print(omission(line), markup=False, soft_wrap=True)
         output.write(_noise(comparison.only(learned, metric or ()), chosen, terminal), RETRY)
         return
     comparisons = comparison.compare(

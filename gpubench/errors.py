@@ -4,6 +4,8 @@ GpubenchError                 1  something failed, and this says what
 ├── UsageError                2  the request cannot be carried out as asked
 │   ├── SettingsError            a setting is unknown, mistyped, out of range or contradicts another
 │   ├── RunDirectoryError        a results path or run directory cannot be used
+│   │   └── NothingMeasured      a run holds no results: it ended before there were any
+│   │       └── StillRunning     or it goes on
 │   ├── DeviceError              the machine lacks what the settings ask for
 │   ├── ModelError               the model cannot be found, built or fed
 │   └── DataError                the data cannot be found, read or batched
@@ -48,6 +50,14 @@ class SettingsError(UsageError):
 
 
 class RunDirectoryError(UsageError):
+    pass
+
+
+class NothingMeasured(RunDirectoryError):
+    pass
+
+
+class StillRunning(NothingMeasured):
     pass
 
 

@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recorded_runs import write_run
+from recorded_runs import edit, write_run
 
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.foreign import Column
 from gpubench.comparison.sides import find
 from gpubench.errors import RunDirectoryError
-from gpubench.runs import COMPLETED, CONFIG, ENVIRONMENT, INTERRUPTED, RUN, RUNNING, STEPS, SUMMARY, TELEMETRY
+from gpubench.runs import COMPLETED, CONFIG, ENVIRONMENT, FAILED, INTERRUPTED, RUN, RUNNING, STEPS, SUMMARY, TELEMETRY
 
 
 @pytest.fixture
@@ -275,3 +275,75 @@ def test_a_log_that_is_not_there_is_not_looked_for_among_experiments(tmp_path: P
     with pytest.raises(RunDirectoryError) as refused:
         find([str(tmp_path / "step times.csv")], tmp_path, column=Column.of("ms", "ms"))
     assert refused.value.hint == "--column reads .csv, .tsv, .jsonl"
+
+
+def failed(results: Path, experiment: str = "exp-a") -> Path:
+    """A run that ended before anything was measured."""
+    return write_run(results, experiment, repeats=0, status=FAILED)
+
+
+def test_the_latest_is_the_last_run_in_which_something_was_measured(results: Path) -> None:
+    first, second, third = runs(results)
+    killed = write_run(results, "exp-b", repeats=1, steps=12, status=RUNNING)
+    empty = [failed(results), failed(results, "exp-b")]
+    (empty[1] / SUMMARY).unlink()
+    (results / "exp-a" / "20991231-235959-999-abcd").mkdir()  # the disk was full
+    sides, left_out = find(["latest~2", "latest~1", "latest"], results)
+    assert paths(*sides) == [first, second, third]
+    names = ["20991231-235959-999-abcd", empty[1].name, empty[0].name, killed.name]
+    assert left_out == [f"skipped 4 newer runs without results: {', '.join(names)}"]
+
+
+def test_an_interrupted_run_with_results_is_the_latest(results: Path) -> None:
+    newest = write_run(results, "exp-a", repeats=1, steps=12, status=INTERRUPTED)
+    (side,), left_out = find(["latest"], results)
+    assert (paths(side), left_out) == ([newest], [])
+
+
+def test_latest_counts_the_runs_of_one_command(results: Path) -> None:
+    first, second, third = runs(results)
+    edit(second / RUN, command="profile")
+    (before, last), left_out = find(["latest~1", "latest"], results)
+    assert paths(before, last) == [first, third]
+    assert left_out == [f"skipped 1 newer run of profile where train-bench is compared: {second.name}"]
+    edit(third / RUN, command="profile")
+    assert paths(*find(["latest~1", "latest"], results)[0]) == [second, third]
+
+
+def test_latest_follows_the_command_of_a_side_that_is_named_otherwise(results: Path) -> None:
+    first, second, third = runs(results)
+    edit(third / RUN, command="profile")
+    assert paths(*find(["latest", str(first)], results)[0]) == [second, first]
+    assert paths(*find(["exp-b/latest"], results)[0]) == [third], "within a folder it is that of the newest run there"
+
+
+def test_a_refusal_says_which_runs_there_are_not_enough_of(results: Path) -> None:
+    *_, third = runs(results)
+    edit(third / RUN, command="memory")
+    failed(results)
+    refused = refusal("latest~1", "latest")
+    assert refused.message == "latest~1: there is 1 run of memory with results in results"
+    assert refused.hint == "name a run of another command by its folder: EXPERIMENT/latest"
+
+
+def test_a_damaged_run_is_not_passed_over_as_the_latest(results: Path) -> None:
+    *_, third = runs(results)
+    (third / SUMMARY).write_text("{")
+    assert "is damaged" in refusal("latest").message
+    (third / RUN).write_text("{")
+    assert str(third / RUN) in refusal("latest").message
+
+
+def test_failed_runs_do_not_break_the_name_of_an_experiment(results: Path) -> None:
+    first, second, _ = runs(results)
+    empty = [failed(results), failed(results)]
+    (group,), left_out = find(["exp-a"], results)
+    assert paths(group) == [first, second]
+    assert left_out == [f"skipped 2 runs of exp-a without results: {empty[0].name}, {empty[1].name}"]
+
+
+def test_an_experiment_of_failed_runs_is_refused_with_what_happened(results: Path) -> None:
+    failed(results, "exp-c")
+    refused = refusal("exp-c")
+    assert refused.message == "exp-c: none of its 1 runs can be read"
+    assert "not enough memory" in str(refused.hint)

@@ -16,7 +16,7 @@ from gpubench.comparison.plausible import OF_STEP_TIMES
 from gpubench.comparison.steps import StepTable, read_steps
 from gpubench.diffusion.stages import Pipeline
 from gpubench.dotkeys import flatten
-from gpubench.errors import RunDirectoryError
+from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.findings import Findings
 from gpubench.hardware import Peak
@@ -236,14 +236,14 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
 
     Without `measured` also of one that looked for batch sizes and has no metric to be compared by.
 
-    Raises RunDirectoryError if `path` is no run directory or one from a newer gpubench, if the run still runs, and if
-    its summary is missing, damaged, empty or at odds with itself. Settings and environment that cannot be read are
-    problems, not errors.
+    Raises StillRunning while the run goes on, NothingMeasured if it ended before anything was measured, and
+    RunDirectoryError if `path` is no run directory or one from a newer gpubench, or its summary is damaged or at odds
+    with itself. Settings and environment that cannot be read are problems, not errors.
     """
     run = Run.open(path)
     record, status = run.record, run.status
     if status == RUNNING:
-        raise RunDirectoryError(
+        raise StillRunning(
             f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
         )
     summary = _summary(run, measured)
@@ -277,14 +277,15 @@ def _summary(run: Run, measured: bool) -> Summary:
     try:
         summary = msgspec.json.decode(foreign_files.content(path), type=Summary)
     except FileNotFoundError:
-        raise RunDirectoryError(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
+        kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
+        raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
     except OSError as problem:
         raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
     except (ValueError, RecursionError) as problem:
         raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
     only_looked = not measured and not summary.metrics and (run.path / BATCH_SIZES).is_file()
     if not only_looked and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
-        raise RunDirectoryError(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
+        raise NothingMeasured(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
     for contradiction in plausible.contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
     return summary

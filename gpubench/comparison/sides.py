@@ -10,14 +10,18 @@ from pathlib import Path
 from gpubench.comparison.evidence import DAMAGED, RunEvidence, Side, open_run
 from gpubench.comparison.foreign import SUFFIXES, Column, open_log
 from gpubench.comparison.sampling import WELL_KNOWN
-from gpubench.errors import GpubenchError, RunDirectoryError, offer
+from gpubench.errors import GpubenchError, NothingMeasured, RunDirectoryError, StillRunning, offer
 from gpubench.run_names import TRIALS
-from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY
+from gpubench.runs import COMPLETED, RUN, STEPS, SUMMARY, Run
+from gpubench.units import counted
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
 LATEST = re.compile(r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?")
 MOST_LISTED = 8
 SKIP = "--skip-invalid leaves it out"
+SKIPPED = "skipped"
+"""Begins the line on runs that were passed over without being asked to."""
+UNKNOWN = "unknown"
 WHAT = "give a run directory, a folder of runs, or latest"
 
 
@@ -29,37 +33,50 @@ def find(
     A name is the path of a run directory or of a folder that holds some (a group, in the order of their names);
     `latest`, or `latest~N` for the N-th newest before it, under `results` or as `FOLDER/latest` within a folder or
     experiment; or a run id or an experiment under `results`. With `column` it is a log of another tool, or a folder of
-    them. `skip_invalid` leaves out the runs of a group that cannot be read.
+    them. Runs in which nothing was measured are passed over in a group and by `latest`, which counts the runs of one
+    command: that of the sides named otherwise, else that of the newest run. `skip_invalid` leaves out the runs of a
+    group that cannot be read.
 
     Raises RunDirectoryError for what is not there, is ambiguous, damaged or cannot be read, and for a run that is there
     twice.
     """
     left_out: list[str] = []
-    sides = [_side(name, results, column, left_out if skip_invalid else None) for name in names]
+    newest = _Newest(results)
+    found: dict[int, Side] = {}
+    for number in sorted(range(len(names)), key=lambda number: _counts_back(names[number])):
+        found[number] = side = _side(names[number], newest, column, left_out, skip_invalid)
+        record = side.runs[0].record
+        newest.command = newest.command or (record.command if record else None)
+    sides = [found[number] for number in range(len(names))]
     _refuse_twice(sides)
-    return _labelled(sides), left_out
+    return _labelled(sides), [*newest.skipped(), *left_out]
 
 
-def _side(name: str, results: Path, column: Column | None, left_out: list[str] | None) -> Side:
-    paths, is_group = _logs(name) if column else _runs(name, results)
+def _side(name: str, newest: "_Newest", column: Column | None, left_out: list[str], skip_invalid: bool) -> Side:
+    paths, is_group = _logs(name) if column else _runs(name, newest)
 
     def read(path: Path) -> RunEvidence:
         return open_log(path, column) if column else intact(open_run(path), deeply=len(paths) < WELL_KNOWN)
 
     if not is_group:
         return Side(name, (read(paths[0]),))
-    runs = []
+    runs, unread, unmeasured = [], [], []
     for path in paths:
         try:
             runs.append(read(path))
         except GpubenchError as error:
-            if left_out is None:
+            if isinstance(error, NothingMeasured) and not isinstance(error, StillRunning):
+                unmeasured.append(path.name)
+                unread.append(error.message)
+                continue
+            if not skip_invalid:
                 raise RunDirectoryError(error.message, SKIP) from None
+            unread.append(error.message)
             left_out.append(error.message)
     if not runs:
-        raise RunDirectoryError(
-            f"{name}: none of its {len(paths)} runs can be read", left_out[-1] if left_out else None
-        )
+        raise RunDirectoryError(f"{name}: none of its {len(paths)} runs can be read", unread[-1])
+    if unmeasured:
+        left_out.append(f"{SKIPPED} {counted(len(unmeasured), 'run')} of {name} without results: {_listed(unmeasured)}")
     return Side(name, tuple(runs))
 
 
@@ -97,13 +114,13 @@ def _logs(name: str) -> tuple[list[Path], bool]:
     return found, True
 
 
-def _runs(name: str, results: Path) -> tuple[list[Path], bool]:
+def _runs(name: str, newest: "_Newest") -> tuple[list[Path], bool]:
     """The run directories behind a name, and whether it is a group."""
     path = Path(name)
     if not _exists(path):
         if latest := LATEST.fullmatch(name):
-            return [_latest(latest["within"], int(latest["back"] or 0), results)], False
-        path = _under(name, results)
+            return [newest.run(latest["within"], int(latest["back"] or 0))], False
+        path = _under(name, newest.results)
     if not _is_folder(path):
         raise RunDirectoryError(
             f"{path} is a file, not a run directory", "for a log of another tool, add --column NAME --unit UNIT"
@@ -133,23 +150,81 @@ def _under(name: str, results: Path) -> Path:
     raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), results))
 
 
-def _latest(within: str | None, back: int, results: Path) -> Path:
-    """The newest run but `back`, by its id; a run that was renamed has no time in its name and does not count, and
-    trials of another run's fixes only where their experiment is named."""
-    folder = results
-    if within is not None:
-        folder = Path(within) if _is_folder(Path(within)) else _under(within, results)
+def _counts_back(name: str) -> bool:
+    """Whether a name is `latest` of all results, which follows the command of the other sides."""
+    found = LATEST.fullmatch(name)
+    return bool(found and found["within"] is None and not _exists(Path(name)))
+
+
+class _Newest:
+    """The newest runs in which something was measured, and which others were passed over on the way to them."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.command: str | None = None
+        """Whose runs `latest` counts; None before any side is known."""
+        self._empty: dict[str, None] = {}
+        self._of_others: dict[str, dict[str, None]] = {}
+
+    def run(self, within: str | None, back: int) -> Path:
+        """The newest run but `back`: of all results, or within a folder or experiment of the command of its newest."""
+        folder = self.results
+        if within is not None:
+            folder = Path(within) if _is_folder(Path(within)) else _under(within, self.results)
+        command = self.command if within is None else None
+        found, empty, others = 0, 0, 0
+        for path in _by_age(folder):
+            measured = _measured_by(path)
+            if measured is None:
+                self._empty[path.name] = None
+                empty += 1
+            elif measured == UNKNOWN or measured == (command := command or measured):
+                if found == back:
+                    return path
+                found += 1
+            else:
+                self._of_others.setdefault(f"{measured} where {command} is compared", {})[path.name] = None
+                others += 1
+        are = f"there {'is' if found == 1 else 'are'} {counted(found, 'run')}"
+        kind = f"{f' of {command}' if others else ''}{' with results' if empty else ''}"
+        hint = "latest is the newest, latest~1 the one before it" if found else WHAT
+        if others:
+            hint = "name a run of another command by its folder: EXPERIMENT/latest"
+        raise RunDirectoryError(f"latest{f'~{back}' * bool(back)}: {are}{kind} in {folder}", hint)
+
+    def skipped(self) -> Iterator[str]:
+        """What was passed over, a line for each reason."""
+        if self._empty:
+            newer = counted(len(self._empty), "newer run")
+            yield f"{SKIPPED} {newer} without results: {_listed(self._empty)}"
+        for whose, runs in self._of_others.items():
+            yield f"{SKIPPED} {counted(len(runs), 'newer run')} of {whose}: {_listed(runs)}"
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """The runs in a folder or its experiments, newest first by their ids; a run that was renamed has no time in its
+    name and does not count, and trials of another run's fixes only where their experiment is named."""
     inside = [child for child in _folders(folder) if not child.name.endswith(TRIALS) or RUN_ID.fullmatch(child.name)]
     deeper = [run for child in inside if not RUN_ID.fullmatch(child.name) for run in _folders(child)]
     runs = [run for run in inside + deeper if RUN_ID.fullmatch(run.name)]
-    runs.sort(key=lambda run: run.name, reverse=True)
-    if back >= len(runs):
-        asked = f"latest~{back}" if back else "latest"
-        raise RunDirectoryError(
-            f"{asked}: there {'is' if len(runs) == 1 else 'are'} {len(runs)} run{'s' * (len(runs) != 1)} in {folder}",
-            "latest is the newest, latest~1 the one before it" if runs else WHAT,
-        )
-    return runs[back]
+    return sorted(runs, key=lambda run: run.name, reverse=True)
+
+
+def _measured_by(path: Path) -> str | None:
+    """The command of a run in which something was measured, UNKNOWN of one that does not tell; None for any other.
+
+    A damaged run counts, so that whoever asks for the latest hears of the damage.
+    """
+    try:
+        run = open_run(path)
+        return run.record.command if run.record else None
+    except NothingMeasured:
+        return None
+    except RunDirectoryError:
+        try:
+            return Run.open(path).record.command
+        except RunDirectoryError:
+            return UNKNOWN if any(_exists(path / name) for name in (RUN, SUMMARY)) else None
 
 
 def _refuse_twice(sides: Sequence[Side]) -> None:

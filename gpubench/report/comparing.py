@@ -44,7 +44,7 @@ NAME = 10  # characters in which the name of a metric can be folded and still be
 def show(comparisons: Comparisons, console: Console, *, everything: bool = False) -> None:
     """`everything` puts into the table of verdicts what has no news there, as when somebody asked for it by name."""
     for line in comparisons.left_out:
-        say(console, f"left out: {plain.clean(line)}", "yellow")
+        say(console, plain.clean(phrases.omission(line)), "yellow")
     for number, comparison in enumerate(comparisons.comparisons):
         if number:
             console.print()

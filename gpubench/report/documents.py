@@ -45,7 +45,7 @@ def to_csv(comparisons: Comparisons) -> str:
 
 def to_markdown(comparisons: Comparisons, *, everything: bool = False) -> str:
     """For a pull request or a job summary, in GitHub's dialect."""
-    lines = [f"- left out: {escape(line)}" for line in comparisons.left_out]
+    lines = [f"- {escape(phrases.omission(line))}" for line in comparisons.left_out]
     for comparison in comparisons.comparisons:
         lines += _comparison(comparison, everything)
     if comparisons.gate:

@@ -51,6 +51,11 @@ def uncertainty(metric: Metric) -> str:
     return f"+- {units.percent(reach)}"
 
 
+def omission(line: str) -> str:
+    """What a comparison did without, and why."""
+    return line if line.startswith("skipped ") else f"left out: {line}"
+
+
 def change(verdict: Verdict, interval: bool = True) -> str:
     """The ratio as a cell: "+3.1 % [+2.6, +3.7]", or "3.40 x [3.10, 3.70]" from twice or half on."""
     estimate, edges, unit = figures(verdict)
