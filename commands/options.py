@@ -85,7 +85,8 @@ PrintConfig = Annotated[
 
 
 def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
-    """What the command line sets of `cls`: by its named options, and by any other as `--section.key=value`.
+    """What the command line sets of `cls`: by its named options, and by any other as `--section.key=value` or
+    `--section.no-key`.
 
     Raises UsageError where that is no option, or goes against the torchrun that this is under.
     """
@@ -94,7 +95,7 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 
     known = fields(cls)
     named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
-    found = named | parse_unknown_overrides(ctx.args)
+    found = named | parse_unknown_overrides(ctx.args, cls)
     return found | _torchrun_s(found) if launched_by_torchrun() else found
 
 
@@ -104,7 +105,7 @@ def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allo
     from gpubench.configuration import parse_unknown_overrides, refuse_unknown
     from gpubench.setting_keys import canonical
 
-    settings = parse_unknown_overrides(ctx.args)
+    settings = parse_unknown_overrides(ctx.args, cls)
     refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
     for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"

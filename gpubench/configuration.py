@@ -21,11 +21,12 @@ from gpubench.dotkeys import flatten, nest
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.origins import COMMAND_LINE, source, told
 from gpubench.run_settings import is_of_a_run, repeats, taken
-from gpubench.setting_keys import COMMANDS, SHOWN_BY, canonical, command_of, fields, nearest, owners, section
+from gpubench.setting_keys import COMMANDS, SHOWN_BY, canonical, command_of, fields, nearest, negations, owners, section
 from gpubench.settings import RunSettings
 from gpubench.units import listed
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
+OPPOSITE = {"true": "false", "false": "true"}
 MOST_BYTES = 2**20  # of a file of settings
 
 S = TypeVar("S", bound=RunSettings)
@@ -91,21 +92,29 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     return Configuration(validate(cls, values, origins), origins)
 
 
-def parse_unknown_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """`--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) as {dot-key: text}.
+def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | None = None) -> dict[str, Any]:
+    """`--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) as {dot-key: text}; of the
+    command of `cls` also `--profiling.no-modules` (false), which takes no value: see `setting_keys.negations`.
 
     Raises UsageError for anything that is not an option.
     """
     overrides: dict[str, Any] = {}
     rest = list(arguments)
+    off = negations(cls) if cls else {}
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--") or argument == "--":
             raise UsageError(f"unexpected argument {argument!r}", "settings are given as --section.key=value")
-        key, equals, value = argument[2:].partition("=")
+        name, equals, value = argument[2:].partition("=")
+        key = name.replace("-", "_")
+        if key in off:
+            if equals and value.lower() not in OPPOSITE:
+                raise UsageError(f"--{name} turns {off[key]} off, and {value!r} says nothing of that", f"give --{name}")
+            overrides[off[key]] = OPPOSITE[value.lower()] if equals else "false"
+            continue
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        overrides[key.replace("-", "_")] = parse_value(value)
+        overrides[key] = parse_value(value)
     return overrides
 
 
@@ -122,7 +131,7 @@ def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dic
     keys = [canonical(cls, assignment.partition("=")[0]) for assignment in assignments]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UsageError(f"{twice[0]} is changed twice", "give each setting once")
-    return parse_unknown_overrides([f"--{assignment}" for assignment in assignments])
+    return parse_unknown_overrides([f"--{assignment}" for assignment in assignments], cls)
 
 
 def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
@@ -163,7 +172,8 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if others := owners(key):
             said = f"{key!r} is a setting of {listed(others)}, not of {command_of(cls)}{origin}"
             raise SettingsError(said, f"leave it out, or use gpubench {others[0]}")
-        raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key))
+        typed = origins.get(key) in (None, COMMAND_LINE)
+        raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key, negated=typed))
 
 
 def find_config(name: str) -> Path:

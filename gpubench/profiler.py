@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule,
 
 from gpubench import events
 from gpubench.channel import Activity
+from gpubench.runs import TRACE_FILES
 from gpubench.settings import ProfilingSettings
 from gpubench.timing import EXPOSED_COMMUNICATION, Clock, Mark, StepTimer
 
@@ -41,7 +42,9 @@ class Recording:
                     active=settings.active,
                     repeat=settings.repeat + 1,
                 ),
-                on_trace_ready=tensorboard_trace_handler(str(folder), worker_name=f"rank{rank}", use_gzip=True),
+                on_trace_ready=tensorboard_trace_handler(
+                    str(folder), worker_name=f"rank{rank}", use_gzip=settings.compress
+                ),
                 record_shapes=settings.record_shapes,
                 profile_memory=settings.profile_memory,
                 with_stack=settings.with_stack,
@@ -57,7 +60,7 @@ class Recording:
 
     def files(self) -> list[Path]:
         """What was recorded, in order of time."""
-        return sorted(self._folder.glob("*.pt.trace.json.gz"))
+        return sorted(self._folder.glob(TRACE_FILES))
 
     def __enter__(self) -> Self:
         self._profile.__enter__()

@@ -53,6 +53,8 @@ BATCH_SIZES = "batch_sizes.json"
 TRADES = "trades.json"
 
 TRACES = "profiler_traces"
+TRACE_FILES = "*.pt.trace.json*"
+"""In there, compressed or not."""
 SAMPLE_FOLDER = "samples"
 LATENT, IMAGE = "safetensors", "png"  # suffixes in there
 

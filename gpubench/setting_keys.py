@@ -1,8 +1,11 @@
 """The dot-keys of settings, and the commands that have them."""
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from typing import get_args
 
 from pydantic.fields import FieldInfo
 
@@ -16,6 +19,7 @@ COMMANDS: Mapping[str, type[RunSettings]] = {
     "memory": MemorySettings,
     "pipe-infer": PipeSettings,
 }
+NEGATION = re.compile(r"(^|\.)no")
 SHOWN_BY = "--print-config shows every setting"
 
 
@@ -38,6 +42,24 @@ def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
     return found
 
 
+@cache
+def negations(cls: type[RunSettings]) -> Mapping[str, str]:
+    """What turns a setting that is true or false off, and its dot-key: {"profiling.no_modules": "profiling.modules"}.
+
+    The `no_` stands before the last name or before the section; before the last name or an alias alone where no other
+    such setting has it. What is a name of its own is no negation.
+    """
+    switches = [key for key, field in fields(cls).items() if bool in (field.annotation, *get_args(field.annotation))]
+    short = Counter(key.rpartition(".")[2] for key in switches)
+    found: dict[str, str] = {}
+    for key in switches:
+        head, dot, leaf = key.rpartition(".")
+        names = [f"{head}{dot}no_{leaf}", f"no_{key}", *[f"no_{leaf}"] * (short[leaf] == 1)]
+        found |= dict.fromkeys(names, key)
+    found |= {f"no_{alias}": key for alias, key in cls.aliases.items() if key in switches}
+    return {name: key for name, key in found.items() if name not in fields(cls) and name not in cls.aliases}
+
+
 def section(cls: type[RunSettings], name: str) -> list[str]:
     """The dot-keys below the section of this name; none where the command has no such section."""
     return [key for key in fields(cls) if key.startswith(f"{name}.")]
@@ -57,12 +79,15 @@ def alike(cls: type[RunSettings], other: type[RunSettings]) -> bool:
     return issubclass(cls, TrainSettings) == issubclass(other, TrainSettings)
 
 
-def nearest(cls: type[RunSettings], key: str) -> str:
-    """A hint that offers the valid key closest to `key`; in a section that only other commands have, closest there."""
+def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str:
+    """A hint that offers the valid key closest to `key`; in a section that only other commands have, closest there.
+
+    `negated` offers negations too, to a key that looks like one.
+    """
     name, dot, _ = key.rpartition(".")
     if dot and not section(cls, name):
         cls = next((other for other in COMMANDS.values() if section(other, name)), cls)
-    known = [*fields(cls), *cls.aliases]
+    known = [*fields(cls), *cls.aliases, *(negations(cls) if negated and NEGATION.search(key) else ())]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     if near := did_you_mean(key, known):
         return near

@@ -238,6 +238,7 @@ class ProfilingSettings(Section):
     modules: bool = Field(True, description="call each module of the model by its path")
     all_ranks: bool = Field(False, description="record every rank, not only rank 0")
     keep_compile: bool = Field(False, description="record the compiled model, which hides its operators")
+    compress: bool = Field(True, description="write traces as .json.gz, about a tenth of the size; false: as .json")
 
     @property
     def units(self) -> int:
@@ -276,7 +277,7 @@ class FollowSettings(Section):
 
 
 class LoggingSettings(Section):
-    level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR"] = Field(
+    level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR", "CRITICAL"] = Field(
         "DEBUG", description="least level that reaches run.log"
     )
     graph: bool = Field(True, description="write the model graph to TensorBoard where it can be traced")

@@ -18,7 +18,7 @@ from gpubench.configuration import (
     parse_unknown_overrides,
 )
 from gpubench.errors import SettingsError, UsageError
-from gpubench.setting_keys import COMMANDS, fields
+from gpubench.setting_keys import COMMANDS, fields, nearest, negations
 from gpubench.settings import RunSettings, TrainSettings
 
 
@@ -284,3 +284,61 @@ def test_a_variable_counts_in_capitals_or_not(monkeypatch: pytest.MonkeyPatch, v
     loaded = load(TrainSettings)
     assert 7 in (loaded.settings.seed, loaded.settings.training.steps)
     assert list(loaded.origins.values()) == [variable]
+
+
+@pytest.mark.parametrize(
+    ("argument", "overrides"),
+    [
+        ("--profiling.no-record-shapes", {"profiling.record_shapes": "false"}),
+        ("--profiling.no_record_shapes", {"profiling.record_shapes": "false"}),
+        ("--no-profiling.record-shapes", {"profiling.record_shapes": "false"}),
+        ("--no-record-shapes", {"profiling.record_shapes": "false"}),
+        ("--performance.no-compile", {"performance.compile": "false"}),
+        ("--performance.no-channels-last", {"performance.channels_last": "false"}),
+        ("--no-measure-peak", {"measurement.measure_peak": "false"}),
+        ("--performance.no-compile=true", {"performance.compile": "false"}),
+        ("--performance.no-compile=False", {"performance.compile": "true"}),
+    ],
+)
+def test_a_setting_that_is_true_or_false_is_turned_off_by_its_negation(
+    argument: str, overrides: dict[str, str]
+) -> None:
+    assert parse_unknown_overrides([argument, "--training.steps=5"], TrainSettings) == overrides | {
+        "training.steps": "5"
+    }
+
+
+def test_a_negation_takes_no_value() -> None:
+    with pytest.raises(UsageError, match="unexpected argument '5'"):
+        parse_unknown_overrides(["--performance.no-compile", "5"], TrainSettings)
+    with pytest.raises(UsageError, match=r"--performance\.no-compile turns performance\.compile off, and '5' says"):
+        parse_unknown_overrides(["--performance.no-compile=5"], TrainSettings)
+
+
+@pytest.mark.parametrize(("command", "cls"), COMMANDS.items())
+def test_every_switch_has_a_negation_and_none_means_anything_else(command: str, cls: type[RunSettings]) -> None:
+    switches = {key for key, field in fields(cls).items() if "bool" in str(field.annotation)}
+    assert set(negations(cls).values()) == switches
+    assert not negations(cls).keys() & {*fields(cls), *cls.aliases}
+    for option in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
+        for name in (*option.opts, *option.secondary_opts):
+            key = negations(cls).get(name.removeprefix("--").replace("-", "_"))
+            assert key in (None, option.name), f"{name} is an option of {command}"
+
+
+def test_a_misspelt_negation_is_offered_what_it_may_mean() -> None:
+    for typed, meant in (
+        ("profiling.no_record_shape", "profiling.no_record_shapes"),
+        ("no_compil", "no_compile"),
+        ("performance.nocompile", "performance.no_compile"),
+    ):
+        with pytest.raises(SettingsError) as refused:
+            load(TrainSettings, None, parse_unknown_overrides([f"--{typed}"], TrainSettings))
+        assert refused.value.hint == f"did you mean '{meant}'?"
+    assert nearest(TrainSettings, "profiling.no_record_shapes") == "did you mean 'profiling.record_shapes'?"
+
+
+def test_a_file_has_no_negations(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(TrainSettings, write(tmp_path, "performance: {no_compile: true}"))
+    assert refused.value.hint == "did you mean 'performance.compile'?"

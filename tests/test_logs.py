@@ -1,14 +1,28 @@
 import logging
+from typing import get_args
 
 import pytest
 
 from gpubench import logs, units
 from gpubench.logs import LogfmtFormatter, render_logfmt
+from gpubench.settings import LoggingSettings
 
 
 def test_the_two_levels_have_names_and_stand_where_they_should() -> None:
     assert logging.getLevelName("NOTIMPORTANT") == logs.NOTIMPORTANT < logging.DEBUG
     assert logging.INFO < logging.getLevelName("MODIFIABLE") == logs.MODIFIABLE < logging.WARNING
+
+
+@pytest.mark.parametrize("level", get_args(LoggingSettings.model_fields["level"].annotation))
+def test_every_level_that_can_be_chosen_is_one_of_loggings(level: str) -> None:
+    assert isinstance(logging.getLevelName(level), int)
+
+
+def test_the_levels_are_in_order_and_end_with_critical() -> None:
+    levels = get_args(LoggingSettings.model_fields["level"].annotation)
+    numbers = [logging.getLevelName(level) for level in levels]
+    assert numbers == sorted(numbers)
+    assert levels[-1] == "CRITICAL"
 
 
 def test_a_line_carries_time_level_rank_logger_message_and_fields() -> None:

@@ -58,6 +58,13 @@ def test_every_cycle_leaves_a_file_of_its_own_with_the_steps_it_recorded(tmp_pat
     assert all(path.name.startswith("rank0.") and path.name.endswith(".pt.trace.json.gz") for path in files)
 
 
+def test_a_trace_is_written_uncompressed_on_request(tmp_path: Path) -> None:
+    (path,) = record(ProfilingSettings(wait=1, warmup=1, active=2, repeat=0, compress=False), tmp_path)
+    assert path.name.endswith(".pt.trace.json")
+    assert path.read_text().lstrip().startswith("{")
+    assert len(profiled(path).step_numbers) == 2
+
+
 def test_a_unit_of_several_steps_is_one_of_the_profilers(tmp_path: Path) -> None:
     (path,) = record(ProfilingSettings(wait=1, warmup=1, active=1, repeat=0), tmp_path, unit=3)
     rank = profiled(path)

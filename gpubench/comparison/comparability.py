@@ -44,7 +44,7 @@ SETTINGS: dict[Kind | None, tuple[str, ...]] = {
         "logging.wandb_mode", "profiling.enabled", "profiling.unit", "profiling.wait", "profiling.warmup",
         "profiling.active", "profiling.repeat", "profiling.record_shapes", "profiling.profile_memory",
         "profiling.with_stack", "profiling.modules", "profiling.all_ranks", "profiling.keep_compile",
-        "memory.spare", "memory.explain", "memory.advise", "memory.find_batch_size",
+        "profiling.compress", "memory.spare", "memory.explain", "memory.advise", "memory.find_batch_size",
     ),
 }  # fmt: skip
 _KINDS = {key: kind for kind, keys in SETTINGS.items() for key in keys}

@@ -21,13 +21,14 @@ from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logf
 from gpubench.metrics import Metric
 from gpubench.origins import FILLED_IN
 from gpubench.provenance import git_state
-from gpubench.runs import ENVIRONMENT, FAILED, FINDINGS, LOG, PROFILE, TELEMETRY, TRACES, RunWriter
+from gpubench.runs import ENVIRONMENT, FAILED, FINDINGS, LOG, PROFILE, TELEMETRY, TRACE_FILES, TRACES, RunWriter
 from gpubench.settings import Device, RunSettings
 from gpubench.summary import Environment, Summary
 from gpubench.telemetry import TelemetrySample, others
 from gpubench.trace.shares import shares
 
-LARGE_TRACE = 100 * 2**20  # bytes, compressed: ten times that or more to be shown, where viewers give up
+LARGE_TRACE = 100 * 2**20  # bytes, compressed
+COMPRESSION = 10  # at the least: a viewer has that much more to show, and gives up
 SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.record_shapes or profiling.modules"
 
 log = logging.getLogger("gpubench.run")
@@ -256,7 +257,7 @@ class Recorder(ABC, Generic[S]):
     @property
     def traces(self) -> list[Path]:
         """The profiler's files, in order of time."""
-        return sorted(self.writer.path.joinpath(TRACES).glob("*.pt.trace.json.gz"), key=lambda path: path.name)
+        return sorted(self.writer.path.joinpath(TRACES).glob(TRACE_FILES), key=lambda path: path.name)
 
     def diagnose(self) -> None:
         """Reads the traces, if there are any, and keeps what they show."""
@@ -301,7 +302,7 @@ class Recorder(ABC, Generic[S]):
             return
         size = (self.writer.path / name).stat().st_size
         log.info("rank %d recorded %s, %s", event.rank, name, units.size(size))
-        if size > LARGE_TRACE:
+        if size > LARGE_TRACE * (1 if name.endswith(".gz") else COMPRESSION):
             log.warning("%s has %s: %s", name, units.size(size), SMALLER)
 
     def _take_environment(self, environment: dict[str, Any]) -> None:
