@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpubench.comparison import naming
 from gpubench.comparison.evidence import RunEvidence, Side
 from gpubench.comparison.result import Comparability, Difference, Kind, SideSummary
@@ -57,6 +59,37 @@ _PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
 PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 
 
+_MATMUL = ("performance.matmul_precision", "precision")
+_THREADS = ("performance.cpu_threads", "distributed.world_size")
+CONSEQUENCES: dict[str, tuple[str, ...]] = {
+    "math.float32_matmul_precision": _MATMUL,
+    "math.matmul_allow_tf32": _MATMUL,
+    "math.cudnn_allow_tf32": _MATMUL,
+    "math.cudnn_benchmark": ("performance.cudnn_benchmark",),
+    "math.cudnn_deterministic": ("performance.deterministic",),
+    "math.deterministic_algorithms": ("performance.deterministic",),
+    "threads.intra_op": _THREADS,
+    "variables.OMP_NUM_THREADS": _THREADS,
+    "variables.MKL_NUM_THREADS": _THREADS,
+    "variables.OMP_WAIT_POLICY": ("performance.omp_wait_policy",),
+    "variables.PYTORCH_ALLOC_CONF": ("performance.expandable_segments",),
+    "variables.CUDA_VISIBLE_DEVICES": ("device",),
+    "variables.GLOO_SOCKET_IFNAME": ("distributed.world_size",),
+    "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING": ("distributed.world_size",),
+    "precision": ("device",),
+    "model.name": ("device",),
+    "data.image_size": ("device",),
+    "data.pin_memory": ("device",),
+    "data.workers": ("device", "data.source", "distributed.world_size"),
+    "distributed.backend": ("device",),
+    "performance.channels_last": ("device", "model.name", "distributed.strategy"),
+    "performance.cpu_threads": ("distributed.world_size",),
+    "training.batch_size": ("model.name", "device"),
+}
+"""What gpubench itself sets, and the settings by which it does, the nearest first. A setting among them is one only
+where nobody gave it on either side."""
+
+
 @dataclass(frozen=True)
 class Normalisation:
     """How one metric is put on a common footing: each side's value is divided by its number."""
@@ -92,7 +125,25 @@ def misfit(side: Side) -> str | None:
 def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Difference]:
     """All that is known of both and not the same, the work first; what only one side has recorded is no difference."""
     found = [*_work(baseline, candidate), *_environment(baseline, candidate), *_code(baseline, candidate)]
+    causes = _causes({difference.key for difference in found}, baseline, candidate)
+    found = [replace(difference, follows=causes.get(difference.key)) for difference in found]
     return sorted(found, key=lambda difference: ORDER.index(difference.kind))
+
+
+def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> dict[str, str]:
+    """Of the differences that follow from another one, the setting that somebody chose."""
+    direct = {
+        key: cause
+        for key in keys & CONSEQUENCES.keys()
+        if key not in _KINDS or key in baseline.chosen & candidate.chosen
+        if (cause := next((cause for cause in CONSEQUENCES[key] if cause in keys), None))
+    }
+    found = {}
+    for key, cause in direct.items():
+        while cause in direct:
+            cause = direct[cause]
+        found[key] = cause
+    return found
 
 
 def same_step(baseline: Side, candidate: Side) -> bool:

@@ -24,6 +24,7 @@ from gpubench.memory.batch_sizes import BatchSizes
 from gpubench.memory.footprint import Footprints
 from gpubench.memory.trades import Trades
 from gpubench.metrics import RATES, Metric
+from gpubench.origins import FILLED_IN
 from gpubench.runs import (
     BATCH_SIZES,
     COMPLETED,
@@ -96,6 +97,21 @@ class RunEvidence:
     def is_rate(self, metric: str) -> bool:
         """Whether it is work over time, and so averaged as the time of one."""
         return metric in RATES
+
+    @cached_property
+    def chosen(self) -> frozenset[str]:
+        """The settings that were filled in for the user, by dot-key, as the comments in config.yaml tell."""
+        found, section = set(), ""
+        try:
+            lines = foreign_files.content(self.path / CONFIG).decode(errors="replace").splitlines()
+        except OSError:
+            return frozenset()
+        for line in lines:
+            key, _, rest = line.partition(":")
+            section = section if key.startswith(" ") else key
+            if f"# {FILLED_IN}" in rest:
+                found.add(f"{section}.{key.strip()}" if key.startswith(" ") else key)
+        return frozenset(found)
 
     @property
     def repeats(self) -> int:

@@ -39,6 +39,8 @@ class Difference(Struct, frozen=True):
     kind: Kind
     baseline: Any
     candidate: Any
+    follows: str | None = None
+    """The setting whose difference this one is a consequence of, where nobody chose it by itself."""
 
 
 class Comparability(Struct, frozen=True):

@@ -91,6 +91,8 @@ def _show_differences(differences: Sequence[Difference], console: Console) -> No
     console.print(table)
     if rest:
         say(console, rest, "dim")
+    for line in phrases.consequences(differences):
+        say(console, line, "dim")
 
 
 def _show_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:

@@ -79,6 +79,7 @@ def _comparison(comparison: Comparison, everything: bool) -> list[str]:
         rows = [[one.key, phrases.cell(one.baseline), phrases.cell(one.candidate)] for one in listed]
         lines += table(["differs", "baseline", "candidate"], rows)
         lines += [escape(rest)] * bool(rest)
+        lines += [f"- {escape(line)}" for line in phrases.consequences(comparison.comparability.differences)]
     lines += _verdicts(phrases.shown(comparison.verdicts, everything))
     if waterfall := comparison.explanation.waterfall:
         lines += _waterfall(waterfall)

@@ -12,6 +12,7 @@ from gpubench import cautions, runs, units
 from gpubench.comparison.result import Comparisons
 from gpubench.dotkeys import flatten
 from gpubench.host.benchmark import Outcome
+from gpubench.origins import FILLED_IN
 from gpubench.report import comparing, phrases, plain
 from gpubench.screen import Fitting, plain_table, say, say_unbroken
 from gpubench.settings import RunSettings
@@ -65,9 +66,14 @@ def _show_diagnosis(outcome: Outcome, console: Console) -> None:
 
 
 def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
-    """The settings in which two runs differ, as each has them: ("precision=bf16", "precision=fp32")."""
+    """The settings in which two runs differ, as each has them: ("precision=bf16", "precision=fp32").
+
+    What was filled in on both sides follows from another of them and is left out.
+    """
     ours, theirs = (by_key(outcome.recorder.settings) for outcome in (base, other))
-    keys = [key for key in ours if ours[key] != theirs[key]]
+    origins = [outcome.recorder.origins for outcome in (base, other)]
+    given = [key for key in ours if not all(origin.get(key, "").startswith(FILLED_IN) for origin in origins)]
+    keys = [key for key in given if ours[key] != theirs[key]]
     first, second = (" ".join(f"{key}={values[key]}" for key in keys) for values in (ours, theirs))
     return first or "the first", second or "the same again"
 

@@ -111,10 +111,19 @@ def moment(started: str) -> str:
 def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
     """The differences to list, those that stand in the way first, and a line that counts the rest."""
     in_the_way = [difference for difference in differences if difference.kind not in ASIDE]
-    aside = [difference for difference in differences if difference.kind in ASIDE]
+    aside = [difference for difference in differences if difference.kind in ASIDE and not difference.follows]
     rest = aside[ASIDE_ROWS:]
     counts = ", ".join(f"{n} {kind}" for kind in ASIDE if (n := sum(one.kind == kind for one in rest)))
     return in_the_way + aside[:ASIDE_ROWS], f"and {len(rest)} more ({counts}): --json lists them" if rest else ""
+
+
+def consequences(differences: Sequence[Difference]) -> list[str]:
+    """Lines on the differences that are no changes of their own, by the setting that they follow from."""
+    said: dict[str, list[str]] = {}
+    for one in differences:
+        if one.follows:
+            said.setdefault(one.follows, []).append(f"{clean(one.key)} {cell(one.baseline)} -> {cell(one.candidate)}")
+    return [f"follows from {clean(cause)}: {', '.join(changes)}" for cause, changes in said.items()]
 
 
 @dataclass(frozen=True)
