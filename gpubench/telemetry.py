@@ -338,7 +338,7 @@ def _busiest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean cores by name, of those worth naming, the largest first."""
     total: Counter[str] = Counter()
     for cores in found:
-        total.update(cores)  # type: ignore[arg-type] # a Counter adds fractions as well
+        total.update(cores)
     means = {name: round(busy / len(found), 3) for name, busy in total.most_common(MOST_NAMED)}
     return {name: busy for name, busy in means.items() if busy >= LEAST_NAMED}
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from gpubench.comparison.comparability import (
 )
 from gpubench.comparison.compare import null
 from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.configuration import load
+from gpubench.defaults import complete, completed
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.errors import UsageError
 from gpubench.metrics import DEFINITIONS
-from gpubench.runs import RunRecord
+from gpubench.report import phrases
+from gpubench.runs import CONFIG, RunRecord
 from gpubench.setting_keys import fields
 from gpubench.settings import MemorySettings, TrainSettings
 from gpubench.steady import SteadyWindow
@@ -309,3 +313,47 @@ def test_a_side_in_short() -> None:
     assert (found.label, found.paths, found.runs, found.repeats) == ("exp", ["a", "b"], 2, 2)
     assert (found.command, found.started) == ("train-bench", "2026-01-01T00:00:00.000Z")
     assert summarise_side(side(log("old.csv"))).command is None
+
+
+MATMUL = {"math.float32_matmul_precision": "highest", "math.matmul_allow_tf32": False, "math.cudnn_allow_tf32": False}
+TF32 = {"math.float32_matmul_precision": "high", "math.matmul_allow_tf32": True, "math.cudnn_allow_tf32": True}
+
+
+def kept(folder: Path, evidence: RunEvidence, **changes: Any) -> RunEvidence:
+    """The same run with the config.yaml that a run of these changes leaves."""
+    given = {"device": "cpu", "model": "gpt2-tiny", "results": str(folder)} | changes
+    folder.mkdir()
+    (folder / CONFIG).write_text(completed(load(TrainSettings, None, given), complete).to_yaml())
+    return replace(evidence, path=folder)
+
+
+def follows(baseline: RunEvidence, candidate: RunEvidence) -> dict[str, str | None]:
+    return {difference.key: difference.follows for difference in differences(baseline, candidate)}
+
+
+def test_how_float32_products_are_computed_follows_from_the_precision() -> None:
+    fp32, bf16 = run(environment=MATMUL), run(settings={"precision": "bf16"}, environment=TF32)
+    assert follows(fp32, bf16) == {"precision": None} | dict.fromkeys(MATMUL, "precision")
+    (line,) = phrases.consequences(differences(fp32, bf16))
+    assert line.startswith("follows from precision: math.float32_matmul_precision highest -> high, ")
+    listed, rest = phrases.listed(differences(fp32, bf16))
+    assert ([one.key for one in listed], rest) == (["precision"], "")
+
+
+def test_products_that_the_user_set_apart_follow_from_that() -> None:
+    chosen = run(settings={"precision": "bf16", "performance.matmul_precision": "high"}, environment=TF32)
+    found = follows(run(settings={"precision": "bf16"}, environment=MATMUL), chosen)
+    assert found == {"performance.matmul_precision": None} | dict.fromkeys(MATMUL, "performance.matmul_precision")
+    assert follows(run(environment=MATMUL), run(environment=TF32)) == dict.fromkeys(MATMUL, None)
+
+
+def test_what_was_filled_in_follows_from_what_the_user_chose(tmp_path: Path) -> None:
+    two = {"distributed.world_size": 2, "performance.cpu_threads": 1}
+    one = run(settings={"performance.cpu_threads": 2}, environment={"threads.intra_op": 2})
+    both = run(settings=two, environment={"threads.intra_op": 1})
+    filled = kept(tmp_path / "one", one), kept(tmp_path / "two", both, world_size=2)
+    root = "distributed.world_size"
+    assert follows(*filled) == {root: None, "performance.cpu_threads": root, "threads.intra_op": root}
+    given = filled[0], kept(tmp_path / "given", both, world_size=2, **{"performance.cpu_threads": 1})
+    assert follows(*given)["performance.cpu_threads"] is None, "the user said so"
+    assert follows(*given)["threads.intra_op"] == "performance.cpu_threads"

@@ -1,6 +1,8 @@
-"""Where a run stands whose repeats follow one another in the processes of torchrun: only the events tell."""
+"""What is kept of a run from what its workers say, and what the run says of itself in every place."""
 
+import csv
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -9,18 +11,22 @@ from typing import Any, cast
 
 import pytest
 from piped import Line, finished
+from rich.console import Console
 
-from gpubench import events, pipe_defaults, runs
+from gpubench import events, notebook, pipe_defaults, runs, units
 from gpubench.configuration import load
 from gpubench.defaults import complete, completed
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import RunFailed
 from gpubench.host import benchmark, live, live_pipeline
+from gpubench.host.benchmark import Outcome
 from gpubench.host.peers import BEATS, SILENCE
 from gpubench.host.pipe_recording import PipeRecorder
 from gpubench.host.train_recording import TrainRecorder
-from gpubench.runs import TRACE
+from gpubench.report import frame, training
+from gpubench.runs import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
 from gpubench.settings import TrainSettings
+from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)
 ON_CPU = {"device": "cpu", "measurement.repeats": 2}
@@ -136,3 +142,93 @@ def test_a_disk_without_room_for_the_samples_that_are_taken_over_leaves_no_run_t
         PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), [], cast("Any", taken_over))
     (record,) = tmp_path.glob("*/*/run.json")
     assert json.loads(record.read_text())["status"] == "failed"
+
+
+BUSY = CpuSample(load=1.0, worker_cpu=0.5, steal=0.0, processes={"cc1plus": 1.4, "sh": 0.1})
+ENVIRONMENT = {
+    "host": {"name": "here"},
+    "cpu": {"model": "EPYC", "logical_cores": 2},
+    "torch": {"version": "2.13.0", "cuda": "13.0"},
+    "driver": {"version": "580.1"},
+    "python": {"version": "3.11.7"},
+    "gpus": [],
+    "packages": {"gpubench": "0.1.0"},
+}
+
+
+def measured(results: Path, *totals: float, sample: CpuSample = BUSY) -> Outcome:
+    """A run of repeats whose steps took so long, beside whatever `sample` shows."""
+    given = {"model": "gpt2-tiny", "results": str(results), "training.warmup_steps": 0, "device": "cpu"}
+    recorder = TrainRecorder(completed(load(TrainSettings, None, given), complete), ["gpubench"])
+    recorder.take(events.EnvironmentCaptured(rank=0, environment=ENVIRONMENT))
+    for repeat, total in enumerate(totals):
+        recorder.begin_repeat(repeat, len(totals))
+        recorder.take(built(repeat))
+        began = 1e9 + 100 * repeat
+        steps = [
+            events.Step(repeat, 0, 0, n, began + n * total, total, {"forward": total}, total, samples=8)
+            for n in range(4)
+        ]
+        recorder.take(events.StepsMeasured(rank=0, steps=steps))
+        recorder.sample(TelemetrySample(time=began + total, cost=0.0, cpu=sample))
+    summary = recorder.summary()
+    recorder.close("completed", summary)
+    return Outcome(recorder, "completed", summary, None)
+
+
+def shown(outcome: Outcome) -> str:
+    text = io.StringIO()
+    training.show([outcome], None, Console(file=text, width=120))
+    return text.getvalue()
+
+
+def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, 0.1, 0.3, 0.9)
+    path = outcome.recorder.writer.path
+    low, high = outcome.summary["throughput"].interval or (0.0, 0.0)
+    lies = f"{units.span(low, high, 'samples/s')}, too noisy to quote"
+    noisy = f"throughput is too noisy to quote: {units.span(low, high, 'samples/s')}, at 95 %, over 3 repeats"
+    busy = (
+        "other processes kept 1.5 cores busy while it ran (cc1plus 1.4, sh 0.1): "
+        "its times are not to be relied on beyond a factor of 4.0"
+    )
+    document = json.loads((path / SUMMARY).read_text())
+    assert document["warnings"][-2:] == [noisy, busy]
+    assert document["others"]["processes"] == {"cc1plus": 1.4, "sh": 0.1}
+    assert json.loads(frame.to_json([outcome], None))["runs"][0]["warnings"] == document["warnings"]
+    text = shown(outcome)
+    assert f"on cpu: {lies}\n" in text
+    assert f"{noisy}\n{busy}\n" in text
+    notebook.write_up(path)
+    page = (path / REPORT).read_text()
+    assert busy in page
+    assert "too noisy to quote" in page
+    assert sum(busy in line for line in (path / LOG).read_text().splitlines()) == 1
+    (row,) = [
+        row for row in csv.DictReader((path / SUMMARY_TABLE).read_text().splitlines()) if row["name"] == "throughput"
+    ]
+    assert (float(row["low"]), float(row["high"])) == (low, high) == tuple(document["metrics"][0]["interval"])
+
+
+def test_a_precise_run_on_a_quiet_machine_has_nothing_to_say_of_noise(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, 0.1, 0.101, 0.102, sample=CpuSample(load=0.5, worker_cpu=1.0, steal=0.0))
+    assert outcome.summary.warnings == []
+    assert "+- 2.5 %" in shown(outcome)
+
+
+def test_the_main_facts_of_the_environment_stand_beside_the_metrics(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, 0.1)
+    path = outcome.recorder.writer.path
+    facts = json.loads((path / SUMMARY).read_text())["environment"]
+    git = json.loads((path / RUN).read_text())["git"] or {}
+    assert facts == {
+        "host": "here",
+        "device": "EPYC",
+        "torch": "2.13.0",
+        "cuda": "13.0",
+        "driver": "580.1",
+        "python": "3.11.7",
+        "gpubench": "0.1.0",
+        "commit": git.get("commit"),
+        "dirty": git.get("dirty"),
+    }

@@ -247,7 +247,7 @@ ORPHANED = "import os, sys\nif os.fork(): sys.exit()\nos.execv(sys.argv[1], ['sp
 
 def shell(folder: Path, name: str) -> str:
     """A shell that goes by `name`."""
-    return shutil.copy(shutil.which("sh") or "", folder / name)
+    return shutil.copy(shutil.which("sh") or "", str(folder / name))
 
 
 def test_the_processes_that_keep_the_cpu_busy_beside_the_workers_are_named(tmp_path: Path) -> None:
