@@ -297,18 +297,20 @@ def others(
 ) -> Others | None:
     """What was sampled in the windows; None where nothing was.
 
-    The CPU time of data `loaders` is not told from that of others, so that a run that has any does not say.
+    Data `loaders` work beside the ranks, so that what the ranks leave of the busy cores is not that of others: with
+    them only the processes that can be seen count.
     """
     steady = within(samples, windows)
     if not steady:
         return None
     cpus = [sample.cpu for sample in steady if sample.cpu]
-    beside = [] if loaders or not machine_cores else [_beside(cpu, machine_cores) for cpu in cpus]
+    seen = [sum(cpu.processes.values()) for cpu in cpus if cpu.processes is not None]
+    beside = seen if loaders else [_beside(cpu, machine_cores) for cpu in cpus if machine_cores]
     on_gpus = [[gpu.other_processes for gpu in sample.gpus if gpu.other_processes is not None] for sample in steady]
     found = Others(
         cores=_mean(beside),
         machine_cores=machine_cores,
-        processes={} if loaders else _named(steady) or _named(samples),
+        processes=_named(steady) or _named(samples),
         steal=_mean([cpu.steal for cpu in cpus]),
         gpu_share=_mean([float(any(numbers)) for numbers in on_gpus if numbers]),
         slowdown=None,

@@ -305,12 +305,19 @@ def test_a_quiet_machine_is_not_said_to_be_busy() -> None:
 def test_what_cannot_be_told_is_not_guessed() -> None:
     busy = sampled(load=0.9, worker_cpu=1.0, processes={"python": 2.0})
     assert others(busy, [(10.0, 20.0)], 4, loaders=False, on_cpu=True) is None
-    with_loaders = others(busy, [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
+    with_loaders = others(sampled(load=0.9, worker_cpu=1.0), [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
     assert with_loaders is not None
     assert (with_loaders.cores, with_loaders.processes, with_loaders.slowdown) == (None, {}, None)
     unknown = others(busy, [(0.0, 9.0)], None, loaders=False, on_cpu=True)
     assert unknown is not None
     assert unknown.cores is None
+
+
+def test_beside_data_loaders_only_the_processes_that_can_be_seen_count() -> None:
+    busy = sampled(load=0.9, worker_cpu=1.0, processes={"python": 1.5, "sh": 0.5})
+    found = others(busy, [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
+    assert found is not None
+    assert (found.cores, found.slowdown) == (2.0, 2.0)
 
 
 def test_runs_together_had_the_neighbours_of_all_of_them() -> None:
