@@ -140,13 +140,13 @@ def _is_news(metric: Metric) -> bool:
 def _in_short(run: RunEvidence) -> str:
     """The run's leading figures in a line."""
     known = [run.metrics[name] for name in LEADING if name in run.metrics] or list(run.metrics.values())[:1]
+    noisy = any(metric.too_noisy for metric in known)
     said = [
-        f"{units.span(*metric.interval, metric.unit)}{LEADING.get(metric.name, '')} ({phrases.TOO_NOISY})"
-        if metric.interval and metric.too_noisy
-        else units.quantity(metric.estimate, metric.unit) + LEADING.get(metric.name, "")
+        units.span(*(metric.interval if noisy and metric.interval else [metric.estimate] * 2), metric.unit)
+        + LEADING.get(metric.name, "")
         for metric in known
     ]
-    return wording.typeset(", ".join([*said, units.counted(run.repeats, "repeat")]))
+    return wording.typeset(", ".join([*said, *[phrases.TOO_NOISY] * noisy, units.counted(run.repeats, "repeat")]))
 
 
 def _phases(run: RunEvidence) -> dict[str, Any] | None:

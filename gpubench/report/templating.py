@@ -31,6 +31,7 @@ def environment() -> Environment:
     made.filters.update(
         plain=phrases.cell,
         quantity=_known(units.quantity),
+        span=lambda ends, unit: wording.typeset(units.span(*ends, unit)),
         share=_known(units.percent),
         moment=lambda started: phrases.moment(started) if started else "not recorded",
         duration=wording.duration,
