@@ -230,7 +230,7 @@ class _Census:
         cores: defaultdict[str, float] = defaultdict(float)
         for process, (name, used) in self._used.items():
             if not _descends(process[0], own, parents):
-                cores[name] += (used - before.get(process, (name, 0.0))[1]) / (self._taken - since)
+                cores[name] += (used - before.get(process, (name, 0.0))[1]) / max(self._taken - since, 1e-6)
         return _busiest([cores])
 
     def _look(self) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[int, int]]:

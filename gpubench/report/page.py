@@ -141,11 +141,10 @@ def _in_short(run: RunEvidence) -> str:
     """The run's leading figures in a line."""
     known = [run.metrics[name] for name in LEADING if name in run.metrics] or list(run.metrics.values())[:1]
     noisy = any(metric.too_noisy for metric in known)
-    said = [
-        units.span(*(metric.interval if noisy and metric.interval else [metric.estimate] * 2), metric.unit)
-        + LEADING.get(metric.name, "")
-        for metric in known
-    ]
+    said = []
+    for metric in known:
+        low, high = metric.interval if noisy and metric.interval else (metric.estimate, metric.estimate)
+        said.append(units.span(low, high, metric.unit) + LEADING.get(metric.name, ""))
     return wording.typeset(", ".join([*said, *[phrases.TOO_NOISY] * noisy, units.counted(run.repeats, "repeat")]))
 
 

@@ -31,7 +31,7 @@ def environment() -> Environment:
     made.filters.update(
         plain=phrases.cell,
         quantity=_known(units.quantity),
-        span=lambda ends, unit: wording.typeset(units.span(*ends, unit)),
+        span=lambda ends, unit: wording.typeset(units.span(ends[0], ends[1], unit)),
         share=_known(units.percent),
         moment=lambda started: phrases.moment(started) if started else "not recorded",
         duration=wording.duration,
