@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from gpubench.control_characters import spelled_out
 from gpubench.devices import ask, open_nvml
 
 # NVML's clocks event reasons (nvml.h), but for None and GpuIdle: an idle GPU is not a slowed one.
@@ -244,7 +245,7 @@ class _Census:
                 fields, pid = tail.split(), int(folder.name)
                 parents[pid] = int(fields[1])
                 seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-                found[pid, fields[19]] = head.partition("(")[2], seconds
+                found[pid, fields[19]] = spelled_out(head.partition("(")[2]), seconds  # it may hold anything
         self._cost = time.thread_time() - began
         return found, parents
 

@@ -251,14 +251,14 @@ def shell(folder: Path, name: str) -> str:
 
 
 def test_the_processes_that_keep_the_cpu_busy_beside_the_workers_are_named(tmp_path: Path) -> None:
-    name = "neigh (b) our"  # as hard to read in /proc/PID/stat as a name can be
+    name, shown = "neigh) (\x1b[1m", "neigh) (\\x1b[1m"  # as hard to read in /proc/PID/stat as one can be
     command = [sys.executable, "-c", ORPHANED, shell(tmp_path, name), SPINNING]
     outside = subprocess.Popen(command, start_new_session=True)  # its parent ends: it descends from nobody here
     try:
         telemetry = Telemetry([], interval=0.2)
         telemetry.watch([os.getpid()])
-        busy = beside(telemetry, name)
-        assert 0 < busy[name] <= (os.cpu_count() or 1) + 0.5
+        busy = beside(telemetry, shown)
+        assert 0 < busy[shown] <= (os.cpu_count() or 1) + 0.5
     finally:
         os.killpg(outside.pid, signal.SIGKILL)
         outside.wait()
