@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
-_STYLES = {"WARNING": "yellow", "ERROR": "red", "MODIFIABLE": "cyan"}
+_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "MODIFIABLE": "cyan"}
 
 
 class Stream(Console):
