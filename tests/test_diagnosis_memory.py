@@ -1,9 +1,12 @@
 from typing import Any
 
 import pytest
-from cases_made import PERCENT, case, cpu, gpu, ids, only, operator, phase, saving, training
+from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, phase, saving, training
 
 from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
+from gpubench.trace.kernels import MOVES_MEMORY, family
+from gpubench.trace.profile import Attention
 
 
 def repeating(part: int, held: float = 20e9, **settings: Any) -> Case:
@@ -53,25 +56,105 @@ def test_a_cache_that_is_switched_off_is_named_as_the_cause() -> None:
     assert finding.cause == "PyTorch's caching allocator is switched off"
 
 
-def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
-    def bound(part: int, **known: Any) -> Case:
-        return case(gpu(operators=[operator("aten::gelu", part, bound="memory", of_ceiling=0.8)]), **known)
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
+COPY = "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
 
-    finding = only(bound(30 * PERCENT, settings=training()))
+
+def moving(*parts: int, reached: float | None = 0.3, calls: int = STEPS, **known: Any) -> Case:
+    """A step with elementwise operators and copies of so many nanoseconds, in kernels of their names."""
+    names = list(zip((GELU, COPY), ("aten::gelu", "aten::copy_"), parts, strict=False))
+    kernels = [kernel(name, part, operator=by, calls=calls) for name, by, part in names]
+    bound = "insufficient data" if reached is None else "memory"
+    operators = [operator(by, part, bound=bound, of_ceiling=reached) for _, by, part in names]
+    return case(gpu(kernels=kernels, operators=operators, **known.pop("parts", {})), **known)
+
+
+def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
+    finding = only(moving(20 * PERCENT, 10 * PERCENT, reached=0.8, settings=training()))
     assert (finding.id, finding.fix) == ("memory-bound", {"performance.compile": True})
-    assert finding.expected is None
-    assert "at 80.0 % of the memory's speed" in finding.evidence[1]
-    assert ids(bound(20 * PERCENT - 1)) == []
-    assert ids(bound(30 * PERCENT, settings=training(performance__compile=True))) == []
+    assert saving(finding) == pytest.approx(0.3)
+    assert "elementwise 20.0 %, copies 10.0 %" in finding.evidence[0]
+    assert "they reach 80.0 % of the memory bandwidth" in finding.evidence[1]
+    assert "aten::gelu" in finding.evidence[2]
+    assert ids(moving(20 * PERCENT - 1)) == []
+    assert ids(moving(30 * PERCENT, settings=training(performance__compile=True))) == []
+
+
+@pytest.mark.parametrize("reached", [0.9, 0.5, 0.1, 0.001, None])
+def test_whatever_part_of_the_bandwidth_they_reach_operators_that_move_memory_count(reached: float | None) -> None:
+    """Those that reach the least of it have the most to gain from being fused."""
+    assert ids(moving(24 * PERCENT, 19 * PERCENT, reached=reached)) == ["memory-bound"]
+
+
+def test_without_shapes_kernels_are_judged_by_their_names_and_that_is_said() -> None:
+    finding = only(moving(43 * PERCENT, reached=None, parts={"missing": {"shapes": "record_shapes"}}))
+    assert saving(finding) == pytest.approx(0.43)
+    assert finding.evidence[1].startswith("judged by the names of the kernels: without shapes")
+
+
+def test_without_operators_kernels_are_named() -> None:
+    kernels = [kernel(ADD, 30 * PERCENT), kernel("ampere_bf16_s16816gemm", 40 * PERCENT)]
+    finding = only(case(gpu(kernels=kernels)))
+    assert finding.evidence[0].startswith("30 ms a step (30.0 %)")
+    assert finding.evidence[2].startswith("void at::native::vectorized_elementwise_kernel")
+
+
+def test_kernels_of_unknown_names_count_by_the_operator_that_launches_them() -> None:
+    assert ids(case(gpu(kernels=[kernel("my_add", 30 * PERCENT, operator="aten::add")]))) == ["memory-bound"]
+    assert ids(case(gpu(kernels=[kernel("my_add", 30 * PERCENT, operator="mylib::solve")]))) == []
+
+
+def test_short_kernels_are_said_to_be_limited_by_their_fixed_cost() -> None:
+    finding = only(moving(30 * PERCENT, calls=100_000))
+    assert "in kernels under 10.0 us, which their fixed cost limits" in finding.evidence[1]
+
+
+def test_attention_is_left_to_its_own_rule() -> None:
+    attention = Attention(
+        groups=16, queries=512, keys=512, head_size=64, dtype="float16", calls=STEPS, backward_calls=0,
+        products=10 * PERCENT, softmax=18 * PERCENT, elementwise=12 * PERCENT, backward=0, fallback=False, obstacles=[],
+    )  # fmt: skip
+    assert "memory-bound" not in ids(moving(49 * PERCENT, parts={"attention": [attention]}))
+    finding = next(
+        one for one in diagnose(moving(50 * PERCENT, parts={"attention": [attention]})).findings if one.id[0] == "m"
+    )
+    assert saving(finding) == pytest.approx(0.2)
+    assert "30.0 % in attention is left out" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(
-    ("of_ceiling", "microseconds", "found"),
-    [(0.5, 10, True), (0.49, 10, False), (0.0018, 2, False), (0.5, 9, False), (None, 10, False)],
+    "name",
+    [
+        "ampere_bf16_s16816gemm_bf16_128x128_ldg8_relu_f2f_stages_32x5_tn",
+        "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT128x224x64",
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>",
+        "void pytorch_flash::flash_fwd_kernel<...softmax...>",
+        "attn_fwd",
+        "triton_poi_fused_add_0",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>",
+        "ncclDevKernel_ReduceScatter_Sum_bf16",
+        "void cudnn::ops::nchwToNhwcKernel<float>",
+        "Memcpy HtoD (Pageable -> Device)",
+    ],
 )
-def test_an_operator_far_from_the_memorys_speed_or_of_short_kernels_is_not_bound_by_it(
-    of_ceiling: float | None, microseconds: int, found: bool
-) -> None:
-    kernels = 60 * PERCENT // (microseconds * 1000)
-    tiny = operator("aten::add", 60 * PERCENT, kernels=kernels, bound="memory", of_ceiling=of_ceiling)
-    assert ids(case(gpu(operators=[tiny]))) == (["memory-bound"] if found else [])
+def test_products_attention_and_what_is_fused_already_are_no_operators_to_fuse(name: str) -> None:
+    assert family(name) not in MOVES_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (GELU, "elementwise"),
+        (COPY, "copy"),
+        ("Memcpy DtoD (Device -> Device)", "copy"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>", "copy"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>", "normalisation"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>", "normalisation"),
+        ("void vllm::rms_norm_kernel<c10::BFloat16>", "normalisation"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>", "softmax"),
+    ],
+)
+def test_kernels_that_move_memory_are_told_by_their_names(name: str, expected: str) -> None:
+    assert family(name) == expected

@@ -1,11 +1,12 @@
 from typing import Any
 
 import pytest
-from cases_made import PERCENT, case, gpu, ids, only, operator, saving, training
+from cases_made import PERCENT, STEPS, case, gpu, ids, only, operator, saving, training
 
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
 from gpubench.findings import Unanswered
+from gpubench.trace.profile import Attention
 
 
 def shaped(name: str, shapes: str, part: int = 20 * PERCENT, dtype: str = "bfloat16", **known: Any) -> Case:
@@ -15,7 +16,8 @@ def shaped(name: str, shapes: str, part: int = 20 * PERCENT, dtype: str = "bfloa
 def test_a_vocabulary_that_is_no_multiple_of_eight_is_named() -> None:
     finding = only(shaped("aten::mm", "[8192, 768] [768, 50257]"))
     assert finding.id == "odd-shapes"
-    assert finding.evidence[0].endswith("50257 is no multiple of 8")
+    assert finding.evidence[0].endswith("features N = 50257 is no multiple of 8")
+    assert "features (vocabulary, classes or hidden size) from 50257 to 50264, or to 50304" in finding.advice
     assert saving(finding) == pytest.approx(0.1)
 
 
@@ -46,7 +48,7 @@ def test_tf32_asks_for_multiples_of_four() -> None:
 
 def test_a_factor_both_of_whose_sizes_are_odd_has_odd_rows_either_way() -> None:
     finding = only(shaped("aten::mm", "[1001, 999] [999, 768]"))
-    assert "999 and 1001 is no multiple of 8" in finding.evidence[0]
+    assert "features K = 999 and rows M = 1001 are no multiple of 8" in finding.evidence[0]
 
 
 def test_padding_reaches_no_more_than_products_of_the_program_that_suit() -> None:
@@ -55,27 +57,67 @@ def test_padding_reaches_no_more_than_products_of_the_program_that_suit() -> Non
     assert saving(only(case(gpu(operators=[odd, even])))) == pytest.approx(0.04)
 
 
-def test_products_bound_by_memory_gain_nothing_from_padding() -> None:
-    thin = operator("aten::mm", 30 * PERCENT, shapes="[8, 8] [8, 9]", dtype="bfloat16", bound="memory", of_ceiling=0.8)
-    assert ids(case(gpu(operators=[thin]))) == ["memory-bound"]
+@pytest.mark.parametrize(("of_ceiling", "gained"), [(0.25, 0.225), (0.9, 0.03)])
+def test_products_bound_by_memory_gain_what_they_lack_of_its_bandwidth(of_ceiling: float, gained: float) -> None:
+    """Rows that a thread cannot load at once cost the most where loads are all that there is."""
+    thin = operator(
+        "aten::mm", 30 * PERCENT, shapes="[8, 8] [8, 9]", dtype="bfloat16", bound="memory", of_ceiling=of_ceiling
+    )
+    finding = only(case(gpu(operators=[thin])))
+    assert (finding.id, saving(finding)) == ("odd-shapes", pytest.approx(gained))
+
+
+def test_products_that_reach_the_memory_bandwidth_have_nothing_to_gain() -> None:
+    full = operator("aten::mm", 30 * PERCENT, shapes="[8, 8] [8, 9]", dtype="bfloat16", bound="memory", of_ceiling=0.98)
+    assert ids(case(gpu(operators=[full]))) == []
+
+
+def unfused(**sizes: Any) -> Attention:
+    usual: dict[str, Any] = {
+        "groups": 16, "queries": 5185, "keys": 5185, "head_size": 64, "dtype": "bfloat16", "calls": STEPS,
+        "backward_calls": 0, "products": 19 * PERCENT, "softmax": 2 * PERCENT, "elementwise": 0, "backward": 0,
+        "fallback": False, "obstacles": [],
+    }  # fmt: skip
+    return Attention(**usual | sizes)
+
+
+def attending(**parts: Any) -> Case:
+    products = [
+        operator("aten::bmm", 10 * PERCENT, shapes="[16, 5185, 64] [16, 64, 5185]", dtype="bfloat16", bound="memory"),
+        operator("aten::bmm", 9 * PERCENT, shapes="[16, 5185, 5185] [16, 5185, 64]", dtype="bfloat16", bound="memory"),
+    ]
+    return case(gpu(operators=products, attention=[unfused()], **parts))
+
+
+def test_an_odd_sequence_is_padded_and_no_feature_of_the_model() -> None:
+    finding = next(one for one in diagnose(attending()).findings if one.id == "odd-shapes")
+    assert finding.evidence[0].endswith("sequence length N = 5185 is no multiple of 8")
+    assert finding.evidence[1].endswith("sequence length K = 5185 is no multiple of 8")
+    assert "pad the sequence from 5185 to 5192, or to 5248" in finding.advice
+    assert "fused kernels of attention take any length" in finding.advice
+    assert "vocabulary" not in finding.advice
+    assert finding.expected is None
+
+
+def test_no_rule_of_nvidias_is_claimed_for_amd() -> None:
+    amd = attending(device_name="AMD Instinct MI300X")
+    finding = next(one for one in diagnose(amd).findings if one.id == "odd-shapes")
+    assert "AMD publishes no rule" in finding.cause
 
 
 def test_odd_channels_of_a_convolution_are_named() -> None:
     finding = only(shaped("aten::convolution", "[64, 30, 56, 56] [60, 30, 3, 3]"))
-    assert "30 and 60 is no multiple of 8" in finding.evidence[0]
+    assert "channels 30 and channels 60 are no multiple of 8" in finding.evidence[0]
 
 
 def test_odd_shapes_are_silent_just_below_their_threshold() -> None:
     assert ids(shaped("aten::mm", "[8, 8] [8, 9]", part=5 * PERCENT - 1)) == []
 
 
-def test_without_shapes_rules_about_them_say_which_option_records_them() -> None:
+def test_without_shapes_the_rule_says_which_option_records_them() -> None:
     rank = gpu(operators=[operator("aten::mm", PERCENT)], missing={"shapes": "record_shapes"})
-    assert [one.needs for one in diagnose(case(rank)).unanswered] == ["record_shapes", "record_shapes"]
+    assert [one.needs for one in diagnose(case(rank)).unanswered] == ["record_shapes"]
     own = training(profiling__record_shapes=False)
     assert diagnose(case(rank, settings=own)).unanswered == [
-        Unanswered("odd-shapes", "shapes of the matrix products", "profiling.record_shapes"),
-        Unanswered(
-            "memory-bound", "shapes of the operators, from which their traffic follows", "profiling.record_shapes"
-        ),
+        Unanswered("odd-shapes", "shapes of the matrix products", "profiling.record_shapes")
     ]

@@ -7,7 +7,7 @@ import pytest
 from gpubench.hardware import find_accelerator
 from gpubench.trace.columns import Signature
 from gpubench.trace.costs import Cost, cost
-from gpubench.trace.roofline import ceiling, peak_of
+from gpubench.trace.roofline import Ceiling, ceiling, peak_of
 
 A100, V100 = find_accelerator("NVIDIA A100-SXM4-80GB"), find_accelerator("Tesla V100-SXM2-16GB")
 CONV = ["", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1"]
@@ -137,8 +137,16 @@ def test_the_longer_of_moving_and_computing_is_the_bound() -> None:
     assert (found.bound, found.fraction) == ("memory", 0.25)
 
 
-def test_faster_than_the_ceiling_means_the_bytes_were_not_moved() -> None:
-    assert ceiling(Cost(None, 1e12), 0.5, peak=None, bandwidth=1e12).bound == "insufficient data"
+def test_little_arithmetic_for_each_byte_is_bound_by_memory_however_slow_the_work_is() -> None:
+    assert ceiling(Cost(None, 1e9), 4.0, peak=None, bandwidth=1e12) == Ceiling("memory", 0.00025)
+
+
+def test_faster_than_the_bandwidth_means_that_a_cache_had_the_bytes() -> None:
+    assert ceiling(Cost(None, 1e12), 0.5, peak=None, bandwidth=1e12) == Ceiling("memory", None)
+
+
+def test_arithmetic_faster_than_the_peak_was_of_another_kind() -> None:
+    assert ceiling(Cost(1e12, 1.0), 0.5, peak=1e12, bandwidth=1e12).bound == "insufficient data"
 
 
 def test_single_precision_may_be_tf32_and_only_the_kernel_tells() -> None:

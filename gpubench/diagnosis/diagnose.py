@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from gpubench.diagnosis.arithmetic import fp32_products
+from gpubench.diagnosis.attention import unfused_attention
 from gpubench.diagnosis.batches import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.communication import exposed_communication, repeated_reduction
@@ -28,9 +29,9 @@ Rule = Callable[[Case], Answers]
 RULES: tuple[Rule, ...] = (
     data_loading, pinning, blocking_copies, device_to_host, host_tensors, casts, layout_of_batches, layout_in_model,
     nchw_convolutions, synchronisation, gradient_scaler, blocking_launches, launch_bound, python_bound, dispatch_bound,
-    small_batch, small_batch_on_cpu, fp32_products, odd_shapes, memory_bound, unfused_optimizer, zeroed_gradients,
-    repeated_reduction, exposed_communication, stragglers, recompute, allocator, graph_breaks, recompilation,
-    too_few_threads, too_many_threads,
+    small_batch, small_batch_on_cpu, fp32_products, unfused_attention, odd_shapes, memory_bound, unfused_optimizer,
+    zeroed_gradients, repeated_reduction, exposed_communication, stragglers, recompute, allocator, graph_breaks,
+    recompilation, too_few_threads, too_many_threads,
 )  # fmt: skip
 
 OF_HOST: tuple[Rule, ...] = (data_loading,)

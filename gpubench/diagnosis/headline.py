@@ -1,7 +1,7 @@
 """The bottleneck in one sentence: where most of the time goes, and what it waits for."""
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
+from gpubench.diagnosis import attention, measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
 from gpubench.trace.profile import Breakdown, Cause, HostPart
@@ -47,7 +47,8 @@ def headline(case: Case) -> str:
     if case.rank.wall <= 0:
         return "nothing was recorded that takes time"
     device = case.rank.device
-    return _on_cpu(case) if device is None else _on_gpu(case, device)
+    said = _on_cpu(case) if device is None else _on_gpu(case, device)
+    return f"{said}{attention.of_the_headline(case)}"
 
 
 def _on_cpu(case: Case) -> str:

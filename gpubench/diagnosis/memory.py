@@ -4,13 +4,15 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding, Unanswered, severity
+from gpubench.diagnosis.shapes import is_product
+from gpubench.findings import Finding, severity
+from gpubench.trace.attention import of_attention
+from gpubench.trace.costs import only_moves_memory
+from gpubench.trace.kernels import MOVES_MEMORY, family
 from gpubench.trace.launches import SHORT_KERNEL
-from gpubench.trace.profile import Operator
+from gpubench.trace.profile import Kernel, Rank
 
 MEMORY_WORTH = 0.2  # some operator is always bound by memory: normalisation, activations, residuals
-MOSTLY = 0.5
-"""Of an operator's time: where its traffic needs less than half of it at full speed, something else takes most."""
 ROOM = 0.5  # of the GPU: what checkpointing drops may be as much as all that is held
 
 
@@ -71,38 +73,111 @@ def allocator(case: Case) -> Answers:
 
 
 def memory_bound(case: Case) -> Answers:
+    """Operators that move more bytes than they compute on, whatever part of the memory bandwidth they reach: attention
+    in separate operators is left to its own rule."""
     rank = case.rank
-    bound = [one for one in rank.operators if moves_bytes(one)]
-    cost = measures.share(case, sum(one.device for one in bound))
-    needs = measures.option(case, "shapes")
-    if rank.device is not None and needs:
-        yield Unanswered("memory-bound", "shapes of the operators, from which their traffic follows", needs)
-    if rank.device is None or cost < MEMORY_WORTH or case.setting("performance.compile") or rank.compiled:
+    if rank.device is None or case.setting("performance.compile") or rank.compiled:
         return
-    bound.sort(key=lambda one: one.device, reverse=True)
+    moving = [kernel for kernel in rank.kernels if _moves_memory(kernel)]
+    attention = sum(one.softmax + one.elementwise for one in rank.attention)
+    cost = measures.share(case, max(0, sum(kernel.total for kernel in moving) - attention))
+    if cost < MEMORY_WORTH:
+        return
     yield Finding(
         id="memory-bound",
-        title="operators wait for the GPU's memory, not for its arithmetic",
-        severity="medium" if cost >= 2 * MEMORY_WORTH else "low",
-        evidence=[f"operators bound by memory take {units.percent(cost)} of {phrases.whole(case)}"]
-        + [
-            f"{one.name}{f' {one.shapes}' if one.shapes else ''}: {phrases.a_step(case, one.device)}"
-            + (f", at {units.percent(one.of_ceiling)} of the memory's speed" if one.of_ceiling is not None else "")
-            for one in bound[:3]
-        ],
-        cause="each of these operators reads its inputs from memory and writes its output there, one after the other",
-        advice="torch.compile fuses neighbours into one kernel that keeps what is between them in registers; a smaller "
-        "type halves the traffic",
+        title="much of the step is elementwise operators, copies, reductions and normalisation",
+        severity="high" if cost >= 2 * MEMORY_WORTH else "medium",
+        evidence=[*_by_family(case, moving, attention), *_reached(case), *_longest(case, moving)],
+        cause="each of these operators reads its inputs from memory and writes its output there, with too little "
+        "arithmetic in between to keep the GPU busy",
+        advice=_fusing(rank),
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
-        threshold=f"from {units.percent(MEMORY_WORTH)} of the step on, as some operator is always bound by memory, of "
-        f"those at {units.percent(MOSTLY)} of its speed and more: others spend most of their time on something else; "
-        "what fusing saves does not follow from the trace",
+        expected=measures.at_most(cost),
+        threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; "
+        "what is saved at most is all of it, as if their neighbours did it in passing",
     )
 
 
-def moves_bytes(operator: Operator) -> bool:
-    """Whether most of its time goes to the traffic it cannot do without; not where its kernels are short, since so
-    little traffic is a cache's, and their fixed cost is another rule's."""
-    if operator.bound != "memory" or operator.of_ceiling is None or operator.of_ceiling < MOSTLY:
-        return False
-    return operator.device > 0 and operator.device >= SHORT_KERNEL * operator.kernels
+def _moves_memory(kernel: Kernel) -> bool:
+    """By the kernel's name; where that does not tell, by the operator that launches it."""
+    known = family(kernel.name)
+    if known == "other" and kernel.kind == "compute":
+        return only_moves_memory(kernel.operator)
+    return known in MOVES_MEMORY
+
+
+def _by_family(case: Case, moving: list[Kernel], attention: int) -> list[str]:
+    total: dict[str, int] = {}
+    for kernel in moving:
+        known = family(kernel.name)
+        total[known] = total.get(known, 0) + kernel.total
+    parts = sorted(total.items(), key=lambda part: part[1], reverse=True)
+    shares = {name: measures.share(case, time) for name, time in parts}
+    listed = ", ".join(f"{_FAMILIES[name]} {units.percent(share)}" for name, share in shares.items() if share >= TOLD)
+    said = [f"{phrases.a_step(case, sum(total.values()) - attention)} in kernels that memory bounds: {listed}"]
+    if attention:
+        said = [f"{said[0]}; {units.percent(measures.share(case, attention))} in attention is left out"]
+    short = sum(kernel.total for kernel in moving if kernel.total < SHORT_KERNEL * kernel.calls)
+    if short >= SHORT_PART * sum(total.values()):
+        said.append(
+            f"{phrases.a_step(case, short)} of that in kernels under {units.seconds(SHORT_KERNEL / 1e9)}, which their "
+            "fixed cost limits rather than the bandwidth; fusing saves that too"
+        )
+    return said
+
+
+_FAMILIES = {
+    "elementwise": "elementwise",
+    "copy": "copies",
+    "reduction": "reductions",
+    "normalisation": "normalisation",
+    "softmax": "softmax",
+    "other": "others",
+}
+TOLD = 0.001  # of the step: families that take less are not listed
+SHORT_PART = 0.1  # of the time, from which on it is worth a line
+
+
+def _reached(case: Case) -> list[str]:
+    """Of the memory bandwidth, weighted by time."""
+    known = [one for one in case.rank.operators if one.bound == "memory" and one.flops is None and one.of_ceiling]
+    spent = sum(one.device for one in known)
+    if not spent:
+        lacking = "shapes" if measures.option(case, "shapes") else "the memory bandwidth of the device"
+        return [f"judged by the names of the kernels: without {lacking} it is not known what bandwidth they reach"]
+    reached = sum(one.device * (one.of_ceiling or 0.0) for one in known) / spent
+    return [
+        f"where shapes tell their traffic ({phrases.a_step(case, spent)}), they reach {units.percent(reached)} of the "
+        "memory bandwidth on average"
+    ]
+
+
+def _longest(case: Case, moving: list[Kernel]) -> list[str]:
+    """The operators that take most, attention's left out; kernels, where no operator is known to launch any."""
+    names = {kernel.operator for kernel in moving}
+    found = [
+        one
+        for one in case.rank.operators
+        if one.name in names and one.device > 0 and one.bound != "compute" and not is_product(one.name)
+    ]
+    shown = [one for one in found if not of_attention(one, case.rank)][:3]
+    if not shown:
+        return [f"{phrases.shortened(one.name)}: {phrases.a_step(case, one.total)}" for one in moving[:3]]
+    return [
+        f"{one.name}{f' {one.shapes}' if one.shapes else ''}: {phrases.a_step(case, one.device)}"
+        + (f", at {units.percent(one.of_ceiling)} of the memory bandwidth" if one.of_ceiling is not None else "")
+        for one in shown
+    ]
+
+
+def _fusing(rank: Rank) -> str:
+    said = (
+        "torch.compile fuses neighbouring operators into one kernel that keeps what passes between them in registers; "
+        "a smaller type halves the traffic"
+    )
+    names = {one.name for one in rank.operators}
+    if {"aten::pow", "aten::mean", "aten::rsqrt"} <= names:
+        return (
+            f"{said}; torch.nn.functional.rms_norm does the whole of an RMSNorm, which is made of single operators here"
+        )
+    return said

@@ -54,3 +54,9 @@ def place(where: str | None) -> str:
 def shortened(name: str) -> str:
     """A kernel's name without most of its template arguments."""
     return name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
+
+
+def on_amd(case: Case) -> bool:
+    """Whether the trace is of one of AMD's GPUs: by its name, or by kernels of AMD's library of matrix products."""
+    name = case.rank.device_name
+    return name.startswith("AMD") if name else any(one.name.startswith("Cijk_") for one in case.rank.kernels)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from gpubench.trace import ranks
+from gpubench.trace.attention import attention
 from gpubench.trace.breakdown import breakdowns, device_spans
 from gpubench.trace.columns import Trace
 from gpubench.trace.communication import collectives
@@ -64,6 +65,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         phases=phases(program, known),
         modules=modules(program, known),
         operators=operators(program),
+        attention=attention(program, known),
         kernels=kernels(trace, lexicon, owner(trace, program.nest, links), window),
         launches=launches(trace, links, window),
         copies=copies(program, known),

@@ -27,6 +27,11 @@ def cost(name: str, signature: Signature) -> Cost | None:
     return formula(signature) if formula else None
 
 
+def only_moves_memory(name: str) -> bool:
+    """Whether the operator `name` is known to do too little arithmetic to matter beside its traffic."""
+    return name.removeprefix("aten::") in _ONLY_TRAFFIC
+
+
 def _matmul(first: int) -> Callable[[Signature], Cost | None]:
     """[..., M, K] x [..., K, N], from the argument `first`: 2 * batch * M * K * N operations (BLAS gemm)."""
 
@@ -185,6 +190,8 @@ _IN_PLACE = (
     "add_ sub_ mul_ div_ relu_ clamp_ clamp_min_ sigmoid_ tanh_ silu_ addcmul_ addcdiv_ lerp_ masked_fill_ sqrt_"
 )
 _REDUCTIONS = "sum mean max min amax amin argmax argmin any all norm linalg_vector_norm prod std var var_mean"
+
+_ONLY_TRAFFIC = frozenset(f"{_ELEMENTWISE} {_NORMS} {_IN_PLACE} {_REDUCTIONS} fill_ zero_ copy_ cat clone".split())
 
 _FORMULAS: dict[str, Callable[[Signature], Cost | None]] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),

@@ -1,5 +1,7 @@
 """What ran on the device, by name."""
 
+import re
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -14,6 +16,45 @@ from gpubench.trace.windows import Window
 
 KernelKind = Literal["compute", "communication", "copy", "set"]
 _KINDS: dict[int, KernelKind] = {WorkKind.KERNEL: "compute", WorkKind.COPY: "copy", WorkKind.SET: "set"}
+
+Family = Literal["elementwise", "copy", "reduction", "normalisation", "softmax", "product", "attention", "other"]
+"""What a kernel computes. The first five do so little arithmetic for each byte that memory bounds them on any GPU."""
+
+MOVES_MEMORY: frozenset[Family] = frozenset({"elementwise", "copy", "reduction", "normalisation", "softmax"})
+
+# The first pattern that matches decides: kernels of products and of fused attention have softmax, bias or reduce in
+# their names as well. Kernels of torch.compile (triton_) and of foreach (multi_tensor_apply) are fused already;
+# conversions of the layout around convolutions are no work of the program's own.
+_FAMILIES: tuple[tuple[Family, str], ...] = (
+    ("other", r"^triton_|multi_tensor|(?i:nchw|nhwc)to|batched_transpose|nccl|rccl|Memcpy (HtoD|DtoH|PtoP)|^Memset"),
+    ("attention", r"(?i)flash|fmha|attn_(fwd|bwd)|(fwd|bwd)_attn|attention|aotriton|efficient_attn"),
+    (
+        "product",
+        r"(?i)(?<!fb)gemm|gemv|^Cijk_|^nvjet|matmul|tensorop|splitk|dot_kernel|conv(?!ert)|scudnn|cudnn.*engine|winograd"
+        r"|fprop|dgrad|wgrad|^miopenSp3|igemm",
+    ),
+    ("softmax", r"(?i)soft_?max"),
+    (
+        "normalisation",
+        r"(?i)(layer|batch|group|instance|rms)_?norm|cudnn.*bn_[fb]w|RowwiseMoments|ComputeFusedParams|GammaBeta"
+        r"|MIOpenBatchNorm|l2_?norm",
+    ),
+    ("copy", r"(?i)copy|^CatArray|[^a-z]Cat(Array|_)|index|gather|scatter|permute|transpose|Memcpy DtoD|embedding"),
+    ("reduction", r"(?i)reduce"),
+    (
+        "elementwise",
+        r"(?i)elementwise|pointwise|dropout|where_|FillFunctor|activation|silu|gelu|swiglu|rotary|rope_|threshold"
+        r"|OpTensor|op_tensor|bias_add|add_bias",
+    ),
+)
+_COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES)
+
+
+@cache
+def family(kernel: str) -> Family:
+    """What the kernel of this name computes; "other" where the name does not tell."""
+    name = kernel.removeprefix("void ")
+    return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[Kernel]:

@@ -113,6 +113,37 @@ class Operator(Struct, frozen=True):
     """The time that ceiling allows over the time taken."""
 
 
+class Attention(Struct, frozen=True, kw_only=True):
+    """Attention made of separate operators, of one set of sizes: the scores of all queries with all keys go through
+    memory. Times are the work of these operators; on a CPU, their own time."""
+
+    groups: int | None
+    """Batch x heads: the number of matrices of scores. None, as the sizes below, where shapes were not recorded."""
+    queries: int | None
+    keys: int | None
+    head_size: int | None
+    dtype: str
+    """Of the queries; empty where it is not known."""
+    calls: int
+    """Softmaxes of the forward pass."""
+    backward_calls: int
+    products: int
+    """The matrix products of queries with keys, of probabilities with values, and their gradients."""
+    softmax: int
+    elementwise: int
+    """Between the products: scaling, mask, dropout, conversions."""
+    backward: int
+    """Of the three above, what belongs to the backward pass."""
+    fallback: bool
+    """Whether scaled_dot_product_attention was called, and fell back to its math backend."""
+    obstacles: list[str]
+    """What is known to keep its fused kernels from these inputs, a sentence each."""
+
+    @property
+    def total(self) -> int:
+        return self.products + self.softmax + self.elementwise
+
+
 class Kernel(Struct, frozen=True):
     name: str
     kind: Literal["compute", "communication", "copy", "set"]
@@ -289,6 +320,8 @@ class Rank(Struct, frozen=True, kw_only=True):
     phases: list[Phase]
     modules: list[Module]
     operators: list[Operator]
+    attention: list[Attention] = []
+    """That which is made of separate operators, the most time first."""
     kernels: list[Kernel]
     launches: Launches | None
     copies: list[Copy]

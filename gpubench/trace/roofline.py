@@ -25,19 +25,21 @@ UNKNOWN = Ceiling("insufficient data", None)
 
 
 def ceiling(cost: Cost | None, seconds: float, peak: float | None, bandwidth: float | None) -> Ceiling:
-    """Which ceiling is the higher in time, and how near it `seconds` come.
+    """The ceiling that the arithmetic intensity puts first, however much of it is reached, and how near `seconds` come.
 
-    `peak` is in FLOP/s, `bandwidth` in bytes/s. Work that is done faster than either allows did not move the bytes
-    that were counted, as they were in a cache: then nothing is known.
+    `peak` is in FLOP/s, `bandwidth` in bytes/s. Work bound by memory that is done faster than the bandwidth allows
+    found its bytes in a cache: then no fraction is known. Arithmetic faster than the peak was of another kind than the
+    peak is of: then nothing is known.
     """
     if cost is None or bandwidth is None or seconds <= 0 or (cost.flops is not None and peak is None):
         return UNKNOWN
     moving = cost.bytes / bandwidth
     computing = cost.flops / peak if cost.flops is not None and peak else 0.0
     allowed = max(moving, computing)
-    if allowed > seconds or not allowed:
+    bound: Bound = "compute" if computing > moving else "memory"
+    if not allowed or (allowed > seconds and bound == "compute"):
         return UNKNOWN
-    return Ceiling("compute" if computing > moving else "memory", allowed / seconds)
+    return Ceiling(bound, allowed / seconds if allowed <= seconds else None)
 
 
 def peak_of(accelerator: Accelerator | None, dtype: str, kernels: Iterable[str]) -> float | None:

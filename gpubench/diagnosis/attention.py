@@ -1,0 +1,141 @@
+"""The rule about attention that is made of separate operators."""
+
+from gpubench import units
+from gpubench.diagnosis import measures, phrases
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.measures import Answers
+from gpubench.findings import MARKED, Finding, severity
+from gpubench.hardware import find_accelerator
+from gpubench.trace.profile import Attention, Rank
+from gpubench.trace.roofline import peak_of
+
+SHOWN = 3  # sets of sizes
+TOLD = 0.01  # of the time in such attention: what takes less is left out of the evidence
+LEAST_OF_PRODUCTS = 0.5
+"""Of the arithmetic, which a fused kernel cannot leave out: under a causal mask half of the scores are not needed."""
+SCORES_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes
+
+
+def unfused_attention(case: Case) -> Answers:
+    """Scores of all queries with all keys that go through memory, where a fused kernel keeps them on the chip."""
+    found = case.rank.attention
+    spent = sum(one.total for one in found)
+    cost = measures.share(case, spent)
+    if cost < MARKED:
+        return
+    fallback = sum(one.total for one in found if one.fallback) >= spent / 2
+    saving = measures.share(case, spent - sum(_fused(case.rank, one) for one in found))
+    yield Finding(
+        id="unfused-attention",
+        title="attention is computed by the math backend of scaled_dot_product_attention, not by a fused kernel"
+        if fallback
+        else "attention is made of separate operators: matrix product, softmax, matrix product",
+        severity=severity(cost),
+        evidence=_evidence(case, found, spent),
+        cause=_cause(found, fallback),
+        advice=_advice(case.rank, found, fallback),
+        expected=measures.at_most(saving),
+        threshold=f"from {units.percent(MARKED)} of {phrases.whole(case)} on; a fused kernel still does the matrix "
+        "products, or half of them under a causal mask: their time at the device's peak, where that is known, is not "
+        "part of what is saved at most",
+    )
+
+
+def share_of_computing(case: Case) -> float:
+    """The fraction of the time that the GPU computes, or on a CPU that operators take, which such attention has."""
+    rank = case.rank
+    whole = rank.device.compute if rank.device else sum(one.host for one in rank.operators)
+    return min(1.0, sum(one.total for one in rank.attention) / whole) if whole > 0 else 0.0
+
+
+def _evidence(case: Case, found: list[Attention], spent: int) -> list[str]:
+    computing = "the time that the GPU computes" if case.rank.device else "the time in operators"
+    parts = {
+        "matrix products": sum(one.products for one in found),
+        "softmax": sum(one.softmax for one in found),
+        "scaling, masks, dropout and conversions between them": sum(one.elementwise for one in found),
+    }
+    listed = ", ".join(f"{name} {units.percent(time / spent)}" for name, time in parts.items() if time >= TOLD * spent)
+    said = [
+        f"{phrases.a_step(case, spent)}, which is {units.percent(share_of_computing(case))} of {computing}: {listed}",
+        *(_sizes(case, one) for one in found[:SHOWN] if one.queries is not None and one.total >= TOLD * spent),
+    ]
+    if backward := sum(one.backward for one in found):
+        said.append(f"{units.percent(backward / spent)} of it in the backward pass")
+    if any(one.queries is None for one in found):
+        said.append(
+            "judged by the order of the operators (a softmax between two batched matrix products), as no shapes were "
+            "recorded; record_shapes=True names the sizes and makes it certain"
+        )
+    return said
+
+
+def _sizes(case: Case, one: Attention) -> str:
+    head = f", head size {one.head_size}" if one.head_size else ""
+    dtype = f", {one.dtype}" if one.dtype else ""
+    said = f"{one.groups} (batch x heads) x {one.queries} queries x {one.keys} keys{head}{dtype}"
+    itemsize = SCORES_ITEMSIZE.get(one.dtype)
+    scores = f"; the scores of each are {units.size(_scores(one) * itemsize)}" if itemsize else ""
+    times = phrases.times_a_step(case, one.calls + one.backward_calls)
+    return f"{said}: {times}, {phrases.a_step(case, one.total)}{scores}"
+
+
+def _scores(one: Attention) -> int:
+    return (one.groups or 0) * (one.queries or 0) * (one.keys or 0)
+
+
+def _cause(found: list[Attention], fallback: bool) -> str:
+    why = "the scores of all queries with all keys are written to memory and read again by each of these operators"
+    if not fallback:
+        return why
+    obstacles = _obstacles(found)
+    if not obstacles:
+        return f"scaled_dot_product_attention fell back to separate operators, and the trace does not tell why; {why}"
+    return f"{'; '.join(obstacles)}; so {why}"
+
+
+def _obstacles(found: list[Attention]) -> list[str]:
+    return list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
+
+
+def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
+    if rank.device is None:
+        needs = "on a CPU the fused kernel takes no dropout, and masks of 2 or 4 dimensions"
+    else:
+        needs = (
+            "flash attention takes float16 and bfloat16, head sizes up to 256 and no mask other than is_causal; "
+            "memory-efficient attention also takes float32 and attn_mask, with head sizes that are multiples of 8 "
+            "(of 4 in float32)"
+        )
+    if fallback:
+        return (
+            f"change what keeps the fused kernels from it: {needs}. Under torch.nn.attention.sdpa_kernel("
+            "[SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) it raises, with the reasons as warnings, "
+            "where no fused kernel fits"
+        )
+    odd = {size for one in found for size in (one.queries, one.keys) if size and size % 8}
+    any_length = "; lengths need no padding" if odd else ""
+    return (
+        'torch.nn.functional.scaled_dot_product_attention, for a model of transformers attn_implementation="sdpa" (or '
+        f'"flash_attention_2"), with position biases given as attn_mask: {needs}{any_length}'
+    )
+
+
+def _fused(rank: Rank, one: Attention) -> int:
+    """Nanoseconds that no kernel can do without: half of the products, two forward and four backward, at the device's
+    peak; 0 where that is unknown."""
+    peak = peak_of(find_accelerator(rank.device_name or ""), one.dtype, ())
+    if peak is None or not one.head_size:
+        return 0
+    products = 2 * one.calls + 4 * one.backward_calls
+    flops = LEAST_OF_PRODUCTS * products * 2 * _scores(one) * one.head_size
+    return min(one.total, round(flops / peak * 1e9))
+
+
+def of_the_headline(case: Case) -> str:
+    """A clause where such attention is most of what is computed; nothing otherwise."""
+    part = share_of_computing(case)
+    if part < 0.5:
+        return ""
+    how = "in the math backend" if all(one.fallback for one in case.rank.attention) else "in separate operators"
+    return f"; attention {how} is {units.whole_percent(part)} of what it computes"

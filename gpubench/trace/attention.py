@@ -1,0 +1,306 @@
+"""Attention that is made of separate operators: a softmax between two batched matrix products, and its gradient.
+
+Where shapes were recorded they decide: the products have as many scores as the softmax. Without shapes the order does:
+on one stream, or of a trace without device work on one thread, nothing but elementwise work lies between them.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+
+from gpubench.trace.columns import MISSING, Ids, Signature, WorkKind
+from gpubench.trace.costs import only_moves_memory
+from gpubench.trace.kernels import MOVES_MEMORY, family
+from gpubench.trace.nesting import nearest, reaching
+from gpubench.trace.phases import Phases
+from gpubench.trace.profile import Attention, Operator, Rank
+from gpubench.trace.program import Program
+from gpubench.trace.sdpa import obstacles
+from gpubench.trace.tensors import Tensor, tensors
+
+Role = Literal["product", "other product", "softmax", "softmax backward", "elementwise", "other"]
+
+REACH = 64
+"""Pieces of work, or operators, between a softmax and a product of its own: masks and position biases take some 20."""
+MATH = "aten::_scaled_dot_product_attention_math"
+
+_BATCHED = re.compile(r"aten::(bmm|baddbmm_?)$")
+_PRODUCT = re.compile(r"aten::(mm|addmm_?|matmul|linear|.*convolution.*)$")
+_SOFTMAX = re.compile(r"(?i)(?<!log)(?<!log_)soft_?max")
+_LOG = re.compile(r"LogSoftMax|softmax_warp_\w+<[^<>]*\d, true")  # what PyTorch's kernels are called for log_softmax
+_BACKWARD = re.compile(r"(?i)backward|bwd|grad")
+
+
+@dataclass
+class _Piece:
+    """A kernel, or of a trace without device work an operator."""
+
+    role: Role
+    time: int
+    slice: int
+    """The operator, as a slice of the host; -1 where it is not known."""
+    sizes: Sequence[Tensor]
+    """Of its inputs; empty where they were not recorded."""
+
+
+@dataclass
+class _Found:
+    """One softmax with the products around it."""
+
+    softmax: _Piece
+    products: list[_Piece] = field(default_factory=list)
+    between: list[_Piece] = field(default_factory=list)
+
+
+def attention(program: Program, phases: Phases) -> list[Attention]:
+    """Of the window, one entry for each set of sizes, the most time first."""
+    if not any(map(_SOFTMAX.search, program.trace.names)):
+        return []
+    found = [one for line in _lines(program) for one in _in_order(line)]
+    if not found:
+        return []
+    math = _math(program, phases)
+    total: dict[tuple[object, ...], Attention] = {}
+    for one in found:
+        call = int(math[one.softmax.slice]) if one.softmax.slice >= 0 else MISSING
+        entry = _entry(program, one, call)
+        key = (entry.groups, entry.queries, entry.keys, entry.head_size, entry.dtype, entry.fallback)
+        total[key] = _sum(total[key], entry) if key in total else entry
+    return sorted(total.values(), key=lambda entry: -entry.total)
+
+
+def of_attention(operator: Operator, rank: Rank) -> bool:
+    """Whether an operator handles the scores of such attention: by its shapes, or without any by its name."""
+    if not operator.shapes:
+        return bool(rank.attention and (_SOFTMAX.search(operator.name) or _BATCHED.match(operator.name)))
+    ends = [f"{a}, {b}]" for one in rank.attention for a, b in ((one.queries, one.keys), (one.keys, one.queries))]
+    handles_scores = any(f"{before}{end}" in operator.shapes for end in ends for before in (" ", "["))
+    return handles_scores or is_attention_product(operator, rank)
+
+
+def is_attention_product(operator: Operator, rank: Rank) -> bool:
+    """Whether an operator is one of the products of such attention, by its shapes."""
+    if not _BATCHED.match(operator.name):
+        return False
+    sizes = {int(size) for size in re.findall(r"\d+", operator.shapes)}
+    known = [{one.groups, one.queries, one.keys, one.head_size} - {None} for one in rank.attention]
+    return any(dimensions and dimensions <= sizes for dimensions in known)
+
+
+def _lines(program: Program) -> Iterator[list[_Piece]]:
+    """What ran one after the other: on each stream, or of a trace without device work on each thread."""
+    trace = program.trace
+    sizes = [[one for one in tensors(signature) if one.shape] for signature in trace.signatures]
+    if trace.host_only:
+        roles = _roles(program)
+        for thread in range(len(trace.threads)):
+            here = np.flatnonzero(program.operators & program.inside & (trace.host.thread == thread)).tolist()
+            yield [_Piece(roles[one], int(program.own_time[one]), one, _sizes_of(program, one, sizes)) for one in here]
+        return
+    device = trace.device
+    works = np.flatnonzero(program.started & (device.kind != WorkKind.SET))
+    streams = device.device[works].astype(np.int64) << 32 | device.stream[works]
+    for stream in np.unique(streams).tolist():
+        yield list(_joined(_work(program, one, sizes) for one in works[streams == stream].tolist()))
+
+
+def _sizes_of(program: Program, slice_: int, sizes: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    signature = int(program.trace.host.signature[slice_])
+    return sizes[signature] if signature >= 0 else ()
+
+
+def _roles(program: Program) -> list[Role]:
+    """Of each slice what it does itself: nothing, if it leaves that to a product or softmax within."""
+    trace = program.trace
+    roles = [_role_of_operator(trace.names[name]) for name in trace.host.name.tolist()]
+    known = np.array([role not in ("other", "elementwise") for role in roles], np.bool_) & program.operators
+    parents = program.nest.parent[known]
+    around = reaching(program.nest, parents[parents >= 0])
+    return ["other" if is_around else role for role, is_around in zip(roles, around.tolist(), strict=True)]
+
+
+def _joined(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """Kernels that one call of an operator launched in a row, as one."""
+    for _, same in groupby(pieces, key=lambda piece: (piece.slice, piece.slice < 0 or piece.role)):
+        first, *others = same
+        if first.slice < 0:
+            yield from (first, *others)
+        else:
+            yield replace(first, time=first.time + sum(one.time for one in others))
+
+
+def _work(program: Program, work: int, sizes: Sequence[Sequence[Tensor]]) -> _Piece:
+    trace, owner = program.trace, int(program.owner[work])
+    kernel = trace.names[trace.device.name[work]]
+    time = int(program.work_time[work])
+    if owner < 0:
+        return _Piece(_role_of_kernel(kernel), time, owner, ())
+    role = _role_of_operator(trace.names[trace.host.name[owner]])
+    if role in ("other", "elementwise"):
+        role = _role_of_kernel(kernel)
+        role = "other product" if role == "product" else role
+    return _Piece(role, time, owner, _sizes_of(program, owner, sizes))
+
+
+@cache
+def _role_of_operator(name: str) -> Role:
+    if _BATCHED.match(name):
+        return "product"
+    if _PRODUCT.match(name):
+        return "other product"
+    if _SOFTMAX.search(name) and name != "aten::softmax":
+        return "softmax backward" if _BACKWARD.search(name) else "softmax"
+    return "elementwise" if only_moves_memory(name) else "other"
+
+
+@cache
+def _role_of_kernel(name: str) -> Role:
+    known = family(name)
+    if known == "softmax" or (name.startswith("triton_") and _SOFTMAX.search(name)):
+        if _LOG.search(name):
+            return "other"
+        return "softmax backward" if _BACKWARD.search(name) else "softmax"
+    if known == "product":
+        return "product"
+    return "elementwise" if known in MOVES_MEMORY else "other"
+
+
+def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
+    """Each softmax that has products on both sides; a product belongs to one of them."""
+    taken: set[int] = set()
+    for place, piece in enumerate(line):
+        if piece.role not in ("softmax", "softmax backward"):
+            continue
+        each = 2 if piece.role == "softmax backward" else 1
+        before = _products(line, range(place - 1, max(-1, place - 1 - REACH), -1), piece, each, taken)
+        after = _products(line, range(place + 1, min(len(line), place + 1 + REACH)), piece, each, taken)
+        if not before or not after:
+            continue
+        taken.update(before, after)
+        between = [
+            line[one]
+            for one in range(min(before), max(after))
+            if one != place and one not in taken and _handles_scores(line[one], piece)
+        ]
+        yield _Found(piece, [line[one] for one in (*before, *after)], between)
+
+
+def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int, taken: set[int]) -> list[int]:
+    """The nearest products of the softmax in one direction, `most` at most."""
+    found: list[int] = []
+    for place in places:
+        piece = line[place]
+        if place in taken or piece.role in ("softmax", "softmax backward") or len(found) == most:
+            break
+        if piece.role in ("product", "other product"):
+            fits = _fits(piece, softmax)
+            if fits or (fits is None and piece.role == "product"):
+                found.append(place)
+            elif fits is None or found:
+                break
+    return found
+
+
+def _fits(product: _Piece, softmax: _Piece) -> bool | None:
+    """Whether a product makes the softmax's scores or takes them; None where shapes were not recorded."""
+    if not product.sizes or not softmax.sizes:
+        return None
+    scores = softmax.sizes[0]
+    if len(scores.shape) < 2 or not scores.elements:
+        return False
+    a, b = product.sizes[-2:] if len(product.sizes) > 1 else (product.sizes[0],) * 2
+    if scores.elements in (a.elements, b.elements):
+        return True
+    return len(a.shape) > 1 and len(b.shape) > 1 and scores.elements == a.elements // a.shape[-1] * b.shape[-1]
+
+
+def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
+    """Whether work between the products is attention's: of the scores' size, or where no size is known, elementwise."""
+    if piece.sizes and softmax.sizes:
+        if piece.role in ("product", "other product"):
+            return False
+        return any(one.elements == softmax.sizes[0].elements for one in piece.sizes)
+    return piece.role == "elementwise"
+
+
+def _math(program: Program, phases: Phases) -> Ids:
+    """For each slice the call of SDPA's math backend that it is part of, or whose gradient it computes; else -1."""
+    around = nearest(program.nest, program.named({MATH}))
+    evaluated = phases.evaluation >= 0
+    forward = np.where(evaluated, phases.forward[phases.evaluation], np.int32(MISSING))
+    of_forward = np.where(forward >= 0, around[forward], np.int32(MISSING))
+    return np.where(around >= 0, around, of_forward)
+
+
+def _entry(program: Program, found: _Found, call: int) -> Attention:
+    products, softmax = sum(one.time for one in found.products), found.softmax.time
+    elementwise = sum(one.time for one in found.between)
+    is_backward = found.softmax.role == "softmax backward"
+    groups, queries, keys, head_size = _dimensions(found)
+    product = found.products[0].sizes
+    return Attention(
+        groups=groups,
+        queries=queries,
+        keys=keys,
+        head_size=head_size,
+        dtype=product[-1].dtype if product else "",
+        calls=int(not is_backward),
+        backward_calls=int(is_backward),
+        products=products,
+        softmax=softmax,
+        elementwise=elementwise,
+        backward=products + softmax + elementwise if is_backward else 0,
+        fallback=call >= 0,
+        obstacles=_obstacles(program, call),
+    )
+
+
+def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int | None]:
+    """Groups, queries, keys and the head size. The product that makes the scores has the head size for its inner size,
+    and so has the one of the backward pass that makes their gradient."""
+    if not found.softmax.sizes or len(found.softmax.sizes[0].shape) < 2:
+        return None, None, None, None
+    scores = found.softmax.sizes[0]
+    queries, keys = scores.shape[-2:]
+    inner = [
+        a.shape[-1]
+        for product in found.products
+        if len(product.sizes) > 1
+        for a, b in [product.sizes[-2:]]
+        if len(a.shape) > 1 and len(b.shape) > 1 and a.elements // max(a.shape[-1], 1) * b.shape[-1] == scores.elements
+    ]
+    return scores.elements // max(queries * keys, 1), queries, keys, inner[0] if inner else None
+
+
+def _obstacles(program: Program, call: int) -> list[str]:
+    trace = program.trace
+    signature: Signature | None = None
+    if call >= 0 and trace.host.signature[call] >= 0:
+        signature = trace.signatures[trace.host.signature[call]]
+    if signature is None:
+        return []
+    used = trace.devices[0] if trace.devices and not trace.host_only else None
+    return obstacles(signature, used, on_cpu=trace.host_only)
+
+
+def _sum(a: Attention, b: Attention) -> Attention:
+    return Attention(
+        groups=a.groups,
+        queries=a.queries,
+        keys=a.keys,
+        head_size=a.head_size,
+        dtype=a.dtype,
+        calls=a.calls + b.calls,
+        backward_calls=a.backward_calls + b.backward_calls,
+        products=a.products + b.products,
+        softmax=a.softmax + b.softmax,
+        elementwise=a.elementwise + b.elementwise,
+        backward=a.backward + b.backward,
+        fallback=a.fallback,
+        obstacles=list(dict.fromkeys([*a.obstacles, *b.obstacles])),
+    )
