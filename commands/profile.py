@@ -92,7 +92,7 @@ def profile(
         options.refuse_beside(ctx, ProfileSettings, "--trace", "trace", "against", "html", "json", "quiet", "verbose")
         if launched_by_torchrun() and not is_rank_zero():
             return
-        _of_files(trace or [], against or [], html, json=json)
+        _of_files(trace or [], against or [], html, json=json, verbose=verbose)
         return
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
@@ -116,7 +116,9 @@ def profile(
     _of_run(run, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 
-def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool) -> None:
+def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool, verbose: int) -> None:
+    from functools import partial
+
     from gpubench.diagnosis.traces import of_files
     from gpubench.report import profile_page, profiling
     from gpubench.report.profile_against import Against
@@ -144,11 +146,13 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
             profiling.show_against, before.profile, profile, before.changes, before.findings, findings
         )
     else:
-        text = terminal.render(profiling.show, profile, findings)
+        text = terminal.render(partial(profiling.show, unfolded=verbose > 0), profile, findings)
     output.write(text, "gpubench profile --trace FILE --html PAGE")
 
 
 def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int) -> None:
+    from functools import partial
+
     from gpubench.host import live
     from gpubench.host.profile_recording import ProfileRecorder
     from gpubench.report import frame, profiled
@@ -157,6 +161,7 @@ def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured([run], ProfileRecorder, live, terminal)
     stopped = trying.fixes(run, outcomes[0], terminal) if verify else None
-    finish(frame.to_json(outcomes, None) if json else terminal.render(profiled.show, outcomes), outcomes)
+    show = partial(profiled.show, unfolded=verbose > 0)
+    finish(frame.to_json(outcomes, None) if json else terminal.render(show, outcomes), outcomes)
     if stopped:
         raise stopped

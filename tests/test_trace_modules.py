@@ -3,7 +3,7 @@
 import pytest
 from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step
 
-from gpubench.trace.modules import modules
+from gpubench.trace.modules import folded, modules
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Module
 from gpubench.trace.program import Program
@@ -158,3 +158,56 @@ def test_modules_of_a_real_program_sum_to_their_parents() -> None:
     assert found[0].path == "BertLMHeadModel_0"
     assert found[0].forward == sum(one.own for one in found) == 309_437
     assert sum(one.kind == "BertLayer" for one in found) == 4
+
+
+def layer(path: str, kind: str, own: int, calls: int = 1) -> Module:
+    return Module(path, kind, calls, own, own, 0, 0, own)
+
+
+def test_equal_layers_are_one_with_their_sum() -> None:
+    """Fifteen layers of 1.8 % each are 27 % of the step."""
+    found = [layer(f"layers.{number}.attn", "Attention", 18) for number in range(15)]
+    assert folded([*found, layer("head", "Linear", 5)]) == [
+        (Module("layers.*.attn", "Attention", 15, 270, 270, 0, 0, 270), 15),
+        (layer("head", "Linear", 5), 1),
+    ]
+
+
+def test_only_numbers_that_differ_become_stars() -> None:
+    found = [layer(f"encoder.0.blocks.{a}.heads.{b}", "Head", 1) for a in range(2) for b in range(3)]
+    assert [(one.path, equal) for one, equal in folded(found)] == [("encoder.0.blocks.*.heads.*", 6)]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [("features.0", "Conv2d"), ("features.1", "BatchNorm2d")],  # of two classes
+        [("layer1.conv", "Conv2d"), ("layer2.conv", "Conv2d")],  # stages, whose sizes differ
+        [("fc1", "Linear"), ("fc2", "Linear")],
+        [("up_2", "Block"), ("up_3", "Block")],  # named so by the program
+        [("blocks.0", "Block"), ("blocks.0.0", "Block")],  # one within the other
+    ],
+)
+def test_layers_that_are_not_equal_stay_apart(layers: list[tuple[str, str]]) -> None:
+    assert [(one.path, equal) for one, equal in folded([layer(path, kind, 1) for path, kind in layers])] == [
+        (path, 1) for path, _ in layers
+    ]
+
+
+def test_modules_that_the_profiler_counts_are_folded_too() -> None:
+    found = [layer(f"Model_0/Layer_{n}/Attention_{n}", "Attention", 2) for n in range(24)]
+    found += [layer(f"Model_0/Layer_{n}", "Layer", 1) for n in range(24)]
+    assert [(one.path, equal) for one, equal in folded(found)] == [
+        ("Model_0/Layer_*/Attention_*", 24),
+        ("Model_0/Layer_*", 24),
+    ]
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
+def test_attention_is_most_of_the_modules_of_a_real_program() -> None:
+    program = Program.of(read(PUBLIC / "tracelens_h100_owlv2.json.gz"))
+    layers = folded(modules(program, phase_of(program)))
+    most, equal = max(layers, key=lambda one: one[0].own)
+    assert most.path.endswith("/Owlv2EncoderLayer_*/Owlv2Attention_*")
+    assert equal == 24
+    assert 0.40 < most.own / program.window.wall < 0.42

@@ -4,6 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import attention, measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
+from gpubench.trace.modules import folded
 from gpubench.trace.profile import Breakdown, Cause, HostPart
 
 TOLD = 0.1
@@ -116,4 +117,15 @@ def _busiest(case: Case) -> str:
     if not known:
         return ""
     most = max(known, key=lambda phase: phase.device)
-    return f", {units.whole_percent(measures.share(case, most.device))} in {most.name}"
+    return f", {units.whole_percent(measures.share(case, most.device))} in {most.name}{_layers(case)}"
+
+
+def _layers(case: Case) -> str:
+    """The equal layers that most of it belongs to, if that is much; modules within them are counted by themselves."""
+    layers = [(module, equal) for module, equal in folded(case.rank.modules) if equal > 1]
+    if not layers or attention.of_the_headline(case):
+        return ""
+    module, equal = max(layers, key=lambda layer: layer[0].own)
+    share = measures.share(case, module.own)
+    name = module.kind or module.path.rpartition(".")[2]
+    return f", {units.whole_percent(share)} in its {equal} {name} layers" if share >= TOLD else ""

@@ -7,7 +7,8 @@ from gpubench import units
 from gpubench.report.plain import words
 from gpubench.report.profile_phrases import bound_known, calls, duration, kernel_name, name, share, steps
 from gpubench.report.sheets import Sheet, sheet
-from gpubench.trace.profile import Copy, Operator, Profile, Rank
+from gpubench.trace.modules import folded
+from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank
 
 MODULES = 15
 OPERATORS = 15
@@ -17,11 +18,11 @@ PLACES = 10  # of copies, synchronisations and collectives
 Item = TypeVar("Item")
 
 
-def tables(rank: Rank) -> list[Sheet]:
-    """All that have something to say."""
+def tables(rank: Rank, *, unfolded: bool = False) -> list[Sheet]:
+    """All that have something to say. unfolded: every module in a row of its own, where equal layers else share one."""
     made = [
-        phases(rank), modules(rank), operators(rank), kernels(rank), copies(rank), synchronisations(rank),
-        collectives(rank),
+        phases(rank), modules(rank, unfolded=unfolded), operators(rank), kernels(rank), copies(rank),
+        synchronisations(rank), collectives(rank),
     ]  # fmt: skip
     return [one for one in made if one]
 
@@ -48,11 +49,12 @@ def phases(rank: Rank) -> Sheet:
     return sheet("Phases", rows)
 
 
-def modules(rank: Rank) -> Sheet:
-    found, rest = _top(rank.modules, MODULES, lambda module: module.own, rank)
+def modules(rank: Rank, *, unfolded: bool = False) -> Sheet:
+    layers = [(module, 1) for module in rank.modules] if unfolded else folded(rank.modules)
+    found, rest = _top(layers, MODULES, lambda layer: layer[0].own, rank)
     rows = [
         {
-            "module": module.path or "(the whole model)",
+            "module": _module_name(module, equal),
             "own time": duration(rank, module.own),
             "share": share(rank, module.own),
             "class": module.kind,
@@ -62,9 +64,10 @@ def modules(rank: Rank) -> Sheet:
             "host": duration(rank, module.host),
             "calls": calls(rank, module.calls),
         }
-        for module in found
+        for module, equal in found
     ]
-    return sheet("Modules, by the time that is no child's", rows, rest)
+    note = "a number in brackets is of equal layers, summed; -v shows each" if len(layers) < len(rank.modules) else ""
+    return sheet("Modules, by the time that is no child's", rows, rest, note, [module.own for module, _ in found])
 
 
 def operators(rank: Rank) -> Sheet:
@@ -73,7 +76,7 @@ def operators(rank: Rank) -> Sheet:
     if not bound_known(rank):
         for row in rows:
             row["bound"] = ""
-    return sheet("Operators", rows, rest)
+    return sheet("Operators", rows, rest, sizes=[_work(rank, one) for one in found])
 
 
 def kernels(rank: Rank) -> Sheet:
@@ -91,7 +94,7 @@ def kernels(rank: Rank) -> Sheet:
         }
         for one in found
     ]
-    return sheet("Kernels", rows, rest)
+    return sheet("Kernels", rows, rest, sizes=[one.total for one in found])
 
 
 def copies(rank: Rank) -> Sheet:
@@ -152,6 +155,11 @@ def _top(items: Sequence[Item], limit: int, time: Callable[[Item], int], rank: R
     spent = duration(rank, sum(map(time, others)))
     said = f"{units.counted(len(others), 'other')}{f', {spent} in all' if spent else ''}" if others else ""
     return ordered[:limit], said
+
+
+def _module_name(module: Module, equal: int) -> str:
+    name = module.path or "(the whole model)"
+    return f"{name} ({equal})" if equal > 1 else name
 
 
 def _work(rank: Rank, operator: Operator) -> int:

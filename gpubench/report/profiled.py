@@ -1,6 +1,7 @@
 """What a profiled run has to say in the terminal: how fast it is, from its clean repeats, and then why."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 
@@ -11,11 +12,12 @@ from gpubench.runs import TRACES
 from gpubench.screen import say
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    frame.show(outcomes, None, console, _show_run)
+def show(outcomes: Sequence[Outcome], console: Console, *, unfolded: bool = False) -> None:
+    """unfolded: every module has a row, also where layers are equal."""
+    frame.show(outcomes, None, console, partial(_show_run, unfolded=unfolded))
 
 
-def _show_run(outcome: Outcome, console: Console) -> None:
+def _show_run(outcome: Outcome, console: Console, *, unfolded: bool) -> None:
     recorder = outcome.recorder
     say(console, training.headline(recorder.settings, outcome.summary), "bold")
     diagnosis = recorder.diagnosis
@@ -25,4 +27,4 @@ def _show_run(outcome: Outcome, console: Console) -> None:
         return
     trace = recorder.writer.path / TRACES / diagnosis.traces[0].name
     unit = recorder.settings.profiling.unit
-    profiling.show(diagnosis.profile, diagnosis.findings, console, str(trace), unit, own=True)
+    profiling.show(diagnosis.profile, diagnosis.findings, console, str(trace), unit, own=True, unfolded=unfolded)

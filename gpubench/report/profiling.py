@@ -30,11 +30,13 @@ def show(
     trace: str | None = None,
     unit: str = "step",
     own: bool = False,
+    *,
+    unfolded: bool = False,
 ) -> None:
     """From the sentence that matters to what to do about it.
 
     trace: where its file is, if not under its own name. unit: what a step of the profiler is. own: it is of a run of
-    this program, which can be told to record more.
+    this program, which can be told to record more. unfolded: every module has a row, also where layers are equal.
     """
     first = profile.ranks[0]
     say(console, clean(findings.headline), "bold")
@@ -46,7 +48,7 @@ def show(
         _say_all(console, map(profile_phrases.straggler, profile.stragglers))
     console.print()
     console.print(_parts(first, console.width, unit))
-    sheets.show(profile_tables.tables(first), console)
+    sheets.show(profile_tables.tables(first, unfolded=unfolded), console)
     if sentences := profile_phrases.sentences(first, unit):
         console.print()
         _say_all(console, sentences)

@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench.report.plain import clean, shorten
-from gpubench.screen import plain_table, say
+from gpubench.screen import bar, plain_table, say
 
 GAP = 2  # characters between columns
+BAR = 12  # characters, of the longest row
+ROOM_FOR_BARS = 80  # characters of a terminal
 READABLE = 24  # characters into which a name or a place can be shortened and still be told
 TEXTS = frozenset(
     {
@@ -46,13 +48,15 @@ TEXTS = frozenset(
 
 @dataclass(frozen=True)
 class Sheet:
-    """`columns` from the one that matters most; `rest` says which rows are missing, `note` which columns."""
+    """`columns` from the one that matters most; `rest` says which rows are missing, `note` which columns. `bars` has a
+    length for each row, from 0 to 1, drawn behind or below its name; empty where there is nothing to draw."""
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     rest: str = ""
     note: str = ""
+    bars: tuple[float, ...] = ()
 
     @property
     def figures(self) -> tuple[bool, ...]:
@@ -68,11 +72,17 @@ class Sheet:
         return bool(self.rows)
 
 
-def sheet(title: str, rows: Sequence[Mapping[str, str]], rest: str = "", note: str = "") -> Sheet:
-    """Of rows by column; a column in which no row has anything is left out."""
+def sheet(
+    title: str, rows: Sequence[Mapping[str, str]], rest: str = "", note: str = "", sizes: Sequence[float] = ()
+) -> Sheet:
+    """Of rows by column; a column in which no row has anything is left out. sizes: of each row what its bar shows, the
+    largest as the longest bar."""
     known = dict.fromkeys(name for row in rows for name in row)
     columns = tuple(name for name in known if any(row.get(name) for row in rows))
-    return Sheet(title, columns, [tuple(clean(row.get(name, "")) for name in columns) for row in rows], rest, note)
+    cells = [tuple(clean(row.get(name, "")) for name in columns) for row in rows]
+    most = max(sizes, default=0)
+    bars = tuple(size / most for size in sizes) if most > 0 else ()
+    return Sheet(title, columns, cells, rest, note, bars)
 
 
 def show(shown: Iterable[Sheet | None], console: Console) -> None:
@@ -87,7 +97,11 @@ def show(shown: Iterable[Sheet | None], console: Console) -> None:
 
 
 def table(shown: Sheet, width: int) -> Table:
-    """In at most `width` characters: columns are left out from the right until words can be read, then shortened."""
+    """In at most `width` characters: columns are left out from the right until words can be read, then shortened. Bars
+    stand behind the names where there is room for both."""
+    bars = shown.bars if width >= ROOM_FOR_BARS else ()
+    if bars:
+        width -= BAR + GAP
     kept = list(range(len(shown.columns)))
     while len(kept) > 2 and not _readable(shown, kept, width):
         kept.pop()
@@ -96,8 +110,11 @@ def table(shown: Sheet, width: int) -> Table:
     for place in kept:
         justify: JustifyMethod = "right" if shown.figures[place] else "left"
         drawn.add_column(Text(shown.columns[place]), justify=justify, no_wrap=True)
-    for row in shown.rows:
-        drawn.add_row(*(Text(shorten(row[place], limits[place])) for place in kept))
+        if bars and place == 0:
+            drawn.add_column("", no_wrap=True)
+    for number, row in enumerate(shown.rows):
+        name, *cells = (Text(shorten(row[place], limits[place])) for place in kept)
+        drawn.add_row(name, *([bar(bars[number], "compute", BAR)] if bars else []), *cells)
     return drawn
 
 

@@ -10,6 +10,7 @@ from gpubench.trace.calls import ModuleCalls
 from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns
 from gpubench.trace.frames import innermost_frames, user_frame
 from gpubench.trace.intervals import Spans, clip, intersect, join, subtract, union
+from gpubench.trace.modules import common_path, without_numbers
 from gpubench.trace.nesting import Segments, nearest, outermost
 from gpubench.trace.phases import BACKWARD, NAMES, OTHER, RECV_WAIT, SEND_WAIT, Phases
 from gpubench.trace.profile import Python, Stretch
@@ -137,8 +138,9 @@ def _changes(*columns: NDArray[np.integer[Any]]) -> Positions:
 
 
 def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> list[Stretch]:
-    """The longest stretch of each place, and how many there are about as long."""
-    keys = (places.phase, places.module, places.frame, places.after)
+    """The longest stretch of each place, and how many there are about as long. Equal layers are one place."""
+    layer = _layers(known.calls)[places.module]
+    keys = (places.phase, layer, places.frame, places.after)
     order = np.lexsort((-length, *keys))
     first = _changes(*(key[order] for key in keys))
     longest, of_place = length[order][first], np.diff(np.append(first, len(order)))
@@ -147,18 +149,27 @@ def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> li
     totals = np.add.reduceat(np.where(alike, length[order], 0), first)
     names, found = program.trace.names, []
     for group in np.argsort(-longest, kind="stable")[:PLACES].tolist():
-        one = order[first[group]]
+        one, same = order[first[group]], order[first[group] : first[group] + of_place[group]]
+        calls = places.call[same][np.unique(places.module[same], return_index=True)[1]]
         stretch = Stretch(
             length=int(longest[group]),
             count=int(counts[group]),
             total=int(totals[group]),
             phase=NAMES[places.phase[one]],
-            module=_path(program, known.calls, int(places.call[one])),
+            module=common_path([_path(program, known.calls, call) for call in calls.tolist()]),
             after=names[places.after[one]].removeprefix(_EVALUATION) if places.after[one] >= 0 else "",
             where=user_frame(names[places.frame[one]]) if places.frame[one] >= 0 else None,
         )
         found.append(stretch)
     return found
+
+
+def _layers(calls: ModuleCalls) -> Ids:
+    """Of each module a number that equal layers share, and at the end -1, which no module at all has."""
+    layers = dict[tuple[str, ...], int]()
+    paths = zip(calls.kinds, calls.names, strict=True)
+    numbers = [layers.setdefault((kind, *without_numbers(kind, name)), len(layers)) for kind, name in paths]
+    return np.array([*numbers, MISSING], np.int32)
 
 
 def _path(program: Program, calls: ModuleCalls, call: int) -> str:
