@@ -25,8 +25,30 @@ def test_the_loader_is_the_first_finding_before_it_is_mended() -> None:
 def test_after_the_loader_is_mended_launches_and_pageable_copies_are_left() -> None:
     after = diagnosed("kineto_v100_resnet50_workers4.pt.trace.json.gz")
     found = [finding.id for finding in after.findings]
-    assert found[:3] == ["fp32-products", "launch-bound", "pinning"]
+    assert found[:4] == ["fp32-products", "memory-bound", "launch-bound", "pinning"]
     assert "data-loading" not in found
+
+
+def test_attention_in_separate_operators_is_named_with_its_share_and_sizes() -> None:
+    findings = diagnosed("tracelens_h100_owlv2.json.gz")
+    found = {finding.id: finding for finding in findings.findings}
+    attention, odd = found["unfused-attention"], found["odd-shapes"]
+    assert findings.headline.endswith("; attention in separate operators is 89 % of what it computes")
+    assert "(40.7 %), which is 89.2 % of the time that the GPU computes" in attention.evidence[0]
+    assert "16 (batch x heads) x 5185 queries x 5185 keys, head size 64, bfloat16" in attention.evidence[1]
+    assert "scaled_dot_product_attention" in attention.advice
+    assert "sequence length N = 5185 is no multiple of 8" in odd.evidence[0]
+    assert "vocabulary" not in odd.advice
+    assert "memory-bound" not in found  # what is left of it is 2 % of the step
+
+
+def test_elementwise_operators_of_a_real_program_count_though_a_third_of_them_has_no_launch() -> None:
+    findings = diagnosed("tracelens_mi300_qwen.json.gz")
+    found = findings.findings[0]
+    assert (found.id, found.severity) == ("memory-bound", "high")
+    assert "(43.1 %) in kernels that memory bounds: elementwise 27.3 %, copies 13.9 %" in found.evidence[0]
+    assert "rms_norm" in found.advice
+    assert "20 % in its 21 Qwen2Attention layers" in findings.headline
 
 
 def test_inference_on_a_small_model_is_bound_by_its_launches() -> None:

@@ -29,9 +29,16 @@ from gpubench.trace.shares import shares
 HOSTILE = "[bold]<script>\x1b[2J\nline[/bold]"
 
 
-def rendered(profile: Profile, findings: Findings | None = None, width: int = 120, trace: str | None = None) -> str:
+def rendered(
+    profile: Profile,
+    findings: Findings | None = None,
+    width: int = 120,
+    trace: str | None = None,
+    *,
+    unfolded: bool = False,
+) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    show(profile, findings or made.findings(), console, trace)
+    show(profile, findings or made.findings(), console, trace, unfolded=unfolded)
     return said_by(console)
 
 
@@ -165,8 +172,32 @@ def test_a_note_that_all_ranks_share_is_said_once() -> None:
 def test_modules_come_by_their_own_time_and_the_rest_is_counted() -> None:
     lines = rendered(made.profile()).splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("module"))
-    assert lines[start + 1].startswith("layer1.0.conv2")
-    assert lines[start + 16] == "and 4 others, 29.5 ms in all"
+    assert lines[start + 1].startswith("layer1.*.conv2 (6)")
+    unfolded = rendered(made.profile(), unfolded=True).splitlines()
+    assert unfolded[start + 1].startswith("layer1.0.conv2")
+    assert unfolded[start + 16] == "and 4 others, 29.5 ms in all"
+
+
+def test_a_number_in_brackets_is_explained_where_there_is_one() -> None:
+    explained = "a number in brackets is of equal layers, summed; -v shows each"
+    assert explained in rendered(made.profile())
+    assert explained not in rendered(made.profile(), unfolded=True)
+    assert explained not in rendered(made.profile(modules=made.device_rank().modules[:2]))
+
+
+@pytest.mark.parametrize("table", ["module", "operator", "kernel"])
+def test_the_longest_row_has_the_longest_bar_and_others_their_part_of_it(table: str) -> None:
+    lines = rendered(made.profile(), width=120).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith(table))
+    bars = [line.count("\u2588") for line in lines[start + 1 : start + 5]]
+    assert bars[0] == 12
+    assert bars == sorted(bars, reverse=True)
+
+
+def test_a_narrow_terminal_has_names_and_figures_and_no_bars() -> None:
+    lines = rendered(made.profile(), width=79).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("kernel"))
+    assert "\u2588" not in lines[start + 1]
 
 
 def test_the_model_itself_has_a_name_among_its_modules() -> None:
@@ -176,7 +207,8 @@ def test_the_model_itself_has_a_name_among_its_modules() -> None:
 
 def test_an_operator_is_told_with_its_rates_and_its_bound_where_there_is_room() -> None:
     text = rendered(made.profile(), width=200)
-    head, convolution = row(text, "operator"), row(text, "aten::cudnn_convolution  9.83")
+    head = row(text, "operator")
+    convolution = next(line.split() for line in text.splitlines() if line.startswith("aten::") and " 9.83 ms " in line)
     assert head[-7:] == ["bound", "of", "ceiling", "FLOP/s", "bytes/s", "of", "type"]
     assert convolution[-8:] == ["compute", "62.0", "%", "7.12", "T", "15.4", "G", "float"]
 

@@ -144,8 +144,8 @@ def _odd(case: Case, operator: Operator) -> list[Odd]:
         return []
     shapes = _shapes(operator)
     if operator.name in CONVOLUTIONS:
-        rows = [size for size in shapes[1][:2] if size > FEW_CHANNELS] if len(shapes) > 1 else []
-        return sorted({Odd("channels", "", size) for size in rows if size % multiple})
+        channels = [size for size in shapes[1][:2] if size > FEW_CHANNELS] if len(shapes) > 1 else []
+        return sorted({Odd("channels", "", size) for size in channels if size % multiple})
     rows = _rows(shapes[PRODUCTS[operator.name] :][:2], multiple)
     found = {
         size: Odd(_what(case, operator, letter, size), letter, size)

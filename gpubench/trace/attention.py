@@ -23,10 +23,12 @@ from gpubench.trace.program import Program
 from gpubench.trace.sdpa import obstacles
 from gpubench.trace.tensors import Tensor, tensors
 
-Role = Literal["product", "other product", "softmax", "softmax backward", "elementwise", "other"]
+Role = Literal["product", "other product", "softmax", "softmax backward", "elementwise", "other", "view"]
+"""What a piece does; a view does nothing, or leaves it to an operator within."""
 
 REACH = 64
 """Pieces of work, or operators, between a softmax and a product of its own: masks and position biases take some 20."""
+FARTHEST = 20 * REACH  # views included
 MATH = "aten::_scaled_dot_product_attention_math"
 
 _BATCHED = re.compile(r"aten::(bmm|baddbmm_?)$")
@@ -121,7 +123,8 @@ def _roles(program: Program) -> list[Role]:
     known = np.array([role not in ("other", "elementwise") for role in roles], np.bool_) & program.operators
     parents = program.nest.parent[known]
     around = reaching(program.nest, parents[parents >= 0])
-    return ["other" if is_around else role for role, is_around in zip(roles, around.tolist(), strict=True)]
+    views = (np.array(roles) == "other") | around
+    return ["view" if is_view else role for role, is_view in zip(roles, views.tolist(), strict=True)]
 
 
 def _joined(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
@@ -177,8 +180,8 @@ def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
         if piece.role not in ("softmax", "softmax backward"):
             continue
         each = 2 if piece.role == "softmax backward" else 1
-        before = _products(line, range(place - 1, max(-1, place - 1 - REACH), -1), piece, each, taken)
-        after = _products(line, range(place + 1, min(len(line), place + 1 + REACH)), piece, each, taken)
+        before = _products(line, range(place - 1, max(-1, place - 1 - FARTHEST), -1), piece, each, taken)
+        after = _products(line, range(place + 1, min(len(line), place + 1 + FARTHEST)), piece, each, taken)
         if not before or not after:
             continue
         taken.update(before, after)
@@ -193,27 +196,30 @@ def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
 def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int, taken: set[int]) -> list[int]:
     """The nearest products of the softmax in one direction, `most` at most."""
     found: list[int] = []
+    passed = 0
     for place in places:
         piece = line[place]
-        if place in taken or piece.role in ("softmax", "softmax backward") or len(found) == most:
+        passed += piece.role != "view"
+        if passed > REACH or place in taken or piece.role in ("softmax", "softmax backward") or len(found) == most:
             break
-        if piece.role in ("product", "other product"):
-            fits = _fits(piece, softmax)
-            if fits or (fits is None and piece.role == "product"):
-                found.append(place)
-            elif fits is None or found:
-                break
+        fits = _fits(piece, softmax)
+        if piece.role == "product" and fits is not False:
+            found.append(place)
+        elif piece.role in ("product", "other product", "other") and (fits is None or found):
+            break
     return found
 
 
 def _fits(product: _Piece, softmax: _Piece) -> bool | None:
     """Whether a product makes the softmax's scores or takes them; None where shapes were not recorded."""
-    if not product.sizes or not softmax.sizes:
+    if not softmax.sizes or (not product.sizes and product.slice < 0):
         return None
+    if len(product.sizes) < 2:
+        return False
     scores = softmax.sizes[0]
     if len(scores.shape) < 2 or not scores.elements:
         return False
-    a, b = product.sizes[-2:] if len(product.sizes) > 1 else (product.sizes[0],) * 2
+    a, b = product.sizes[-2:]
     if scores.elements in (a.elements, b.elements):
         return True
     return len(a.shape) > 1 and len(b.shape) > 1 and scores.elements == a.elements // a.shape[-1] * b.shape[-1]
@@ -222,9 +228,8 @@ def _fits(product: _Piece, softmax: _Piece) -> bool | None:
 def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
     """Whether work between the products is attention's: of the scores' size, or where no size is known, elementwise."""
     if piece.sizes and softmax.sizes:
-        if piece.role in ("product", "other product"):
-            return False
-        return any(one.elements == softmax.sizes[0].elements for one in piece.sizes)
+        is_scores = any(one.elements == softmax.sizes[0].elements for one in piece.sizes)
+        return is_scores and piece.role in ("elementwise", "other", "view")
     return piece.role == "elementwise"
 
 

@@ -26,7 +26,11 @@ MOVES_MEMORY: frozenset[Family] = frozenset({"elementwise", "copy", "reduction",
 # their names as well. Kernels of torch.compile (triton_) and of foreach (multi_tensor_apply) are fused already;
 # conversions of the layout around convolutions are no work of the program's own.
 _FAMILIES: tuple[tuple[Family, str], ...] = (
-    ("other", r"^triton_|multi_tensor|(?i:nchw|nhwc)to|batched_transpose|nccl|rccl|Memcpy (HtoD|DtoH|PtoP)|^Memset"),
+    (
+        "other",
+        r"^triton_|multi_tensor|(?i:topk|sort|scan)|(?i:nchw|nhwc)to|batched_transpose|nccl|rccl"
+        r"|Memcpy (HtoD|DtoH|PtoP)|^Memset",
+    ),
     ("attention", r"(?i)flash|fmha|attn_(fwd|bwd)|(fwd|bwd)_attn|attention|aotriton|efficient_attn"),
     (
         "product",

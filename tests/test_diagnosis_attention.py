@@ -1,0 +1,99 @@
+from typing import Any
+
+import pytest
+from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, saving
+
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.diagnose import diagnose
+from gpubench.findings import Finding
+from gpubench.trace.profile import Attention
+
+
+def attention(part: int, **known: Any) -> Attention:
+    """Half of the time in products, half in the softmax."""
+    usual: dict[str, Any] = {
+        "groups": 128, "queries": 2048, "keys": 2048, "head_size": 64, "dtype": "float16", "calls": 24 * STEPS,
+        "backward_calls": 0, "products": part // 2, "softmax": part // 2, "elementwise": 0, "backward": 0,
+        "fallback": False, "obstacles": [],
+    }  # fmt: skip
+    return Attention(**usual | known)
+
+
+def attending(part: int, idle: int = 0, **known: Any) -> Case:
+    return case(gpu(idle={"python_and_launch": idle}, attention=[attention(part, **known)]))
+
+
+def test_attention_in_separate_operators_is_named_with_its_share_its_sizes_and_the_fused_kernel() -> None:
+    finding = only(attending(70 * PERCENT, idle=5 * PERCENT))
+    assert (finding.id, finding.severity) == ("unfused-attention", "high")
+    assert "70 ms a step (70.0 %), which is 73.7 % of the time that the GPU computes" in finding.evidence[0]
+    assert "matrix products 50.0 %, softmax 50.0 %" in finding.evidence[0]
+    assert finding.evidence[1].startswith(
+        "128 (batch x heads) x 2048 queries x 2048 keys, head size 64, float16: 24 times a step"
+    )
+    assert "the scores of each are 1 GiB" in finding.evidence[1]
+    assert 'attn_implementation="sdpa"' in finding.advice
+    assert "torch.nn.functional.scaled_dot_product_attention" in finding.advice
+
+
+def test_what_a_fused_kernel_still_has_to_multiply_is_not_saved() -> None:
+    """Half of two products of 2 x 128 x 2048 x 2048 x 64 operations, 240 times, at 989.4 TFLOP/s."""
+    still = 240 * 128 * 2048 * 2048 * 64 * 2 / 989.4e12
+    assert saving(only(attending(70 * PERCENT))) == pytest.approx(0.7 - still, rel=1e-6)
+    unknown = case(gpu(device_name="Some device", attention=[attention(70 * PERCENT)]))
+    assert saving(only(unknown)) == pytest.approx(0.7)
+
+
+def test_attention_is_silent_just_below_its_threshold() -> None:
+    assert ids(attending(5 * PERCENT)) == ["unfused-attention"]
+    assert ids(attending(5 * PERCENT - 2)) == []
+
+
+def test_the_headline_names_attention_where_it_is_most_of_what_is_computed() -> None:
+    most = attending(60 * PERCENT, idle=20 * PERCENT)
+    assert diagnose(most).headline.endswith("; attention in separate operators is 75 % of what it computes")
+    assert "attention" not in diagnose(attending(30 * PERCENT, idle=20 * PERCENT)).headline
+
+
+def test_attention_comes_first_where_it_dominates() -> None:
+    copies = [kernel("direct_copy_kernel", 25 * PERCENT, operator="aten::copy_")]
+    found = ids(case(gpu(kernels=copies, attention=[attention(70 * PERCENT, softmax=0)])))
+    assert found[0] == "unfused-attention"
+
+
+def fallen_back(*obstacles: str) -> Finding:
+    return only(attending(50 * PERCENT, fallback=True, obstacles=list(obstacles)))
+
+
+def test_a_fallback_of_sdpa_says_why_as_far_as_the_trace_tells() -> None:
+    why = "flash attention takes no attn_mask, and one of [2048, 2048] (float16) was given"
+    finding = fallen_back(why)
+    assert "math backend of scaled_dot_product_attention" in finding.title
+    assert finding.cause.startswith(why)
+    assert "sdpa_kernel" in finding.advice
+
+
+def test_a_fallback_without_a_known_reason_says_so_and_names_what_tells() -> None:
+    finding = fallen_back()
+    assert "the trace does not tell why" in finding.cause
+    assert "torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION" in finding.advice
+
+
+def test_without_shapes_the_finding_says_how_sure_it_is() -> None:
+    unknown = {"groups": None, "queries": None, "keys": None, "head_size": None, "dtype": ""}
+    finding = only(attending(50 * PERCENT, **unknown))
+    assert "judged by the order of the operators" in finding.evidence[-1]
+    assert "record_shapes=True" in finding.evidence[-1]
+
+
+def test_on_a_cpu_it_is_the_operators_time() -> None:
+    rank = cpu(operators=[operator("aten::bmm", 0, host=80 * PERCENT)], attention=[attention(40 * PERCENT)])
+    finding = only(case(rank))
+    assert "(40.0 %), which is 50.0 % of the time in operators" in finding.evidence[0]
+    assert "takes no dropout" in finding.advice
+
+
+def test_sizes_that_take_next_to_nothing_are_not_listed() -> None:
+    tiny = attention(PERCENT // 10, queries=5, keys=5)
+    finding = only(case(gpu(attention=[attention(50 * PERCENT), tiny])))
+    assert len(finding.evidence) == 2
