@@ -179,7 +179,7 @@ def test_modules_come_by_their_own_time_and_the_rest_is_counted() -> None:
 
 
 def test_a_number_in_brackets_is_explained_where_there_is_one() -> None:
-    explained = "a number in brackets is of equal layers, summed; -v shows each"
+    explained = "A number in brackets counts equal layers"
     assert explained in rendered(made.profile())
     assert explained not in rendered(made.profile(), unfolded=True)
     assert explained not in rendered(made.profile(modules=made.device_rank().modules[:2]))

@@ -14,6 +14,7 @@ MODULES = 15
 OPERATORS = 15
 KERNELS = 10
 PLACES = 10  # of copies, synchronisations and collectives
+FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -v has a row for each."
 
 Item = TypeVar("Item")
 
@@ -66,7 +67,7 @@ def modules(rank: Rank, *, unfolded: bool = False) -> Sheet:
         }
         for module, equal in found
     ]
-    note = "a number in brackets is of equal layers, summed; -v shows each" if len(layers) < len(rank.modules) else ""
+    note = FOLDED if len(layers) < len(rank.modules) else ""
     return sheet("Modules, by the time that is no child's", rows, rest, note, [module.own for module, _ in found])
 
 
