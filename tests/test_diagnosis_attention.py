@@ -79,11 +79,21 @@ def test_a_fallback_without_a_known_reason_says_so_and_names_what_tells() -> Non
     assert "torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION" in finding.advice
 
 
+UNKNOWN = {"groups": None, "queries": None, "keys": None, "head_size": None, "dtype": ""}
+
+
 def test_without_shapes_the_finding_says_how_sure_it_is() -> None:
-    unknown = {"groups": None, "queries": None, "keys": None, "head_size": None, "dtype": ""}
-    finding = only(attending(50 * PERCENT, **unknown))
-    assert "judged by the order of the operators" in finding.evidence[-1]
+    rank = gpu(attention=[attention(50 * PERCENT, **UNKNOWN)], missing={"shapes": "record_shapes"})
+    finding = next(one for one in diagnose(case(rank)).findings if one.id == "unfused-attention")
+    assert finding.evidence[-1].startswith("100.0 % of it is judged by the order of the work alone")
     assert "record_shapes=True" in finding.evidence[-1]
+
+
+def test_where_launches_are_not_in_the_trace_shapes_are_not_asked_for() -> None:
+    finding = only(case(gpu(attention=[attention(40 * PERCENT), attention(20 * PERCENT, **UNKNOWN)])))
+    assert finding.evidence[-1].startswith("33.3 % of it is judged by the order of the work alone")
+    assert "launches" in finding.evidence[-1]
+    assert "record_shapes" not in finding.evidence[-1]
 
 
 def test_on_a_cpu_it_is_the_operators_time() -> None:

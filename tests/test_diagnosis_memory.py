@@ -75,7 +75,7 @@ def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
     assert (finding.id, finding.fix) == ("memory-bound", {"performance.compile": True})
     assert saving(finding) == pytest.approx(0.3)
     assert "elementwise 20.0 %, copies 10.0 %" in finding.evidence[0]
-    assert "they reach 80.0 % of the memory bandwidth" in finding.evidence[1]
+    assert "reach 80.0 % of the memory bandwidth" in finding.evidence[1]
     assert "aten::gelu" in finding.evidence[2]
     assert ids(moving(20 * PERCENT - 1)) == []
     assert ids(moving(30 * PERCENT, settings=training(performance__compile=True))) == []

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from traces_made import PUBLIC, Record, launched, made, slice_, step
@@ -187,6 +189,22 @@ def test_what_keeps_fused_kernels_from_a_call(signature: Signature, device: Devi
     found = obstacles(signature, device, on_cpu=False)
     assert len(found) == len(told)
     assert all(said.startswith(start) for said, start in zip(found, told, strict=True))
+
+
+SIZES = st.lists(st.sampled_from([0, 1, 2, 7]), max_size=3)
+ANY_CALL = st.tuples(
+    st.sampled_from([
+        "aten::bmm", "aten::baddbmm", "aten::mm", "aten::_softmax", "aten::_softmax_backward_data", "aten::add",
+        "aten::_scaled_dot_product_attention_math", "aten::view",
+    ]),
+    st.lists(SIZES, max_size=4),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ANY_CALL, max_size=15), st.booleans(), st.booleans())
+def test_whatever_runs_attention_takes_no_more_than_all_of_it(calls: Calls, shapes: bool, device: bool) -> None:
+    assert 0 <= sum(one.total for one in found(ran(calls, shapes=shapes, device=device))) <= 10_000 * len(calls)
 
 
 class Attend(torch.nn.Module):

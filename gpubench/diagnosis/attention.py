@@ -10,6 +10,7 @@ from gpubench.trace.profile import Attention, Rank
 from gpubench.trace.roofline import peak_of
 
 SHOWN = 3  # sets of sizes
+MOST = 0.5  # of what is computed, from which on the headline names it
 TOLD = 0.01  # of the time in such attention: what takes less is left out of the evidence
 LEAST_OF_PRODUCTS = 0.5
 """Of the arithmetic, which a fused kernel cannot leave out: under a causal mask half of the scores are not needed."""
@@ -62,12 +63,19 @@ def _evidence(case: Case, found: list[Attention], spent: int) -> list[str]:
     ]
     if backward := sum(one.backward for one in found):
         said.append(f"{units.percent(backward / spent)} of it in the backward pass")
-    if any(one.queries is None for one in found):
+    if unsure := sum(one.total for one in found if one.queries is None):
         said.append(
-            "judged by the order of the operators (a softmax between two batched matrix products), as no shapes were "
-            "recorded; record_shapes=True names the sizes and makes it certain"
+            f"{units.percent(unsure / spent)} of it is judged by the order of the work alone (a softmax between two "
+            f"matrix products), {_unsure(case)}"
         )
     return said
+
+
+def _unsure(case: Case) -> str:
+    """Why the sizes of some of it are not known."""
+    if measures.option(case, "shapes"):
+        return "as no shapes were recorded; record_shapes=True names the sizes and makes it certain"
+    return "as its launches, and with them its shapes, are not in the trace"
 
 
 def _sizes(case: Case, one: Attention) -> str:
@@ -117,7 +125,8 @@ def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
     any_length = "; lengths need no padding" if odd else ""
     return (
         'torch.nn.functional.scaled_dot_product_attention, for a model of transformers attn_implementation="sdpa" (or '
-        f'"flash_attention_2"), with position biases given as attn_mask: {needs}{any_length}'
+        '"flash_attention_2"), for nn.MultiheadAttention need_weights=False; position biases are given as attn_mask: '
+        f"{needs}{any_length}"
     )
 
 
@@ -135,7 +144,7 @@ def _fused(rank: Rank, one: Attention) -> int:
 def of_the_headline(case: Case) -> str:
     """A clause where such attention is most of what is computed; nothing otherwise."""
     part = share_of_computing(case)
-    if part < 0.5:
+    if part < MOST or measures.share(case, sum(one.total for one in case.rank.attention)) < MARKED:
         return ""
     how = "in the math backend" if all(one.fallback for one in case.rank.attention) else "in separate operators"
     return f"; attention {how} is {units.whole_percent(part)} of what it computes"

@@ -147,8 +147,8 @@ def _reached(case: Case) -> list[str]:
         return [f"judged by the names of the kernels: without {lacking} it is not known what bandwidth they reach"]
     reached = sum(one.device * (one.of_ceiling or 0.0) for one in known) / spent
     return [
-        f"where shapes tell their traffic ({phrases.a_step(case, spent)}), they reach {units.percent(reached)} of the "
-        "memory bandwidth on average"
+        f"those whose traffic follows from their shapes, {phrases.a_step(case, spent)}, reach {units.percent(reached)} "
+        "of the memory bandwidth on average"
     ]
 
 

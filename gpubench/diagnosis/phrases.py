@@ -60,3 +60,8 @@ def on_amd(case: Case) -> bool:
     """Whether the trace is of one of AMD's GPUs: by its name, or by kernels of AMD's library of matrix products."""
     name = case.rank.device_name
     return name.startswith("AMD") if name else any(one.name.startswith("Cijk_") for one in case.rank.kernels)
+
+
+def matrix_units(case: Case) -> str:
+    """As the maker of the GPU calls them."""
+    return "the matrix cores" if on_amd(case) else "the tensor cores"

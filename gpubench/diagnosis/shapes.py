@@ -62,8 +62,7 @@ def odd_shapes(case: Case) -> Answers:
     told = [one for one in odd if one.device >= TOLD * spent]
     yield Finding(
         id="odd-shapes",
-        title=f"matrix products have shapes that the {'matrix' if phrases.on_amd(case) else 'tensor'} cores do not take "
-        "at full speed",
+        title=f"matrix products have shapes that {phrases.matrix_units(case)} do not take at full speed",
         severity=severity(saving) if saving is not None else "medium" if cost >= SEVERE else "low",
         evidence=[_said(case, one) for one in told[:3]],
         cause=_cause(case),
