@@ -134,10 +134,8 @@ def test_of_kernels_that_one_product_launches_in_a_row_all_count() -> None:
 def test_attention_of_sdpas_math_backend_is_told_apart_with_what_keeps_fused_kernels_away() -> None:
     dims = [[1, GROUPS, QUERIES, 81], [1, GROUPS, KEYS, 81], [1, GROUPS, KEYS, 81], [QUERIES, KEYS], [], []]
     types = [*["float"] * 4, "Scalar", "Scalar"]
-    around = slice_(
-        "aten::_scaled_dot_product_attention_math", 0, 60,
-        **{"Input Dims": dims, "Input type": types, "Concrete Inputs": ["", "", "", "", "0.", "False"]},
-    )  # fmt: skip
+    inputs: dict[str, Any] = {"Input Dims": dims, "Input type": types, "Concrete Inputs": [*[""] * 4, "0.", "False"]}
+    around = slice_("aten::_scaled_dot_product_attention_math", 0, 60, **inputs)
     (one,) = found(ran(FORWARD), around)
     assert one.fallback
     assert one.obstacles == [
@@ -219,7 +217,8 @@ class Attend(torch.nn.Module):
         if self.dropout is not None:
             return functional.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout)
         scores = query @ key.transpose(-1, -2) / math.sqrt(8)
-        return scores.softmax(-1) @ value
+        answer: torch.Tensor = scores.softmax(-1) @ value
+        return answer
 
 
 def recorded(folder: Path, dropout: float | None, shapes: bool = True) -> list[Attention]:
