@@ -6,7 +6,7 @@ from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operat
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
 from gpubench.trace.kernels import MOVES_MEMORY, family
-from gpubench.trace.profile import Attention
+from gpubench.trace.profile import Attention, Compiled
 
 
 def repeating(part: int, held: float = 20e9, **settings: Any) -> Case:
@@ -85,6 +85,22 @@ def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
 def test_whatever_part_of_the_bandwidth_they_reach_operators_that_move_memory_count(reached: float | None) -> None:
     """Those that reach the least of it have the most to gain from being fused."""
     assert ids(moving(24 * PERCENT, 19 * PERCENT, reached=reached)) == ["memory-bound"]
+
+
+def test_products_of_few_rows_count_where_their_intensity_is_known_and_ask_for_a_larger_batch() -> None:
+    """As a language model has them that makes one token after the other."""
+    thin = operator("aten::mm", 60 * PERCENT, shapes="[1, 4096] [4096, 4096]", bound="memory", of_ceiling=0.8)
+    finding = only(case(gpu(operators=[thin])))
+    assert "matrix products of few rows 60.0 %" in finding.evidence[0]
+    assert finding.advice.startswith("a larger batch reads the weights once")
+    assert finding.expected is None
+
+
+def test_in_a_compiled_program_what_is_left_outside_of_its_regions_counts() -> None:
+    fused = kernel("triton_poi_fused_add_gelu_0", 60 * PERCENT)
+    compiled = {"compiled": Compiled(regions=2, graph_breaks=0, compilations=0, compiling=0)}
+    assert ids(case(gpu(kernels=[fused], **compiled))) == []
+    assert "outside of the compiled regions" in only(moving(30 * PERCENT, parts=compiled)).advice
 
 
 def test_without_shapes_kernels_are_judged_by_their_names_and_that_is_said() -> None:

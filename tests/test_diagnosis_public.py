@@ -46,7 +46,7 @@ def test_elementwise_operators_of_a_real_program_count_though_a_third_of_them_ha
     findings = diagnosed("tracelens_mi300_qwen.json.gz")
     found = findings.findings[0]
     assert (found.id, found.severity) == ("memory-bound", "high")
-    assert "(43.1 %) in kernels that memory bounds: elementwise 27.3 %, copies 13.9 %" in found.evidence[0]
+    assert "(43.1 %) in memory-bound work: elementwise 27.3 %, copies 13.9 %" in found.evidence[0]
     assert "rms_norm" in found.advice
     assert "20 % in its 21 Qwen2Attention layers" in findings.headline
 

@@ -1,5 +1,7 @@
 """Rules about what memory costs in time."""
 
+from collections.abc import Iterator
+
 from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
@@ -76,25 +78,28 @@ def memory_bound(case: Case) -> Answers:
     """Operators that move more bytes than they compute on, whatever part of the memory bandwidth they reach: attention
     in separate operators is left to its own rule."""
     rank = case.rank
-    if rank.device is None or case.setting("performance.compile") or rank.compiled:
+    if rank.device is None or measures.recorded_eagerly(case):
         return
     moving = [kernel for kernel in rank.kernels if _moves_memory(kernel)]
     attention = sum(one.softmax + one.elementwise for one in rank.attention)
-    cost = measures.share(case, max(0, sum(kernel.total for kernel in moving) - attention))
+    fusible = max(0, sum(kernel.total for kernel in moving) - attention)
+    thin = [one for one in rank.operators if is_product(one.name) and one.bound == "memory"]
+    products = sum(one.device for one in thin if not of_attention(one, rank))
+    cost = measures.share(case, fusible + products)
     if cost < MEMORY_WORTH:
         return
     yield Finding(
         id="memory-bound",
-        title="much of the step is elementwise operators, copies, reductions and normalisation",
+        title=f"memory bounds much of {phrases.whole(case)}, in operators that do little arithmetic for each byte",
         severity="high" if cost >= 2 * MEMORY_WORTH else "medium",
-        evidence=[*_by_family(case, moving, attention), *_reached(case), *_longest(case, moving)],
+        evidence=[*_by_family(case, moving, attention, products), *_reached(case), *_longest(case, moving)],
         cause="each of these operators reads its inputs from memory and writes its output there, with too little "
         "arithmetic in between to keep the GPU busy",
-        advice=_fusing(rank),
+        advice="; ".join(_advice(case, fusible, products)),
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
-        expected=measures.at_most(cost),
+        expected=measures.at_most(fused) if (fused := measures.share(case, fusible)) >= WORTH else None,
         threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; "
-        "what is saved at most is all of it, as if their neighbours did it in passing",
+        "what is saved at most is all but the matrix products, as if their neighbours did it in passing",
     )
 
 
@@ -106,17 +111,18 @@ def _moves_memory(kernel: Kernel) -> bool:
     return known in MOVES_MEMORY
 
 
-def _by_family(case: Case, moving: list[Kernel], attention: int) -> list[str]:
+def _by_family(case: Case, moving: list[Kernel], attention: int, products: int) -> list[str]:
     total: dict[str, int] = {}
     for kernel in moving:
         known = family(kernel.name)
         total[known] = total.get(known, 0) + kernel.total
-    parts = sorted(total.items(), key=lambda part: part[1], reverse=True)
+    parts = sorted([*total.items(), ("product", products)], key=lambda part: part[1], reverse=True)
     shares = {name: measures.share(case, time) for name, time in parts}
     listed = ", ".join(f"{_FAMILIES[name]} {units.percent(share)}" for name, share in shares.items() if share >= TOLD)
-    said = [f"{phrases.a_step(case, sum(total.values()) - attention)} in kernels that memory bounds: {listed}"]
+    spent = sum(total.values()) + products - attention
+    said = [f"{phrases.a_step(case, spent)} in memory-bound work: {listed}"]
     if attention:
-        said = [f"{said[0]}; {units.percent(measures.share(case, attention))} in attention is left out"]
+        said = [f"{said[0]}; of that, {units.percent(measures.share(case, attention))} in attention is left out"]
     short = sum(kernel.total for kernel in moving if kernel.total < SHORT_KERNEL * kernel.calls)
     if short >= SHORT_PART * sum(total.values()):
         said.append(
@@ -132,6 +138,7 @@ _FAMILIES = {
     "reduction": "reductions",
     "normalisation": "normalisation",
     "softmax": "softmax",
+    "product": "matrix products of few rows",
     "other": "others",
 }
 TOLD = 0.001  # of the step: families that take less are not listed
@@ -170,14 +177,25 @@ def _longest(case: Case, moving: list[Kernel]) -> list[str]:
     ]
 
 
+def _advice(case: Case, fusible: int, products: int) -> Iterator[str]:
+    """What helps the larger part first; nothing about what is next to nothing."""
+    about = [(fusible, _fusing(case.rank)), (products, _BATCHING)]
+    for time, said in sorted(about, reverse=True):
+        if measures.share(case, time) >= NOTABLE:
+            yield said
+
+
+_BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type are less to read"
+
+
 def _fusing(rank: Rank) -> str:
+    """Of operators that are not products."""
+    if rank.compiled:
+        return "bring what runs outside of the compiled regions into these, where torch.compile fuses it"
     said = (
         "torch.compile fuses neighbouring operators into one kernel that keeps what passes between them in registers; "
         "a smaller type halves the traffic"
     )
-    names = {one.name for one in rank.operators}
-    if {"aten::pow", "aten::mean", "aten::rsqrt"} <= names:
-        return (
-            f"{said}; torch.nn.functional.rms_norm does the whole of an RMSNorm, which is made of single operators here"
-        )
+    if {"aten::pow", "aten::mean", "aten::rsqrt"} <= {one.name for one in rank.operators}:
+        return f"{said}; torch.nn.functional.rms_norm does all of an RMSNorm, which is made of single operators here"
     return said

@@ -49,6 +49,11 @@ class _Piece:
     sizes: Sequence[Tensor]
     """Of its inputs; empty where they were not recorded."""
 
+    @property
+    def largest(self) -> Tensor:
+        """Of a softmax the scores, which a mask beside them broadcasts to. Sizes have to be known."""
+        return max(self.sizes, key=lambda one: one.elements)
+
 
 @dataclass
 class _Found:
@@ -216,19 +221,24 @@ def _fits(product: _Piece, softmax: _Piece) -> bool | None:
         return None
     if len(product.sizes) < 2:
         return False
-    scores = softmax.sizes[0]
+    scores = softmax.largest
     if len(scores.shape) < 2 or not scores.elements:
         return False
+    return scores.elements in (*(factor.elements for factor in product.sizes[-2:]), _result(product))
+
+
+def _result(product: _Piece) -> int | None:
+    """Elements of what [..., M, K] x [..., K, N] gives; None where these are no matrices."""
     a, b = product.sizes[-2:]
-    if scores.elements in (a.elements, b.elements):
-        return True
-    return len(a.shape) > 1 and len(b.shape) > 1 and scores.elements == a.elements // a.shape[-1] * b.shape[-1]
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        return None
+    return a.elements // max(a.shape[-1], 1) * b.shape[-1]
 
 
 def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
     """Whether work between the products is attention's: of the scores' size, or where no size is known, elementwise."""
     if piece.sizes and softmax.sizes:
-        is_scores = any(one.elements == softmax.sizes[0].elements for one in piece.sizes)
+        is_scores = any(one.elements == softmax.largest.elements for one in piece.sizes)
         return is_scores and piece.role in ("elementwise", "other", "view")
     return piece.role == "elementwise"
 
@@ -268,18 +278,13 @@ def _entry(program: Program, found: _Found, call: int) -> Attention:
 def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int | None]:
     """Groups, queries, keys and the head size. The product that makes the scores has the head size for its inner size,
     and so has the one of the backward pass that makes their gradient."""
-    if not found.softmax.sizes or len(found.softmax.sizes[0].shape) < 2:
+    if not found.softmax.sizes or len(found.softmax.largest.shape) < 2:
         return None, None, None, None
-    scores = found.softmax.sizes[0]
+    scores = found.softmax.largest
     queries, keys = scores.shape[-2:]
-    inner = [
-        a.shape[-1]
-        for product in found.products
-        if len(product.sizes) > 1
-        for a, b in [product.sizes[-2:]]
-        if len(a.shape) > 1 and len(b.shape) > 1 and a.elements // max(a.shape[-1], 1) * b.shape[-1] == scores.elements
-    ]
-    return scores.elements // max(queries * keys, 1), queries, keys, inner[0] if inner else None
+    makes_scores = (one for one in found.products if len(one.sizes) > 1 and _result(one) == scores.elements)
+    head_sizes = [one.sizes[-2].shape[-1] for one in makes_scores]
+    return scores.elements // max(queries * keys, 1), queries, keys, head_sizes[0] if head_sizes else None
 
 
 def _obstacles(program: Program, call: int) -> list[str]:
