@@ -1,7 +1,11 @@
 """Real programs: one before and after its loader was mended, and two that launch too slowly."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
-from traces_made import PUBLIC
+from traces_made import PUBLIC, write
 
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.diagnose import diagnose
@@ -34,12 +38,24 @@ def test_attention_in_separate_operators_is_named_with_its_share_and_sizes() -> 
     found = {finding.id: finding for finding in findings.findings}
     attention, odd = found["unfused-attention"], found["odd-shapes"]
     assert findings.headline.endswith("; attention in separate operators is 89 % of what it computes")
-    assert "(40.7 %), which is 89.2 % of the time that the GPU computes" in attention.evidence[0]
+    assert "(40.7 %), 89.2 % of the time that the GPU computes" in attention.evidence[0]
     assert "16 (batch x heads) x 5185 queries x 5185 keys, head size 64, bfloat16" in attention.evidence[1]
     assert "scaled_dot_product_attention" in attention.advice
     assert "sequence length N = 5185 is no multiple of 8" in odd.evidence[0]
     assert "vocabulary" not in odd.advice
     assert "memory-bound" not in found  # what is left of it is 2 % of the step
+
+
+def test_attention_and_what_memory_bounds_are_found_from_the_names_of_kernels_alone(tmp_path: Path) -> None:
+    """Without operators, shapes and properties of the device."""
+    for name, expected in (
+        ("tracelens_h100_owlv2.json.gz", "89.3 % of the time that the GPU computes"),
+        ("tracelens_mi300_qwen.json.gz", "(43.5 %) in memory-bound work"),
+    ):
+        events = json.loads(gzip.decompress((PUBLIC / name).read_bytes()))["traceEvents"]
+        bare = write(tmp_path / "bare.json", [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy")])
+        (finding,) = diagnose(Case(analyse([read(bare)]))).findings
+        assert expected in finding.evidence[0]
 
 
 def test_elementwise_operators_of_a_real_program_count_though_a_third_of_them_has_no_launch() -> None:

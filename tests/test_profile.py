@@ -176,6 +176,25 @@ def test_a_trace_of_any_program_is_read_without_a_run(tmp_path: Path, command_li
     assert not (tmp_path / "results").exists()
 
 
+def test_equal_layers_share_a_row_unless_every_module_is_asked_for(
+    tmp_path: Path, command_line: Callable[..., Finished]
+) -> None:
+    events = [step(1, 0, 300)]
+    for number in range(15):
+        at = 10 * number
+        events.append(slice_(f"module: layers.{number}.attn (Attention)", at, at + 9, "user_annotation"))
+        events += launched("gemm", at + 1, 20 + at, 29 + at, number + 1)
+    path = str(write(tmp_path / "layers.json", events))
+    folded = command_line("profile", "--trace", path)
+    assert "layers.*.attn (15)" in folded.stdout
+    assert "layers.3.attn" not in folded.stdout
+    unfolded = command_line("profile", "--trace", path, "-v")
+    assert "layers.3.attn" in unfolded.stdout
+    assert "layers.*.attn" not in unfolded.stdout
+    modules = json.loads(command_line("profile", "--trace", path, "--json").stdout)["profile"]["ranks"][0]["modules"]
+    assert len(modules) == 15
+
+
 def test_two_traces_are_set_side_by_side(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
     before, after = made(tmp_path / "before.json", 90), made(tmp_path / "after.json", 1)
     done = command_line("profile", "--trace", str(before), "--against", str(after), "--html", "page.html")

@@ -28,9 +28,7 @@ def unfused_attention(case: Case) -> Answers:
     saving = measures.share(case, spent - sum(_fused(case.rank, one) for one in found))
     yield Finding(
         id="unfused-attention",
-        title="attention is computed by the math backend of scaled_dot_product_attention, not by a fused kernel"
-        if fallback
-        else "attention is made of separate operators: matrix product, softmax, matrix product",
+        title=_title(found, fallback),
         severity=severity(cost),
         evidence=_evidence(case, found, spent),
         cause=_cause(found, fallback),
@@ -40,6 +38,13 @@ def unfused_attention(case: Case) -> Answers:
         "products, or half of them under a causal mask: their time at the device's peak, where that is known, is not "
         "part of what is saved at most",
     )
+
+
+def _title(found: list[Attention], fallback: bool) -> str:
+    if fallback:
+        return "attention is computed by the math backend of scaled_dot_product_attention, not by a fused kernel"
+    made = "is made" if any(one.queries for one in found) else "seems to be made"
+    return f"attention {made} of separate operators: matrix product, softmax, matrix product"
 
 
 def share_of_computing(case: Case) -> float:
@@ -58,7 +63,7 @@ def _evidence(case: Case, found: list[Attention], spent: int) -> list[str]:
     }
     listed = ", ".join(f"{name} {units.percent(time / spent)}" for name, time in parts.items() if time >= TOLD * spent)
     said = [
-        f"{phrases.a_step(case, spent)}, which is {units.percent(share_of_computing(case))} of {computing}: {listed}",
+        f"it takes {phrases.a_step(case, spent)}, {units.percent(share_of_computing(case))} of {computing}: {listed}",
         *(_sizes(case, one) for one in found[:SHOWN] if one.queries is not None and one.total >= TOLD * spent),
     ]
     if backward := sum(one.backward for one in found):

@@ -9,7 +9,7 @@ from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.arithmetic import better_precision
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import WORTH, Answers
-from gpubench.findings import MARKED, SEVERE, Finding, Unanswered, severity
+from gpubench.findings import MARKED, Finding, Unanswered, severity
 from gpubench.trace.attention import is_attention_product
 from gpubench.trace.profile import Operator
 
@@ -47,7 +47,7 @@ def is_product(name: str) -> bool:
 def odd_shapes(case: Case) -> Answers:
     """Products whose rows do not begin at multiples of 16 bytes, whether arithmetic bounds them or memory."""
     rank = case.rank
-    if rank.device is None or better_precision(case) is None:  # no tensor cores, or none that are known of
+    if rank.device is None or (better_precision(case) is None and not phrases.on_amd(case)):  # no such units are known
         return
     products = [one for one in rank.operators if one.name in PRODUCTS.keys() | CONVOLUTIONS and one.device > 0]
     needs = measures.option(case, "shapes")
@@ -63,7 +63,7 @@ def odd_shapes(case: Case) -> Answers:
     yield Finding(
         id="odd-shapes",
         title=f"matrix products have shapes that {phrases.matrix_units(case)} do not take at full speed",
-        severity=severity(saving) if saving is not None else "medium" if cost >= SEVERE else "low",
+        severity=severity(saving) if saving is not None else "medium" if cost >= 2 * MARKED else "low",
         evidence=[_said(case, one) for one in told[:3]],
         cause=_cause(case),
         advice="; ".join(_advice(case, told)),
