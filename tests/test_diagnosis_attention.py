@@ -69,8 +69,22 @@ def test_a_fallback_of_sdpa_says_why_as_far_as_the_trace_tells() -> None:
     why = "flash attention takes no attn_mask, and one of [2048, 2048] (float16) was given"
     finding = fallen_back(why)
     assert "math backend of scaled_dot_product_attention" in finding.title
-    assert finding.cause.startswith(why)
+    assert finding.cause.startswith(f"{why}; what kept memory-efficient attention from these inputs the trace does not")
     assert "sdpa_kernel" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "obstacles",
+    [
+        ["flash attention takes no attn_mask", "memory-efficient attention takes head sizes that are multiples of 8"],
+        ["every fused kernel takes inputs of 4 dimensions"],
+        ["the fused kernel for CPUs takes no dropout"],
+    ],
+)
+def test_a_fallback_is_explained_where_no_fused_kernel_takes_the_inputs(obstacles: list[str]) -> None:
+    cause = fallen_back(*obstacles).cause
+    assert cause.startswith("; ".join(obstacles))
+    assert "does not tell" not in cause
 
 
 def test_a_fallback_without_a_known_reason_says_so_and_names_what_tells() -> None:

@@ -91,7 +91,7 @@ def test_products_of_few_rows_count_where_their_intensity_is_known_and_ask_for_a
     """As a language model has them that makes one token after the other."""
     thin = operator("aten::mm", 60 * PERCENT, shapes="[1, 4096] [4096, 4096]", bound="memory", of_ceiling=0.8)
     finding = only(case(gpu(operators=[thin])))
-    assert "matrix products of few rows 60.0 %" in finding.evidence[0]
+    assert "matrix products and convolutions 60.0 %" in finding.evidence[0]
     assert finding.advice.startswith("a larger batch reads the weights once")
     assert finding.expected is None
 

@@ -8,6 +8,7 @@ from gpubench.findings import MARKED, Finding, severity
 from gpubench.hardware import find_accelerator
 from gpubench.trace.profile import Attention, Rank
 from gpubench.trace.roofline import peak_of
+from gpubench.trace.sdpa import EFFICIENT, FLASH
 
 SHOWN = 3  # sets of sizes
 MOST = 0.5  # of what is computed, from which on the headline names it
@@ -101,14 +102,19 @@ def _cause(found: list[Attention], fallback: bool) -> str:
     why = "the scores of all queries with all keys are written to memory and read again by each of these operators"
     if not fallback:
         return why
-    obstacles = _obstacles(found)
+    obstacles = list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
     if not obstacles:
         return f"scaled_dot_product_attention fell back to separate operators, and the trace does not tell why; {why}"
-    return f"{'; '.join(obstacles)}; so {why}"
+    return "; ".join([*obstacles, *_unexplained(obstacles), why])
 
 
-def _obstacles(found: list[Attention]) -> list[str]:
-    return list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
+def _unexplained(obstacles: list[str]) -> list[str]:
+    """The fused kernel that could have been used, for all that the trace tells, if only the other one could not."""
+    fused = [kernel for kernel in (FLASH, EFFICIENT) if any(said.startswith(kernel) for said in obstacles)]
+    if len(fused) != 1 or any(not said.startswith((FLASH, EFFICIENT)) for said in obstacles):
+        return []
+    other = EFFICIENT if fused == [FLASH] else FLASH
+    return [f"what kept {other} from these inputs the trace does not tell"]
 
 
 def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:

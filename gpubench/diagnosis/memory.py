@@ -99,7 +99,7 @@ def memory_bound(case: Case) -> Answers:
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
         expected=measures.at_most(fused) if (fused := measures.share(case, fusible)) >= WORTH else None,
         threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; "
-        "what is saved at most is all but the matrix products, as if their neighbours did it in passing",
+        "what is saved at most is all but the matrix products, as if fused into their neighbours at no cost",
     )
 
 
@@ -138,7 +138,7 @@ _FAMILIES = {
     "reduction": "reductions",
     "normalisation": "normalisation",
     "softmax": "softmax",
-    "product": "matrix products of few rows",
+    "product": "matrix products and convolutions",
     "other": "others",
 }
 TOLD = 0.001  # of the step: families that take less are not listed
@@ -147,7 +147,11 @@ SHORT_PART = 0.1  # of the time, from which on it is worth a line
 
 def _reached(case: Case) -> list[str]:
     """Of the memory bandwidth, weighted by time."""
-    known = [one for one in case.rank.operators if one.bound == "memory" and one.flops is None and one.of_ceiling]
+    known = [
+        one
+        for one in case.rank.operators
+        if one.bound == "memory" and one.flops is None and one.of_ceiling and not of_attention(one, case.rank)
+    ]
     spent = sum(one.device for one in known)
     if not spent:
         lacking = "shapes" if measures.option(case, "shapes") else "the memory bandwidth of the device"
