@@ -44,6 +44,22 @@ def test_a_stretch_is_what_lies_between_operators_whatever_is_annotated_in_it() 
     ]
 
 
+def test_equal_layers_are_one_place() -> None:
+    """Twenty-four layers that each keep the device waiting for 5 us are one cause of 120 us."""
+    layers = [
+        record
+        for number in range(24)
+        for record in (
+            slice_(f"module: layers.{number}.attn (Attention)", 10 * number, 10 * number + 10, "user_annotation"),
+            slice_("aten::mm", 10 * number, 10 * number + 5),
+        )
+    ]
+    longest = found(step(1, 0, 240), layers).longest
+    assert [(one.module, one.count, one.total) for one in longest] == [("layers.*.attn", 24, 120_000)]
+    alone = found(step(1, 0, 10), layers[:2]).longest
+    assert [(one.module, one.count) for one in alone] == [("layers.0.attn", 1)]
+
+
 def test_loading_data_and_runtime_calls_are_no_python() -> None:
     python = found(
         step(1, 0, 100), note(LOADER, 0, 40), slice_("aten::stack", 10, 20),
