@@ -150,13 +150,19 @@ def call(*shapes: list[int], dtype: str = "c10::Half", concrete: tuple[str, ...]
 
 
 SQUARE = [2, 8, 128, 64]
-A100 = DeviceProperties("NVIDIA A100-SXM4-80GB", 108, None, (8, 0))
-V100 = DeviceProperties("Tesla V100-SXM2-16GB", 80, None, (7, 0))
-MI300X = DeviceProperties("AMD Instinct MI300X", 304, None, (9, 4))
+
+
+def device(name: str, major: int, minor: int) -> DeviceProperties:
+    described = {"id": 0, "name": name, "computeMajor": major, "computeMinor": minor}
+    return made(step(1, 0, 1), deviceProperties=[described]).devices[0]
+
+
+A100, V100 = device("NVIDIA A100-SXM4-80GB", 8, 0), device("Tesla V100-SXM2-16GB", 7, 0)
+MI300X = device("AMD Instinct MI300X", 9, 4)
 
 
 @pytest.mark.parametrize(
-    ("signature", "device", "told"),
+    ("signature", "used", "told"),
     [
         (call(SQUARE, SQUARE, SQUARE), A100, []),
         (call(SQUARE, SQUARE, SQUARE, [128, 128]), A100, ["flash attention takes no attn_mask"]),
@@ -183,8 +189,8 @@ MI300X = DeviceProperties("AMD Instinct MI300X", 304, None, (9, 4))
         (Signature([], []), A100, []),
     ],
 )  # fmt: skip
-def test_what_keeps_fused_kernels_from_a_call(signature: Signature, device: DeviceProperties, told: list[str]) -> None:
-    found = obstacles(signature, device, on_cpu=False)
+def test_what_keeps_fused_kernels_from_a_call(signature: Signature, used: DeviceProperties, told: list[str]) -> None:
+    found = obstacles(signature, used, on_cpu=False)
     assert len(found) == len(told)
     assert all(said.startswith(start) for said, start in zip(found, told, strict=True))
 
