@@ -118,8 +118,8 @@ def pipe_infer(
     if print_config:
         print_configurations(runs, "pipe-infer")
         return
-    if done and not done.missing(base.settings.work.samples):
-        print(f"nothing to do: all {base.settings.work.samples} samples of {resume} are finished", file=sys.stderr)
+    if done and not done.missing(base.settings.work.total):
+        print(f"nothing to do: all {base.settings.work.total} samples of {resume} are finished", file=sys.stderr)
         show_finished(done.path, json=json)
         return
 
@@ -159,7 +159,7 @@ def resumed(
     Raises UsageError, RunDirectoryError or SettingsError where the rest cannot be made.
     """
     from gpubench.configuration import load
-    from gpubench.diffusion.resuming import finished, refuse_changes, run_at
+    from gpubench.diffusion.resuming import finished, refuse_changes, refuse_other_files, run_at
     from gpubench.diffusion.settings import PipeSettings
     from gpubench.runs import CONFIG
     from gpubench.setting_keys import canonical
@@ -178,4 +178,6 @@ def resumed(
         raise UsageError(f"--resume makes each missing sample once, and {again[0]} asks for more", "leave it out")
     run = load(PipeSettings, str(path / CONFIG), {"inject": None} | once | asked)
     refuse_changes(before.settings, run.settings)
-    return finished(old, run.settings), run
+    done = finished(old, run.settings)
+    refuse_other_files(done, run.settings)
+    return done, run

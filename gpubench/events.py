@@ -243,6 +243,8 @@ class PipelineBuilt(Event, frozen=True):
     scheduler: str
     timesteps: list[float]
     """Of every evaluation, in order."""
+    threads: int | None
+    """That compute in each rank's process; None on a GPU, where they have no part in the samples."""
     ranges: list[tuple[int, int]]
     """Evaluations [start, end) of each rank."""
     latent_shape: list[int]

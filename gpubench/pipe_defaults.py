@@ -1,12 +1,21 @@
 """Fills in what the settings of `pipe-infer` leave open, from model and device, and refuses what cannot work."""
 
+import math
+
 from gpubench import devices, units
 from gpubench.configuration import apply_overrides
 from gpubench.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
 from gpubench.diffusion import faults, split
 from gpubench.diffusion.pipelines import PipelineFolder, check
 from gpubench.diffusion.prompts import read_prompts
-from gpubench.diffusion.scheduler_names import check_scheduler_name, parse_options
+from gpubench.diffusion.scheduler_names import (
+    RANDOM_WEIGHTS,
+    check_class,
+    check_micro_batch,
+    check_scheduler_name,
+    evaluations,
+    parse_options,
+)
 from gpubench.diffusion.settings import Arithmetic, PipeSettings
 from gpubench.errors import SettingsError
 from gpubench.origins import about
@@ -24,6 +33,7 @@ GUIDANCE = {
 """The defaults of the pipelines' own `__call__` where they are not the usual one."""
 USUAL_GUIDANCE = 7.5
 SMALL = ("dummy", "tiny")
+SAMPLES = 8  # where no prompts say how many
 
 
 def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
@@ -32,12 +42,18 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
     Raises DeviceError, ModelError, DataError or SettingsError for what is known not to work on this machine.
     """
     gaps = Gaps(settings)
-    check_request(settings)
+    prompts = read_prompts(settings.work.prompts)
+    why_samples = f"one for each of {units.counted(len(prompts), 'prompt')}" if prompts else "no file of prompts"
+    samples = gaps.fill("work.samples", len(prompts) or SAMPLES, why_samples)
+    check_request(settings, samples)
     with about("model.name"):
         folder = check(settings.model.name) if settings.model.name else None
     device, gpus = find_device(gaps)
     on_gpu = device is Device.cuda
     where = "on a GPU" if on_gpu else "on a CPU"
+    model = fill_model(settings, gaps, folder, on_gpu)
+    steps = gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
+    check_schedule(settings, folder, model, steps, samples)
     ranks, cores = local_ranks(settings), devices.physical_cores()
     shared = on_gpu and ranks > len(gpus)
     backend = "nccl" if on_gpu and not shared else "gloo"
@@ -46,18 +62,19 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
     if not shared or backend == "nccl":
         refuse_ranks(settings, device, gpus, backend)
     gaps.fill("precision", Arithmetic.fp16 if on_gpu else Arithmetic.fp32, where)
-    model = fill_model(settings, gaps, folder, on_gpu)
-    gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
     if model not in UNCONDITIONAL:
         gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "as its pipeline has it")
     verify = gaps.fill("verify", model in SMALL, f"{model} is {'' if model in SMALL else 'not '}small")
     gaps.fill("performance.deterministic", verify, "as verify needs it" if verify else "nothing is verified")
-    share = f"{units.counted(cores, 'core')} for {units.counted(ranks, 'rank')}"
-    gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
+    if on_gpu:
+        share = f"{units.counted(cores, 'core')} for {units.counted(ranks, 'rank')}"
+        gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
+    else:  # the last bits of what a CPU computes depend on it, and must not depend on the number of ranks
+        gaps.fill("performance.cpu_threads", cores, f"{units.counted(cores, 'core')}, for any number of ranks")
     return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 
 
-def check_request(settings: PipeSettings) -> None:
+def check_request(settings: PipeSettings, samples: int) -> None:
     """Raises SettingsError or DataError for what is wrong whatever the machine."""
     check_wandb(settings)
     if settings.sampling.scheduler is not None:
@@ -65,19 +82,34 @@ def check_request(settings: PipeSettings) -> None:
             check_scheduler_name(settings.sampling.scheduler)
     with about("sampling.options"):
         parse_options(settings.sampling.options)
-    read_prompts(settings.work.prompts)
     if settings.inject is not None:
-        faults.parse(settings.inject, settings.distributed.world_size, settings.work.samples)
+        faults.parse(settings.inject, settings.distributed.world_size, samples)
     split.check(settings.pipeline.split, settings.distributed.world_size)
-    if settings.work.micro_batch > settings.work.samples:
+    if settings.work.micro_batch > samples:
         raise SettingsError(
-            f"work.micro_batch={settings.work.micro_batch} is more than the {settings.work.samples} samples to make",
-            f"use --micro-batch {settings.work.samples} or less, or more --samples",
+            f"work.micro_batch={settings.work.micro_batch} is more than the {samples} samples to make",
+            f"use --micro-batch {samples} or less, or more --samples",
         )
     if settings.model.name and settings.model.unet:
         raise SettingsError("model.name and model.unet both say which model to run", "leave one of them out")
     if settings.output.images and not settings.model.name:
         raise SettingsError("output.images: random weights have no decoder", "give --model PIPELINE_FOLDER")
+
+
+def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model: str, steps: int, samples: int) -> None:
+    """Raises SettingsError where the evaluations that the steps take cannot be shared as asked.
+
+    A scheduler whose number of evaluations is known to diffusers alone is left for the workers to judge.
+    """
+    own, config = folder.scheduler if folder else RANDOM_WEIGHTS[model]
+    name = settings.sampling.scheduler or own
+    check_class(name)
+    check_micro_batch(name, settings.work.micro_batch)
+    total = evaluations(name, steps, {**config, **parse_options(settings.sampling.options)})
+    if total is None:
+        return
+    ranges = split.assign(total, settings.distributed.world_size, settings.pipeline.split)
+    split.refuse_short(settings.profiling, ranges, math.ceil(samples / settings.work.micro_batch))
 
 
 def fill_model(settings: PipeSettings, gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:

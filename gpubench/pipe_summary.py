@@ -193,6 +193,7 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
         samples=digests,
         verification=_verification(repeats, digests),
         verdict=verdict(assignment, {metric.name: metric.estimate for metric in metrics}),
+        threads=built.threads,
     )
 
 

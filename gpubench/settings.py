@@ -15,6 +15,7 @@ Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and to
 DEFAULT_STEPS = 50
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 MOST_OF_A_NAME = 120
 """Bytes of a folder's name: every file system takes as many."""
@@ -163,9 +164,7 @@ class TrainingSettings(Section):
 
 
 class ProcessSettings(Section):
-    cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="threads of each CPU worker; default: physical cores / ranks"
-    )
+    cpu_threads: Threads | None = Field(None, description="threads of each CPU worker; default: physical cores / ranks")
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(
         "PASSIVE", description="what idle OpenMP threads do; ACTIVE spins and can starve a small machine"
     )

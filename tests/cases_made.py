@@ -90,7 +90,7 @@ def training(**changed: Any) -> dict[str, Any]:
 
 
 def piping(**changed: Any) -> dict[str, Any]:
-    return _settings(PipeSettings(), changed)
+    return _settings(PipeSettings(), {"work__samples": 8} | changed)
 
 
 def _settings(usual: RunSettings, changed: Mapping[str, Any]) -> dict[str, Any]:

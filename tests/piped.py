@@ -88,6 +88,7 @@ class _Simulation:
             weights="ab" * 32,
             scheduler="DPMSolverMultistepScheduler",
             timesteps=[1000.0 - step for step in range(total)],
+            threads=2,
             ranges=self.line.ranges,
             latent_shape=[4, 8, 8],
             carried=["_step_index", "lower_order_nums", "model_outputs", "generators"],

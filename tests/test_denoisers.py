@@ -6,6 +6,7 @@ import pytest
 import torch
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 
+from gpubench.diffusion.scheduler_names import RANDOM_WEIGHTS
 from gpubench.diffusion.settings import DenoiserSettings, PipeSettings, SamplingSettings
 from gpubench.errors import SettingsError
 from gpubench.pipeline import denoiser, dummy, reference, unets
@@ -46,7 +47,7 @@ def test_the_reference_is_what_a_user_of_diffusers_gets() -> None:
     torch.manual_seed(0)
     pipe = StableDiffusionPipeline(
         unet=unets.build("tiny"),
-        scheduler=PNDMScheduler(**unets.SCHEDULERS["tiny"][1]),
+        scheduler=PNDMScheduler(**RANDOM_WEIGHTS["tiny"][1]),
         vae=None,
         text_encoder=None,
         tokenizer=None,

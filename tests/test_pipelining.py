@@ -50,6 +50,7 @@ def outcome(summary: Summary, **how: Any) -> Any:
             "precision": "fp32",
             "device": "cpu",
             "sampling": {"steps": 50},
+            "work": {"samples": 8},
             "distributed": {"world_size": 4},
         }
     )

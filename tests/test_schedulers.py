@@ -17,11 +17,15 @@ import torch
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import retrieve_timesteps
 from torch import Tensor
 
-from gpubench.diffusion.scheduler_names import check_scheduler_name, parse_options, scheduler_names
+from gpubench.diffusion.scheduler_names import (
+    REFUSED,
+    check_scheduler_name,
+    parse_options,
+    scheduler_names,
+)
 from gpubench.errors import SettingsError
 from gpubench.pipeline import handover
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.conventions import REFUSED
 from gpubench.pipeline.handover import pack, unpack
 from gpubench.pipeline.proof import prove, toy_model
 from gpubench.pipeline.schedulers import Sampler, build, create

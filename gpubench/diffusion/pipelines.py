@@ -1,14 +1,18 @@
 """Which diffusers pipelines there are adapters for, and whether a folder holds one whole: without loading anything."""
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpubench.diffusion.scheduler_names import OwnScheduler
 from gpubench.errors import ModelError
 
 INDEX = "model_index.json"
+SCHEDULER_CONFIG = "scheduler/scheduler_config.json"
 HALF = "fp16"
 """The one variant that published weights come in: `diffusion_pytorch_model.fp16.safetensors`."""
 
@@ -59,6 +63,48 @@ class PipelineFolder:
     """Which of the optional components are null."""
     variant: str | None
     """HALF where the denoiser's weights are there in no other."""
+    scheduler: OwnScheduler
+
+
+def digests(folder: PipelineFolder) -> dict[str, str]:
+    """sha256 of what each part of a pipeline is loaded from, by component: names and contents of its files.
+
+    Left out are the denoiser's weights, of which every rank takes the digest in memory, and formats that are never
+    loaded. Raises ModelError for a file that cannot be read.
+    """
+    kind = folder.kind
+    names = (kind.denoiser, *kind.others, *(name for name in kind.optional if name not in folder.absent))
+    parts = {INDEX: [folder.path / INDEX]} | {name: _loaded(folder, name) for name in names}
+    try:
+        with ThreadPoolExecutor() as pool:  # reading and hashing let go of the interpreter
+            return {name: _digest(folder, files, pool.map(_sha256, files)) for name, files in parts.items()}
+    except OSError as error:
+        raise ModelError(f"pipeline folder {folder.path}: cannot read {error.filename}: {error.strerror}") from error
+
+
+def _digest(folder: PipelineFolder, files: Sequence[Path], each: Iterable[str]) -> str:
+    lines = [f"{file.relative_to(folder.path)} {digest}\n" for file, digest in zip(files, each, strict=True)]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _loaded(folder: PipelineFolder, name: str) -> list[Path]:
+    """The files of a component that have a part in what it computes, in the order of their names."""
+    return [file for file in sorted((folder.path / name).rglob("*")) if file.is_file() and _is_read(folder, name, file)]
+
+
+def _is_read(folder: PipelineFolder, name: str, file: Path) -> bool:
+    if file.suffix == ".safetensors" and (name == folder.kind.denoiser or _of_other_variant(folder, file)):
+        return False
+    return file.suffix not in _UNREAD and not file.name.startswith(".")
+
+
+def _of_other_variant(folder: PipelineFolder, file: Path) -> bool:
+    return folder.variant is None and f".{HALF}." in file.name
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def check(path: Path) -> PipelineFolder:
@@ -66,6 +112,8 @@ def check(path: Path) -> PipelineFolder:
 
     Raises ModelError with the reason why it cannot be run: no supported pipeline, or not all of one.
     """
+    if not path.exists():
+        raise ModelError(f"there is no pipeline folder {path}", _download(path) or _SAVED)
     index = _read(path, INDEX)
     pipeline = index.get("_class_name")
     kind = SUPPORTED.get(str(pipeline))
@@ -87,12 +135,26 @@ def check(path: Path) -> PipelineFolder:
     variant = HALF if not whole and _weights(path / kind.denoiser, stem, HALF) else None
     for name, library in libraries.items():
         _check_component(path, name, library, variant)
-    return PipelineFolder(path, str(pipeline), kind, absent, variant)
+    scheduler = (index["scheduler"][1], _read(path, SCHEDULER_CONFIG))
+    return PipelineFolder(path, str(pipeline), kind, absent, variant, scheduler)
 
 
 _AGAIN = "write the folder again with the pipeline's save_pretrained()"
+_SAVED = "give the folder that save_pretrained() of a diffusers pipeline wrote"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".pb", ".pt", ".pth", ".md", ".png", ".jpg")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "spiece.model")
+
+
+def _download(path: Path) -> str | None:
+    """The hint for what looks like a model id of the Hugging Face Hub; None for any other path."""
+    try:
+        owner, name = path.relative_to(Path.cwd()).parts
+    except ValueError:  # not below here, or not of two parts
+        return None
+    if path.parent.exists():
+        return None
+    return f"nothing is downloaded: hf download {owner}/{name} --local-dir {name}, then --model {name}"
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -120,7 +182,7 @@ def _library(path: Path, index: Mapping[str, Any], name: str) -> str:
 
 def _check_component(path: Path, name: str, library: str, variant: str | None) -> None:
     if name == "scheduler":
-        _read(path, f"{name}/scheduler_config.json")
+        _read(path, SCHEDULER_CONFIG)
         return
     if name.startswith("tokenizer"):
         _read(path, f"{name}/tokenizer_config.json")

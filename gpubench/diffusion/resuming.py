@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpubench import foreign_files
+from gpubench.diffusion import pipelines
 from gpubench.diffusion.prompts import prompt_of, read_prompts
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
@@ -18,6 +19,9 @@ from gpubench.runs import ENVIRONMENT, IMAGE, LATENT, SAMPLES, Run, sample_file
 
 FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "results", "inject", "verify")
 """Settings, or sections of them, that leave the samples what they are."""
+DIGITS = 16
+"""Of a digest in run.json."""
+ANEW = "restore it, or start anew without --resume"
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,42 @@ def finished(run: Run, settings: PipeSettings) -> Finished:
 
 def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     """What a sample's bits rest on besides the settings, as far as run.json and environment.json tell."""
+    packages = environment.get("packages") or {}
     known = {
         "weights": workload.get("weights"),
         "scheduler": workload.get("scheduler"),
+        **_named(workload.get("files") or {}),
         "torch": (environment.get("torch") or {}).get("version"),
-        "diffusers": (environment.get("packages") or {}).get("diffusers"),
+        "diffusers": packages.get("diffusers"),
+        "transformers": packages.get("transformers"),
     }
     return {name: value for name, value in known.items() if value is not None}
+
+
+def files_of(settings: PipeSettings) -> dict[str, str]:
+    """Digests of the files that samples are made with, by component, as run.json keeps them; none of random weights."""
+    if settings.model.name is None:
+        return {}
+    return {name: digest[:DIGITS] for name, digest in pipelines.digests(pipelines.check(settings.model.name)).items()}
+
+
+def refuse_other_files(done: "Finished", settings: PipeSettings) -> None:
+    """Raises SettingsError where a file of the model has changed since the finished samples were made."""
+    if changed := change(done.made_with, _named(files_of(settings))):
+        raise SettingsError(changed, ANEW)
+
+
+def change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first of what is known of both and not the same, in a sentence."""
+    for name, value in then.items():
+        if now.get(name, value) != value:
+            return f"the {name} of the finished samples was {value}, and is {now[name]} now"
+    return None
+
+
+def _named(files: Mapping[str, str]) -> dict[str, str]:
+    """Digests under the names that a sentence gives them."""
+    return {name if name == pipelines.INDEX else f"{name} folder": digest for name, digest in files.items()}
 
 
 def _environment(path: Path) -> dict[str, Any]:
@@ -92,7 +125,7 @@ def _mates(sample: int, settings: PipeSettings) -> range:
     """The samples of its micro-batch."""
     size = settings.work.micro_batch
     first = sample // size * size
-    return range(first, min(first + size, settings.work.samples))
+    return range(first, min(first + size, settings.work.total))
 
 
 def refuse_changes(before: PipeSettings, after: PipeSettings) -> None:

@@ -16,6 +16,7 @@ from gpubench.settings import (
     RunSettings,
     Seconds,
     Section,
+    Threads,
 )
 
 Pixels = Annotated[int, Field(ge=8, le=2**16)]
@@ -60,10 +61,19 @@ class SamplingSettings(Section):
 
 
 class WorkSettings(Section):
-    samples: Positive = Field(8, description="images to make")
+    samples: Positive | None = Field(
+        None, description="images to make; default: one for each prompt, or 8 without a file of prompts"
+    )
     micro_batch: Positive = Field(1, description="images that travel and are evaluated together")
     prompts: Somewhere | None = Field(None, description="text file with one prompt a line, used in turn")
     negative_prompt: str = Field("", description="what to guide away from")
+
+    @property
+    def total(self) -> int:
+        """`samples`, once they have been filled in."""
+        if self.samples is None:
+            raise ValueError("work.samples has not been filled in")
+        return self.samples
 
 
 class PipelineSettings(Section):
@@ -80,6 +90,11 @@ class PipelineSettings(Section):
 
 
 class InferencePerformance(ProcessSettings):
+    cpu_threads: Threads | None = Field(
+        None,
+        description="threads of each CPU worker; default: physical cores whatever the number of ranks, as a sample's "
+        "last bits depend on it; with a GPU, physical cores / ranks",
+    )
     deterministic: bool | None = Field(
         None, description="deterministic algorithms only, as bit-identity on a GPU needs; default: with verify"
     )

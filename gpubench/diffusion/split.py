@@ -4,10 +4,12 @@ An evaluation is one call of the denoiser on one micro-batch; a sample takes `to
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubench import units
 from gpubench.errors import SettingsError
+from gpubench.settings import ProfilingSettings
 
 Range = tuple[int, int]
 
@@ -42,6 +44,16 @@ def check(split: str, world_size: int) -> None:
     if split not in (EVEN, BALANCED):
         example = ",".join(["10"] * world_size)
         _counts(split, world_size, f"for example {example}: together as many as the scheduler makes evaluations")
+
+
+def refuse_short(profiling: ProfilingSettings, ranges: Sequence[Range], batches: int) -> None:
+    """Raises SettingsError where a rank that is to be recorded evaluates less than the profiler's schedule takes."""
+    if not profiling.enabled:
+        return
+    start, end = min(ranges, key=lambda one: one[1] - one[0]) if profiling.all_ranks else ranges[0]
+    source = f"{end - start} evaluations of {batches} micro-batches"
+    if short := profiling.shortfall(batches * (end - start), source):
+        raise SettingsError(short, "raise --samples or --steps, or lower profiling.wait or profiling.repeat")
 
 
 def _parse(split: str, total: int, world_size: int) -> list[int]:

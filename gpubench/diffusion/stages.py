@@ -84,3 +84,6 @@ class Pipeline(Struct, frozen=True):
     verification: Verification | None
     verdict: str | None
     """Whether splitting the steps was worth it, in a sentence; None where that cannot be said."""
+    threads: int | None = None
+    """In each rank's process, that of the references among them: the last bits of what a CPU computes depend on it.
+    None on a GPU."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,12 +11,14 @@ from gpubench import devices, events
 from gpubench.configuration import Configuration
 from gpubench.defaults import local_ranks
 from gpubench.diffusion.chrome_trace import chrome_trace
+from gpubench.diffusion.prompts import read_prompts
 from gpubench.diffusion.repeat import PipeRepeat
-from gpubench.diffusion.resuming import Finished, made_with
+from gpubench.diffusion.resuming import ANEW, DIGITS, Finished, change, files_of, made_with
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import GpubenchError, RunFailed
 from gpubench.host.pipe_progress import PipeProgress
 from gpubench.host.recording import Recorder
+from gpubench.pipe_doubts import of_threads, unused_prompts
 from gpubench.pipe_summary import summarise
 from gpubench.runs import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.settings import Device
@@ -35,10 +37,12 @@ class PipeRecorder(Recorder[PipeSettings]):
         self, configuration: Configuration[PipeSettings], argv: Sequence[str], finished: Finished | None = None
     ) -> None:
         """`finished` samples are taken over, and the others made. Raises what `Recorder` does."""
+        self._files = files_of(configuration.settings)
+        self._prompts = len(read_prompts(configuration.settings.work.prompts))
         super().__init__(configuration, argv)
         self._repeats: dict[int, PipeRepeat] = {}
         self._evaluations: Counter[tuple[int, int]] = Counter()
-        self.samples = finished.missing(self.settings.work.samples) if finished else None
+        self.samples = finished.missing(self.settings.work.total) if finished else None
         self._finished = finished
         self.progress = self.at_start()
         if finished:
@@ -56,7 +60,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         return min(super().patience, self.settings.pipeline.deadline)
 
     def at_start(self) -> PipeProgress:
-        total = self.settings.work.samples if self.samples is None else len(self.samples)
+        total = self.settings.work.total if self.samples is None else len(self.samples)
         return PipeProgress(ranks=self.processes, total=total)
 
     def begin_repeat(self, number: int, repeats: int) -> None:
@@ -116,7 +120,15 @@ class PipeRecorder(Recorder[PipeSettings]):
 
     def sum_up(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
-        return summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus, self._crowding())
+        found = summarise(repeats, self.settings.work.total, self.telemetry, self.gpus, self._crowding())
+        return msgspec.structs.replace(found, warnings=[*found.warnings, *self._remarks()])
+
+    def _remarks(self) -> Iterator[str]:
+        """What follows from the settings alone."""
+        yield from unused_prompts(self._prompts, self.settings.work.total)
+        threads = self.settings.performance.cpu_threads
+        if self.settings.device is Device.cpu and threads:
+            yield from of_threads(threads, devices.physical_cores(), local_ranks(self.settings))
 
     def _crowding(self) -> float:
         """How many ranks share what one would have for itself: a GPU, or the threads of a CPU."""
@@ -144,8 +156,9 @@ class PipeRecorder(Recorder[PipeSettings]):
             workload = {
                 "model": event.model,
                 "parameters": event.parameters,
-                "weights": event.weights[:16],
+                "weights": event.weights[:DIGITS],
                 "scheduler": event.scheduler,
+                **({"files": self._files} if self._files else {}),
                 "evaluations": len(event.timesteps),
                 "samples": self.progress.total,
                 "sample_shape": " x ".join(map(str, event.latent_shape)),
@@ -156,13 +169,8 @@ class PipeRecorder(Recorder[PipeSettings]):
     def _refuse_others(self, workload: dict[str, Any]) -> None:
         """Raises RunFailed if the samples that were taken over rest on something else than those to come."""
         then = self._finished.made_with if self._finished else {}
-        now = made_with(workload, self.environment)
-        for name, value in then.items():
-            if now.get(name, value) != value:
-                raise RunFailed(
-                    f"the {name} of the finished samples was {value}, and is {now[name]} now",
-                    "start anew without --resume",
-                )
+        if changed := change(then, made_with(workload, self.environment)):
+            raise RunFailed(changed, ANEW)
 
     def _take_spans(self, event: events.SpansMeasured) -> None:
         for span in event.spans:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gpubench.diffusion.scheduler_names import parse_options
+from gpubench.diffusion.scheduler_names import SEEDED, OwnScheduler, parse_options
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import SettingsError
 from gpubench.pipeline import conventions, reference
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Scale = Callable[[Tensor], Tensor]
 """What a scheduler does to the model's input."""
-OwnScheduler = tuple[str, Mapping[str, Any]]
-"""Class name and configuration of the scheduler that a model comes with."""
 
 
 class DenoiserBase:
@@ -111,7 +109,7 @@ class DenoiserBase:
         self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int], on_step: OnStep | None = None
     ) -> Tensor:
         scheduler = self.scheduler()
-        if type(scheduler).__name__ == conventions.SEEDED:
+        if type(scheduler).__name__ == SEEDED:
             scheduler.noise_sampler_seed = seeds[0]
         generators = reference.generators_of(seeds)
         if self.reference_name == reference.LOOP:

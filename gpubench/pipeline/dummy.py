@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gpubench.diffusion.scheduler_names import RANDOM_WEIGHTS
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline.base import DenoiserBase, Scale, image_size
 from gpubench.pipeline.batch import Batch
@@ -31,7 +32,7 @@ class Dummy(DenoiserBase):
             device=device,
             dtype=dtype,
             latent_shape=(_CHANNELS, height // _PIXELS, width // _PIXELS),
-            scheduler=("DDIMScheduler", {}),
+            scheduler=RANDOM_WEIGHTS["dummy"],
         )
         self._seconds = settings.model.step_ms / 1000
         self._cycles = round(self._seconds * _cycles_per_second(device)) if device.type == "cuda" else 0

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpubench.diffusion.scheduler_names import check_micro_batch
 from gpubench.errors import SettingsError
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.conventions import SEEDED
 from gpubench.pipeline.handover import changed, pack, unpack
-from gpubench.pipeline.schedulers import Sampler
+from gpubench.pipeline.schedulers import ERRORS, Sampler
 
 TOY_LATENT = (4, 8, 8)
 
@@ -25,12 +25,7 @@ def prove(sampler: Sampler, ranges: Sequence[tuple[int, int]], micro_batch: int,
     whatever its caller holds, in alphabetical order, and "generator" where steps draw noise. Raises SettingsError
     naming scheduler and border if not every bit agrees, or if the scheduler cannot do what a pipeline of ranks needs.
     """
-    if sampler.name == SEEDED and micro_batch > 1:
-        raise SettingsError(
-            f"{sampler.name} draws the noise of a whole micro-batch from one seed, so that no sample of it is "
-            "reproducible alone",
-            "set work.micro_batch to 1",
-        )
+    check_micro_batch(sampler.name, micro_batch)
     whole = _start(sampler, micro_batch, dtype)
     states = [generator.get_state() for generator in whole.generators]
     parts = _start(sampler, micro_batch, dtype)
@@ -74,8 +69,16 @@ def _start(sampler: Sampler, micro_batch: int, dtype: torch.dtype) -> Batch:
 def _advance(sampler: Sampler, batch: Batch, end: int) -> None:
     shape, dtype = batch.latents.shape, batch.latents.dtype
     while batch.done < end:
-        scaled = sampler.scale(batch, batch.latents)
-        sampler.step(batch, toy_model(scaled, sampler.timesteps[batch.done], sampler))
+        try:
+            scaled = sampler.scale(batch, batch.latents)
+            sampler.step(batch, toy_model(scaled, sampler.timesteps[batch.done], sampler))
+        except torch.OutOfMemoryError:
+            raise
+        except ERRORS as error:
+            raise SettingsError(
+                f"{sampler.name} so configured fails in its evaluation {batch.done}: {' '.join(str(error).split())}",
+                "change --sampling.options, or choose another --scheduler",
+            ) from error
         if batch.latents.shape != shape or batch.latents.dtype != dtype:
             raise SettingsError(
                 f"{sampler.name} turns latents of {list(shape)} {dtype} into {list(batch.latents.shape)} "

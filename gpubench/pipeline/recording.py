@@ -9,9 +9,6 @@ from tempfile import TemporaryDirectory
 from torch.profiler import record_function
 
 from gpubench import events
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.diffusion.split import Range
-from gpubench.errors import SettingsError
 from gpubench.events import SpanKind
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.handshake import draw_run_id
@@ -59,14 +56,3 @@ def record(session: Session) -> Iterator[events.Message]:
         if recording:
             session.stage.activity.enter("handing over the trace")
             yield from recorded(recording.files(), rank, session.repeat)
-
-
-def refuse_short(settings: PipeSettings, ranges: list[Range], batches: int) -> None:
-    """Raises SettingsError where a rank that is to be recorded evaluates less than the profiler's schedule takes."""
-    profiling = settings.profiling
-    if not profiling.enabled:
-        return
-    start, end = min(ranges, key=lambda one: one[1] - one[0]) if profiling.all_ranks else ranges[0]
-    source = f"{end - start} evaluations of {batches} micro-batches"
-    if short := profiling.shortfall(batches * (end - start), source):
-        raise SettingsError(short, "raise --samples or --steps, or lower profiling.wait or profiling.repeat")

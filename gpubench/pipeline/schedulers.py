@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench.diffusion.scheduler_names import check_scheduler_name
+from gpubench.diffusion.scheduler_names import SEEDED, check_class, check_scheduler_name
 from gpubench.errors import SettingsError, did_you_mean
 from gpubench.pipeline import conventions
 from gpubench.pipeline.batch import Batch
@@ -20,7 +20,17 @@ from gpubench.pipeline.quiet import quiet
 if TYPE_CHECKING:
     from diffusers.schedulers import SchedulerMixin
 
-_ERRORS = (ValueError, TypeError, NotImplementedError, AssertionError, ImportError)  # diffusers' ways to say no
+ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)  # diffusers' ways to say no
 
 
 class Sampler:
@@ -66,7 +76,7 @@ class Sampler:
         scheduler = copy.copy(self.template)
         for name, value in vars(self.template).items():
             setattr(scheduler, name, _copied(value))
-        if self.name == conventions.SEEDED:
+        if self.name == SEEDED:
             scheduler.noise_sampler_seed = seed
         return scheduler
 
@@ -97,7 +107,7 @@ def create(name: str, options: Mapping[str, Any], base_config: Mapping[str, Any]
     the type of their default. Raises SettingsError for a name, an option or a value that cannot be.
     """
     check_scheduler_name(name)
-    conventions.check_class(name)
+    check_class(name)
     from diffusers import schedulers
 
     found = getattr(schedulers, name)
@@ -107,7 +117,7 @@ def create(name: str, options: Mapping[str, Any], base_config: Mapping[str, Any]
     try:
         with quiet():
             return found.from_config(known, **given)
-    except _ERRORS as error:
+    except ERRORS as error:
         raise SettingsError(f"{name} does not take these options: {error}", "change --sampling.options") from error
 
 
@@ -120,7 +130,7 @@ def build(
     Raises SettingsError with the reason for what cannot be split over ranks, or not into so many steps.
     """
     name = type(scheduler).__name__
-    conventions.check_class(name)
+    check_class(name)
     conventions.check_config(name, scheduler.config)
     _check_signature(scheduler, eta)
     _hush()
@@ -128,9 +138,14 @@ def build(
     try:
         with quiet():
             template.set_timesteps(device=device, **conventions.schedule_arguments(name, steps, set_timesteps_kwargs))
-    except _ERRORS as error:
-        raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", "change --steps") from error
+    except ERRORS as error:
+        raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", _other(error)) from error
     return Sampler(template, torch.device(device), eta)
+
+
+def _other(error: Exception) -> str:
+    """The hint where a scheduler cannot be set: it may not take what the model's pipeline passes, or so many steps."""
+    return f"{'' if isinstance(error, TypeError) else 'change --steps, or '}choose another --scheduler"
 
 
 def _hush() -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from gpubench.diffusion.prompts import prompt_of
+from gpubench.diffusion.scheduler_names import OwnScheduler
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline import reference
-from gpubench.pipeline.base import DenoiserBase, OwnScheduler, image_size
+from gpubench.pipeline.base import DenoiserBase, image_size
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gpubench.diffusion.scheduler_names import OwnScheduler
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.pipeline import reference
-from gpubench.pipeline.base import DenoiserBase, OwnScheduler, Scale, image_size
+from gpubench.pipeline.base import DenoiserBase, Scale, image_size
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.quiet import quiet
 

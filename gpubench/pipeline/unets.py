@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpubench.diffusion.scheduler_names import RANDOM_WEIGHTS
 from gpubench.diffusion.settings import PipeSettings
-from gpubench.pipeline.base import DenoiserBase, OwnScheduler
+from gpubench.pipeline.base import DenoiserBase
 from gpubench.pipeline.quiet import quiet
 from gpubench.pipeline.stable_diffusion import StableDiffusion, StableDiffusionXL
 from gpubench.pipeline.unconditional import Unconditional
@@ -43,17 +44,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arguments of UNet2DConditionModel, and of UNet2DModel for unet2d; the rest are its defaults."""
 
-_LATENT_NOISE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
-_SD15 = ("PNDMScheduler", {**_LATENT_NOISE, "skip_prk_steps": True, "set_alpha_to_one": False})
-_SDXL = ("EulerDiscreteScheduler", {**_LATENT_NOISE, "timestep_spacing": "leading"})
-SCHEDULERS: Mapping[str, OwnScheduler] = {
-    "tiny": _SD15,
-    "unet2d": ("DDPMScheduler", {}),
-    "sd15": _SD15,
-    "sdxl": _SDXL,
-}
-"""As the published pipelines of these models configure theirs."""
-
 
 def build(unet: str) -> nn.Module:
     """The network with random weights from torch's default generator, on the default device."""
@@ -80,18 +70,18 @@ def load(settings: PipeSettings, device: torch.device, dtype: torch.dtype) -> De
             from diffusers import DDPMPipeline
 
             pipe = DDPMPipeline(unet=model, scheduler=None)
-            return Unconditional(pipe, unet, settings, device, dtype, SCHEDULERS[unet])
+            return Unconditional(pipe, unet, settings, device, dtype, RANDOM_WEIGHTS[unet])
         if unet == "sdxl":
             from diffusers import StableDiffusionXLPipeline
 
             absent = dict.fromkeys(("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler"))
             pipe = StableDiffusionXLPipeline(unet=model, add_watermarker=False, **absent)
-            return _RandomTextXL(pipe, unet, settings, device, dtype, SCHEDULERS[unet])
+            return _RandomTextXL(pipe, unet, settings, device, dtype, RANDOM_WEIGHTS[unet])
         from diffusers import StableDiffusionPipeline
 
         absent = dict.fromkeys(("vae", "text_encoder", "tokenizer", "scheduler", "safety_checker", "feature_extractor"))
         pipe = StableDiffusionPipeline(unet=model, requires_safety_checker=False, **absent)
-        return _RandomText(pipe, unet, settings, device, dtype, SCHEDULERS[unet])
+        return _RandomText(pipe, unet, settings, device, dtype, RANDOM_WEIGHTS[unet])
 
 
 class _RandomText(StableDiffusion):

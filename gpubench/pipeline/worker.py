@@ -16,7 +16,7 @@ from gpubench.channel import EVERYONE, Activity
 from gpubench.diffusion import faults
 from gpubench.diffusion.prompts import read_prompts
 from gpubench.diffusion.settings import Arithmetic, PipeSettings
-from gpubench.diffusion.split import assign
+from gpubench.diffusion.split import assign, refuse_short
 from gpubench.environment import capture_env_metadata
 from gpubench.errors import SettingsError
 from gpubench.peaks import peaks
@@ -25,7 +25,7 @@ from gpubench.pipeline.denoiser import Denoiser, load
 from gpubench.pipeline.edges import Edge, open_edges
 from gpubench.pipeline.handshake import agree, broadcast_conditioning, draw_run_id
 from gpubench.pipeline.proof import prove
-from gpubench.pipeline.recording import RecordedSpans, record, refuse_short
+from gpubench.pipeline.recording import RecordedSpans, record
 from gpubench.pipeline.schedulers import Sampler, build
 from gpubench.pipeline.session import Passage, Session
 from gpubench.pipeline.spans import SpanTimer
@@ -107,7 +107,7 @@ def run_repeat(
         ranks, device, repeat=repeat, first_evaluation=start, last_evaluation=end - 1, evaluations=sampler.total
     )
     encode_seconds = share_prompts(settings, denoiser, ranks, activity)
-    refuse_short(settings, ranges, len(due(settings, job.samples)))
+    refuse_short(settings.profiling, ranges, len(due(settings, job.samples)))
     activity.enter("digesting the weights")
     weights = denoiser.weights_digest()
     activity.enter("waiting for all ranks to agree", waits_for=EVERYONE)
@@ -120,6 +120,7 @@ def run_repeat(
         weights=weights,
         scheduler=sampler.name,
         timesteps=[float(timestep) for timestep in sampler.timesteps],
+        threads=torch.get_num_threads() if device.type == "cpu" else None,
         ranges=ranges,
         latent_shape=list(denoiser.latent_shape),
         carried=list(sampler.carried),
@@ -137,7 +138,7 @@ def run_repeat(
         activity=activity,
         deadline=settings.pipeline.deadline,
         beat=lambda: tell(activity.heartbeat(ranks.rank)),
-        fault=faults.parse(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
+        fault=faults.parse(settings.inject, ranks.world_size, settings.work.total) if settings.inject else None,
     )
     session = Session(
         settings=settings,
@@ -254,7 +255,7 @@ def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
 
 def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:
     """Micro-batches with a sample that is still to be made. They stay whole: a sample's bits depend on its company."""
-    size, total = settings.work.micro_batch, settings.work.samples
+    size, total = settings.work.micro_batch, settings.work.total
     every = [list(range(first, min(first + size, total))) for first in range(0, total, size)]
     return [batch for batch in every if samples is None or any(sample in samples for sample in batch)]
 
@@ -278,7 +279,7 @@ def facts(
         "latent shape": list(denoiser.latent_shape),
         "precision": str(denoiser.dtype),
         "seed": settings.seed,
-        "samples": settings.work.samples,
+        "samples": settings.work.total,
         "micro-batch": settings.work.micro_batch,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(denoiser.device) if denoiser.device.type == "cuda" else "cpu",

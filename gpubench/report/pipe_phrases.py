@@ -56,10 +56,13 @@ def handover(pipeline: Pipeline) -> str | None:
     return f"a hand-over is {units.size(sum(parts.values()))}: {said}{carried}"
 
 
-def verification(found: Verification | None) -> str:
+def verification(found: Verification | None, threads: int | None) -> str:
+    """`threads` as in `Pipeline`: how many the reference had as well."""
     if found is None:
         return NOT_VERIFIED
     said = f"bit-identical: {found.identical}/{found.samples}, beside {clean(found.reference)}"
+    if threads is not None:
+        said += f" with {units.counted(threads, 'thread')}"
     return said if found.divergence is None else f"{said}; {_divergence(found.divergence)}"
 
 

@@ -31,7 +31,7 @@ def section(pipeline: Pipeline, run: RunEvidence) -> dict[str, Any]:
         "baselines": pipe_phrases.baselines(run.metrics, len(pipeline.stages)),
         "handover": pipe_phrases.handover(pipeline),
         "sizes": Figure("Size of a hand-over", bars) if bars else None,
-        "verification": pipe_phrases.verification(pipeline.verification),
+        "verification": pipe_phrases.verification(pipeline.verification, pipeline.threads),
     }
 
 

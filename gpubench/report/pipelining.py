@@ -9,7 +9,7 @@ from gpubench import units
 from gpubench.comparison import naming
 from gpubench.comparison.result import Comparisons
 from gpubench.diffusion.settings import PipeSettings
-from gpubench.diffusion.stages import Digest, Pipeline, Stage
+from gpubench.diffusion.stages import Pipeline, Stage
 from gpubench.diffusion.timeline import PARTS
 from gpubench.host.benchmark import Outcome
 from gpubench.report import frame, pipe_phrases
@@ -74,7 +74,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
             console.print(_baselines(summary, pipeline))
             console.print()
     else:
-        made = f"{len(pipeline.samples)} of {units.counted(settings.work.samples, 'sample')}"
+        made = f"{len(pipeline.samples)} of {units.counted(settings.work.total, 'sample')}"
         say(console, f"no repeat was completed: {made} finished")
     for line in _words(pipeline):
         say(console, line)
@@ -114,12 +114,16 @@ def _baselines(summary: Summary, pipeline: Pipeline) -> Table:
 
 
 def _words(pipeline: Pipeline) -> list[str]:
-    said = [pipeline.verdict, pipe_phrases.handover(pipeline), pipe_phrases.verification(pipeline.verification)]
+    checked = pipe_phrases.verification(pipeline.verification, pipeline.threads)
+    said = [pipeline.verdict, pipe_phrases.handover(pipeline), checked]
     if pipeline.samples:
-        said.append(_digests(pipeline.samples))
+        said.append(_digests(pipeline))
     return [sentence for sentence in said if sentence]
 
 
-def _digests(samples: Sequence[Digest]) -> str:
+def _digests(pipeline: Pipeline) -> str:
+    samples, threads = pipeline.samples, pipeline.threads
     shown = ", ".join(f"{digest.sample} {digest.sha256[:DIGITS]}" for digest in samples[:DIGESTS])
-    return f"sha256 of the final latents: {shown}" + (", ...; all in summary.json" if len(samples) > DIGESTS else "")
+    made = "" if threads is None else f", made with {units.counted(threads, 'thread')}"
+    said = f"sha256 of the final latents{made}: {shown}"
+    return said + (", ...; all in summary.json" if len(samples) > DIGESTS else "")
