@@ -4,6 +4,7 @@ No torch: this runs in the command line process, before anything is started.
 """
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,17 +14,25 @@ from typing import Any, TypeVar
 
 import psutil
 
-from gpubench import devices
+from gpubench import devices, foreign_files
 from gpubench.configuration import Configuration, S, apply_overrides
 from gpubench.dotkeys import flatten
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.origins import FILLED_IN, telling
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.settings import Device, Precision, RunSettings, TrainSettings
-from gpubench.sources import SYNTHETIC, check_source, check_task, names_callable
+from gpubench.settings import Device, MemorySettings, Precision, RunSettings, TrainSettings
+from gpubench.sources import (
+    SYNTHETIC,
+    batches_each,
+    check_source,
+    check_task,
+    names_callable,
+    refuse_short,
+    samples_in,
+)
 from gpubench.units import counted
-from gpubench.zoo import find, is_builtin
+from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
 T = TypeVar("T", bound=TrainSettings)
@@ -90,6 +99,7 @@ def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice
     check_source(settings.data)
     if is_builtin(name):
         check_task(settings.data.source, find(name).task)
+    refuse_sizes(settings, name, settings.training.batch_size or model_batch)
     sharded = settings.distributed.strategy == "fsdp2"
     where = "on a GPU" if on_gpu else "on a CPU"
     ranks, cores = local_ranks(settings), devices.physical_cores()
@@ -203,6 +213,48 @@ def refuse_ranks(settings: RunSettings, device: Device, gpus: list[devices.Gpu],
             )
         if backend == "nccl":
             raise SettingsError("distributed.backend=nccl moves data between GPUs only", "use gloo on a CPU")
+
+
+def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
+    """Raises ModelError, DataError or UsageError for what arithmetic tells of the model's and the data's sizes.
+
+    That is a sequence longer than the model's positions, a batch larger than the data, and epochs of too few steps.
+    """
+    positions, usual = sequence_lengths(name)
+    length = settings.data.sequence_length
+    if length and positions and length > positions:
+        raise ModelError(
+            f"data.sequence_length {length} exceeds the {positions} positions of {name}",
+            f"set data.sequence_length to {positions} or less",
+        )
+    ranks, training, profiling = settings.distributed.world_size, settings.training, settings.profiling
+    if isinstance(settings, MemorySettings):
+        if settings.memory.predict or settings.memory.find_batch_size:  # no batch of this size is read
+            return
+        training = training.model_copy(update={"epochs": None})  # it follows a few steps, however long an epoch is
+    steps = max(training.warmup_steps, profiling.units if profiling.enabled else 0) + 1
+    enough = ranks * batch_size * (steps * training.grad_accumulation if training.epochs else 1)
+    samples = samples_in(settings.data, length or usual, enough)
+    if samples is not None:
+        batches = batches_each(settings.data.source, samples, batch_size, ranks)
+        refuse_short(settings.model_copy(update={"training": training}), batches)
+
+
+def sequence_lengths(name: str) -> tuple[int | None, int | None]:
+    """(the most, by default) tokens of a sequence, as far as the table or a folder's config.json tells."""
+    if is_builtin(name):
+        spec = find(name)
+        return (spec.positions, spec.sequence_length) if spec.task in LONGEST else (None, spec.sequence_length)
+    try:
+        config = json.loads(foreign_files.content(Path(name) / "config.json"))
+        task = next(task for suffix, task in TASK_OF_SUFFIX.items() if config["architectures"][0].endswith(suffix))
+        own = config.get("text_config", config)
+        positions = own.get("max_position_embeddings") or own.get("n_positions")
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError, StopIteration):
+        return None, None  # a callable, or a folder that the worker will judge
+    if task not in LONGEST or not isinstance(positions, int) or positions < 1:
+        return None, None
+    return positions, min(positions, LONGEST[task])
 
 
 def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:

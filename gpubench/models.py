@@ -22,14 +22,8 @@ from gpubench import callables
 from gpubench.errors import ModelError
 from gpubench.settings import DataSettings, ModelSettings
 from gpubench.tasks import denoising_loss, labelled_images, language_loss, masked_tokens, noise, supervised_loss, tokens
-from gpubench.zoo import MODELS, ModelSpec, Task, find
+from gpubench.zoo import LONGEST, MODELS, TASK_OF_SUFFIX, ModelSpec, Task, find
 
-_TASK_OF_SUFFIX = {
-    "ForImageClassification": Task.image_classification,
-    "ForCausalLM": Task.causal_lm,
-    "LMHeadModel": Task.causal_lm,
-    "ForMaskedLM": Task.masked_lm,
-}
 _TASK_OF_UNET = {"UNet2DModel": Task.image_denoising, "UNet2DConditionModel": Task.latent_denoising}
 _UNET_CONDITIONS = ("class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim")
 
@@ -141,11 +135,11 @@ def _transformers(
     import transformers
 
     cls = getattr(transformers, model_class, None)
-    task = next((task for suffix, task in _TASK_OF_SUFFIX.items() if model_class.endswith(suffix)), None)
+    task = next((task for suffix, task in TASK_OF_SUFFIX.items() if model_class.endswith(suffix)), None)
     if task is None or not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ModelError(
             f"architecture {model_class!r} is not one that gpubench can feed",
-            f"it feeds the transformers classes *{', *'.join(_TASK_OF_SUFFIX)}; wrap others as module:callable",
+            f"it feeds the transformers classes *{', *'.join(TASK_OF_SUFFIX)}; wrap others as module:callable",
         )
     if task is Task.image_classification:
         size = image_size or _side(getattr(config, "image_size", 224))
@@ -164,7 +158,7 @@ def _transformers(
         return Workload(cls(config), supervised_loss, images, task, shape, image_size=size, classes=classes)
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or sys.maxsize
-    length = sequence_length or min(positions, 1024 if task is Task.causal_lm else 512)
+    length = sequence_length or min(positions, LONGEST[task])
     if length > positions:
         raise ModelError(
             f"data.sequence_length {length} exceeds the {positions} positions of {model_class}",

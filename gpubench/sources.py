@@ -1,12 +1,16 @@
-"""Which data sources there are, and whether the one asked for is there: all that can be said of data without torch."""
+"""Which data sources there are, whether the one asked for is there, and how many batches and steps it makes.
+
+It is all that can be said of data without torch: the command line asks before it starts workers, and they ask again.
+"""
 
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from gpubench.errors import DataError, did_you_mean
-from gpubench.settings import DataSettings
+from gpubench.errors import DataError, SettingsError, UsageError, did_you_mean
+from gpubench.settings import DEFAULT_STEPS, DataSettings, TrainingSettings, TrainSettings
 from gpubench.zoo import Task
 
 SYNTHETIC = ("synthetic", "synthetic-host")
@@ -60,6 +64,82 @@ def check_task(source: str, task: Task | None) -> None:
 def names_callable(text: str) -> bool:
     """Whether `text` has the form of module:callable."""
     return all(part.isidentifier() for part in re.split(r"[.:]", text)) and text.count(":") == 1
+
+
+def batches_each(source: str, samples: int, batch_size: int, world_size: int) -> int:
+    """Batches of each rank in one pass over so many samples. Raises DataError where there is none."""
+    if samples == 0:
+        raise DataError(f"data.source {source} holds no samples", "give one whose length is not 0")
+    if (per_rank := samples // world_size) < batch_size:
+        ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
+        share = f", {per_rank} for each" if world_size > 1 else ""
+        hint = f"set training.batch_size to {per_rank} or less" if per_rank else "use fewer ranks or more data"
+        raise DataError(
+            f"a batch of {batch_size}{ranks} takes {batch_size * world_size} samples, "
+            f"and data.source {source} holds {samples}{share}",
+            f"{hint}, or raise data.samples" if source in SYNTHETIC else hint,
+        )
+    return per_rank // batch_size
+
+
+def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | None:
+    """Steps in a repeat, warm-up included; None where a limit in seconds has yet to be turned into steps."""
+    if training.seconds is not None:
+        return None
+    if training.epochs is None:
+        return training.warmup_steps + (training.steps or DEFAULT_STEPS)
+    if batches_per_epoch is None:
+        raise DataError("training.epochs needs data with a length", "set training.steps instead")
+    steps = training.epochs * batches_per_epoch // training.grad_accumulation
+    if steps <= training.warmup_steps:
+        raise UsageError(
+            f"{training.epochs} epochs x {batches_per_epoch} batches / {training.grad_accumulation} accumulated = "
+            f"{steps} steps, and training.warmup_steps={training.warmup_steps} leaves none to measure",
+            "lower training.warmup_steps or raise training.epochs",
+        )
+    return steps
+
+
+def refuse_short(settings: TrainSettings, batches_per_epoch: int | None) -> None:
+    """Raises UsageError where the data make too few steps for the warm-up, or for the profiler's schedule."""
+    profiling, steps = settings.profiling, plan(settings.training, batches_per_epoch)
+    if not profiling.enabled or steps is None:
+        return
+    source = f"{batches_per_epoch} batches in an epoch"
+    if short := profiling.shortfall(steps // steps_in_unit(settings, batches_per_epoch), source):
+        raise SettingsError(short, "raise training.epochs, or lower profiling.wait or profiling.repeat")
+
+
+def steps_in_unit(settings: TrainSettings, batches_per_epoch: int | None) -> int:
+    """Steps in what the profiler's schedule counts. Raises SettingsError for an epoch of data without a length."""
+    if settings.profiling.unit == "step":
+        return 1
+    if batches_per_epoch is None:
+        raise SettingsError("profiling.unit=epoch needs data with a length", "use --profiling.unit=step")
+    return max(1, batches_per_epoch // settings.training.grad_accumulation)
+
+
+def samples_in(data: DataSettings, length: int | None, enough: int) -> int | None:
+    """Samples that `data` hold; None where there are `enough`, or where only reading them would tell.
+
+    `length` is that of a sequence in tokens, None where it is not known. Raises DataError for less than one sequence.
+    """
+    found = None
+    if data.source in SYNTHETIC:
+        found = data.samples
+    elif data.path is not None and data.source == "image-folder":
+        found = sum(1 for _ in islice(image_files(data.path), enough))
+    elif data.path is not None and data.source == "text" and length and data.tokenizer is None:  # one token a byte
+        found = sequences(data.path, sum(os.path.getsize(name) for name in text_files(data.path)), length)  # noqa: PTH202
+    return None if found is None or found >= enough else found
+
+
+def sequences(path: Path, tokens: int, length: int) -> int:
+    """Whole sequences of `length` in the tokens that `path` holds. Raises DataError where there is none."""
+    if tokens < length:
+        hint = "set data.sequence_length to less, or give more text"
+        raise DataError(f"{path} holds {tokens} tokens, less than one sequence of {length}", hint)
+    return tokens // length
 
 
 def _check_path(data: DataSettings) -> None:

@@ -17,16 +17,16 @@ from gpubench.channel import Activity
 from gpubench.configuration import apply_overrides
 from gpubench.data import Feed, open_dataset
 from gpubench.environment import capture_env_metadata
-from gpubench.errors import SettingsError
 from gpubench.inspection import inspect
 from gpubench.models import Workload, build
 from gpubench.precision import arithmetic, refuse, set_float32_matmul
 from gpubench.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.ranks import Ranks
 from gpubench.settings import TrainSettings
+from gpubench.sources import refuse_short, steps_in_unit
 from gpubench.timing import StepTimer, clock_of
 from gpubench.trainer import Trainer, build_trainer
-from gpubench.training import Event, plan, train
+from gpubench.training import Event, train
 from gpubench.yardstick import time_yardstick
 
 
@@ -85,7 +85,7 @@ def run_repeat(
     )
     activity.doing = "starting the data"
     with feed:
-        refuse_short(settings, feed)
+        refuse_short(settings, feed.batches_per_epoch)
         on_cpu = device.type == "cpu"  # a GPU's clocks are on record
         before = time_yardstick() if on_cpu else 0.0
         yield from train(trainer, feed, repeat, calendar(job)())
@@ -120,7 +120,7 @@ def profile_repeat(
         activity.doing = "starting the data"
         try:
             with feed, loop:
-                unit = steps_in_unit(settings, feed)
+                unit = steps_in_unit(settings, feed.batches_per_epoch)
                 if recording:
                     recording.unit = unit
                 yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
@@ -166,26 +166,3 @@ def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workl
         device,
         channels_last=bool(settings.performance.channels_last),
     )
-
-
-def refuse_short(settings: TrainSettings, feed: Feed) -> None:
-    """Raises SettingsError, before any time is spent, where the run is too short for the profiler's schedule.
-
-    How many steps there are in an epoch is known only here.
-    """
-    profiling, steps = settings.profiling, plan(settings.training, feed.batches_per_epoch)
-    if not profiling.enabled or steps is None:
-        return
-    source = f"{feed.batches_per_epoch} batches in an epoch"
-    if short := profiling.shortfall(steps // steps_in_unit(settings, feed), source):
-        raise SettingsError(short, "raise training.epochs, or lower profiling.wait or profiling.repeat")
-
-
-def steps_in_unit(settings: TrainSettings, feed: Feed) -> int:
-    """Steps in what the profiler's schedule counts. Raises SettingsError for an epoch of data without a length."""
-    if settings.profiling.unit == "step":
-        return 1
-    batches = feed.batches_per_epoch
-    if batches is None:
-        raise SettingsError("profiling.unit=epoch needs data with a length", "use --profiling.unit=step")
-    return max(1, batches // settings.training.grad_accumulation)

@@ -12,10 +12,11 @@ import torch
 
 from gpubench import distributed, events
 from gpubench.data import Feed, tensors
-from gpubench.errors import DataError, NonFiniteLoss, UsageError
+from gpubench.errors import DataError, NonFiniteLoss
 from gpubench.events import Step
 from gpubench.peaks import peaks
-from gpubench.settings import DEFAULT_STEPS, TrainingSettings
+from gpubench.settings import TrainingSettings
+from gpubench.sources import plan
 from gpubench.timing import StepTimer
 from gpubench.trainer import Trainer
 
@@ -81,24 +82,6 @@ def _steps(
             # Without the first step, which may have compiled and tuned for as long as all the others take.
             planned = step + _steps_in(training.seconds or 0.0, median(paces[1:]), trainer.device)
             yield events.Planned(rank=rank, repeat=repeat, steps=planned)
-
-
-def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | None:
-    """Steps in a repeat, warm-up included; None where a limit in seconds has yet to be turned into steps."""
-    if training.seconds is not None:
-        return None
-    if training.epochs is None:
-        return training.warmup_steps + (training.steps or DEFAULT_STEPS)
-    if batches_per_epoch is None:
-        raise DataError("training.epochs needs data with a length", "set training.steps instead")
-    steps = training.epochs * batches_per_epoch // training.grad_accumulation
-    if steps <= training.warmup_steps:
-        raise UsageError(
-            f"{training.epochs} epochs x {batches_per_epoch} batches / {training.grad_accumulation} accumulated = "
-            f"{steps} steps, and training.warmup_steps={training.warmup_steps} leaves none to measure",
-            "lower training.warmup_steps or raise training.epochs",
-        )
-    return steps
 
 
 def _steps_in(seconds: float, pace: float, device: torch.device) -> int:

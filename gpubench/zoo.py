@@ -25,6 +25,17 @@ class Task(StrEnum):
     """A UNet2DConditionModel predicts the noise in a latent, given text embeddings."""
 
 
+TASK_OF_SUFFIX = {
+    "ForImageClassification": Task.image_classification,
+    "ForCausalLM": Task.causal_lm,
+    "LMHeadModel": Task.causal_lm,
+    "ForMaskedLM": Task.masked_lm,
+}
+"""By the end of the name of a class of transformers."""
+LONGEST = {Task.causal_lm: 1024, Task.masked_lm: 512}
+"""Tokens in a sequence by default, where the model takes as many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """How to build one model, and how large a sample and a batch of it are by default.
@@ -46,6 +57,15 @@ class ModelSpec:
     batch_size_cuda: int
     description: str
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens that a sequence can have at the most; None for a model without such a limit."""
+        own = self.config.get("max_position_embeddings") or self.config.get("n_positions")
+        return own or _POSITIONS.get(self.config_class or "")
+
+
+_POSITIONS = {"BertConfig": 512, "GPT2Config": 1024}
+"""Of the classes of transformers, where a configuration does not say."""
 
 _RESNET = partial(
     ModelSpec,

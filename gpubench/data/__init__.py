@@ -14,7 +14,7 @@ from gpubench.data.images import LabelledImages, NoisyImages
 from gpubench.data.text import BYTES, CausalWindows, MaskedWindows, load_tokenizer, read_bytes, tokenize, vocabulary_of
 from gpubench.errors import DataError
 from gpubench.settings import DataSettings
-from gpubench.sources import SUITED, SYNTHETIC, check_source, check_task
+from gpubench.sources import SUITED, SYNTHETIC, check_source, check_task, sequences
 from gpubench.zoo import Task
 
 __all__ = ["Feed", "open_dataset", "tensors", "to_device"]
@@ -75,9 +75,7 @@ def _open_text(data: DataSettings, task: Task | None, length: int | None, vocab_
         hint = "use a model with a larger vocabulary, or a tokenizer that fits this one"
         raise DataError(f"{source} needs a vocabulary of {needed}, and the model's is {vocab_size}", hint)
     tokens = read_bytes(data.path) if tokenizer is None else tokenize(data.path, tokenizer)
-    if len(tokens) < length:
-        hint = "set data.sequence_length to less, or give more text"
-        raise DataError(f"{data.path} holds {len(tokens)} tokens, less than one sequence of {length}", hint)
+    sequences(data.path, len(tokens), length)
     if task is Task.causal_lm:
         return CausalWindows(tokens, length)
     return MaskedWindows(tokens, length, vocabulary.size, mask_token)

@@ -16,6 +16,7 @@ from gpubench.data.batches import tensors, to_device
 from gpubench.data.synthetic import RandomSamples
 from gpubench.errors import DataError, GpubenchError
 from gpubench.settings import DataSettings
+from gpubench.sources import batches_each
 
 POOL_BATCHES = 4  # synthetic batches kept on the device ...
 POOL_BYTES = 256 << 20  # ... as far as they fit in here: they must not crowd out what is being measured
@@ -60,18 +61,18 @@ class Feed:
             hint = "set data.source to module:callable, which returns a dataset whose batches the model accepts"
             raise DataError(f"data.source {data.source} needs a model with known inputs", hint)
         if self.on_device and make_batch is not None:
-            self.batches_per_epoch = _batches(data, data.samples, batch_size, world_size)
+            self.batches_per_epoch = batches_each(data.source, data.samples, batch_size, world_size)
             self._pool = _pool(make_batch, batch_size, seed + rank, device, channels_last)
             return
         if dataset is None:
             assert make_batch is not None
             dataset = RandomSamples(make_batch, data.samples)
         if not isinstance(dataset, IterableDataset):
-            self.batches_per_epoch = _batches(data, _length(dataset), batch_size, world_size)
+            self.batches_per_epoch = batches_each(data.source, _length(dataset), batch_size, world_size)
             self._sampler = DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True)
             dataset = _Reader(dataset, seed + rank)
         elif hasattr(dataset, "__len__"):
-            self.batches_per_epoch = _batches(data, _length(dataset), batch_size, 1)
+            self.batches_per_epoch = batches_each(data.source, _length(dataset), batch_size, 1)
         else:
             self.batches_per_epoch = None
         workers = data.workers or 0
@@ -180,21 +181,6 @@ def _collate(samples: list[Any] | GpubenchError) -> Any:
 
 def _length(dataset: Any) -> int:
     return len(dataset)
-
-
-def _batches(data: DataSettings, samples: int, batch_size: int, world_size: int) -> int:
-    if samples == 0:
-        raise DataError(f"data.source {data.source} holds no samples", "give one whose length is not 0")
-    if (per_rank := samples // world_size) < batch_size:
-        ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
-        share = f", {per_rank} for each" if world_size > 1 else ""
-        hint = f"set training.batch_size to {per_rank} or less" if per_rank else "use fewer ranks or more data"
-        raise DataError(
-            f"a batch of {batch_size}{ranks} takes {batch_size * world_size} samples, "
-            f"and data.source {data.source} holds {samples}{share}",
-            f"{hint}, or raise data.samples" if data.source in ("synthetic", "synthetic-host") else hint,
-        )
-    return per_rank // batch_size
 
 
 def _pool(
