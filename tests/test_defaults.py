@@ -1,6 +1,7 @@
 """What is filled in for the user on machines that have this and lack that, and what is refused there."""
 
 import importlib.util
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import psutil
 import pytest
 
-from gpubench import devices
+from gpubench import devices, pipe_defaults
 from gpubench.configuration import apply_overrides
 from gpubench.defaults import complete
 from gpubench.devices import Gpu
+from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
-from gpubench.errors import DataError, DeviceError, ModelError, SettingsError
+from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
+from gpubench.pipe_doubts import of_threads, unused_prompts
 from gpubench.settings import Device, Precision, TrainSettings
 
 H200 = Gpu(0, "NVIDIA H200", "GPU-a", 150 << 30, (9, 0))
@@ -208,3 +211,96 @@ def test_a_name_longer_than_any_file_is_an_unknown_one(name: str) -> None:
         complete(settings(model=name))
     with pytest.raises(DataError, match="does not exist"):
         complete(settings(data="text", data__path=name))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+def test_a_pipeline_on_a_cpu_has_as_many_threads_whatever_its_ranks(world_size: int) -> None:
+    done, choices = pipe_defaults.complete(apply_overrides(PipeSettings(), {"distributed.world_size": world_size}))
+    assert done.performance.cpu_threads == 8
+    reason = next(choice.reason for choice in choices if choice.key == "performance.cpu_threads")
+    assert reason == "8 cores, for any number of ranks"
+
+
+def test_the_ranks_of_a_pipeline_on_gpus_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, H200, V100)
+    done, _ = pipe_defaults.complete(apply_overrides(PipeSettings(), {"distributed.world_size": 2}))
+    assert done.performance.cpu_threads == 4
+
+
+def test_each_prompt_makes_a_sample_where_no_number_is_given(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"a house with {number} windows" for number in range(12)))
+    given = {"work.prompts": prompts}
+    done, choices = pipe_defaults.complete(apply_overrides(PipeSettings(), given))
+    assert done.work.total == 12
+    assert next(choice.reason for choice in choices if choice.key == "work.samples") == "one for each of 12 prompts"
+    assert pipe_defaults.complete(apply_overrides(PipeSettings(), given | {"work.samples": 8}))[0].work.total == 8
+    assert pipe_defaults.complete(PipeSettings())[0].work.total == 8
+
+
+def test_prompts_that_are_left_over_are_named() -> None:
+    assert list(unused_prompts(12, 12)) == list(unused_prompts(0, 8)) == list(unused_prompts(3, 8)) == []
+    assert list(unused_prompts(12, 8)) == [
+        "prompts 9 to 12 are not used: --samples 8 is less than the 12 prompts; leave it out for one of each"
+    ]
+    assert next(unused_prompts(9, 8)).startswith("prompt 9 is not used")
+
+
+def test_a_number_of_threads_that_is_not_the_machines_is_told_with_what_follows() -> None:
+    assert list(of_threads(8, cores=8, ranks=1)) == []
+    (chosen,) = of_threads(1, cores=8, ranks=2)
+    assert "made with 1 thread a rank, not with this machine's 8" in chosen
+    (crowded,) = of_threads(8, cores=8, ranks=2)
+    assert "2 ranks of 8 threads each share 8 cores" in crowded
+    assert "--performance.cpu_threads=4 may be faster" in crowded
+
+
+def test_a_sequence_longer_than_the_positions_is_refused(tmp_path: Path) -> None:
+    for name in ("gpt2-tiny", "bert-tiny", "llama-tiny"):
+        with pytest.raises(ModelError, match=f"data.sequence_length 65 exceeds the 64 positions of {name}"):
+            complete(settings(model__name=name, data__sequence_length=65))
+        complete(settings(model__name=name, data__sequence_length=64))
+    with pytest.raises(ModelError, match="1025 exceeds the 1024 positions of gpt2"):
+        complete(settings(model__name="gpt2", data__sequence_length=1025))
+    config = {"architectures": ["GPT2LMHeadModel"], "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="17 exceeds the 16 positions"):
+        complete(settings(model__name=str(tmp_path), data__sequence_length=17))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"architectures": null}', '{"architectures": ["GPT2LMHeadModel"]}'])
+def test_a_folder_that_does_not_tell_its_positions_is_left_to_the_worker(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    complete(settings(model__name=str(tmp_path), data__sequence_length=10**6))
+
+
+@pytest.mark.parametrize(("batch_size", "ranks"), [(11, 1), (6, 2)])
+def test_a_batch_larger_than_the_data_is_refused(batch_size: int, ranks: int) -> None:
+    given = {"model__name": "gpt2-tiny", "data__samples": 10, "distributed__world_size": ranks}
+    with pytest.raises(DataError, match=f"a batch of {batch_size}.* takes .* synthetic holds 10"):
+        complete(settings(**given, training__batch_size=batch_size))
+    complete(settings(**given, training__batch_size=batch_size - 1))
+
+
+def test_a_batch_larger_than_the_files_is_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").touch()
+    images = {"model__name": "resnet-tiny", "data__source": "image-folder", "data__path": tmp_path}
+    with pytest.raises(DataError, match="image-folder holds 3"):
+        complete(settings(**images, training__batch_size=4))
+    complete(settings(**images, training__batch_size=3))
+    (tmp_path / "text.txt").write_text("x" * 100)
+    text = {"model__name": "gpt2-tiny", "data__source": "text", "data__path": tmp_path / "text.txt"}
+    with pytest.raises(DataError, match="text holds 3"):  # of 32 bytes each
+        complete(settings(**text, training__batch_size=4))
+    (tmp_path / "text.txt").write_text("x" * 31)
+    with pytest.raises(DataError, match="holds 31 tokens, less than one sequence of 32"):
+        complete(settings(**text))
+
+
+def test_epochs_shorter_than_the_warm_up_are_refused() -> None:
+    given = {"model__name": "gpt2-tiny", "training__batch_size": 8, "data__samples": 80}
+    with pytest.raises(UsageError, match=r"1 epochs x 10 batches / 1 accumulated = 10 steps.*leaves none to measure"):
+        complete(settings(**given, training__epochs=1))
+    complete(settings(**given, training__epochs=2))
+    complete(settings(**given, training__epochs=1, training__warmup_steps=9))

@@ -143,7 +143,12 @@ def test_a_fault_that_cannot_be_provoked_is_refused(
     ("arguments", "error", "hint"),
     [
         (["--unet", "sd16"], "model.unet = 'sd16': input should be 'dummy', 'tiny'", "--print-config"),
-        (["--model", "nowhere"], "nowhere: cannot read model_index.json: No such file", "save_pretr"),
+        (["--model", "nowhere"], "there is no pipeline folder", "save_pretrained() of a diffusers pipeline wrote"),
+        (
+            ["--model", "a/sd15"],
+            "there is no pipeline folder",
+            "hf download a/sd15 --local-dir sd15, then --model sd15",
+        ),
         (["--model", "nowhere", "--unet", "tiny"], "model.name and model.unet both say which model", "leave one of"),
         (["--output.images=true"], "output.images: random weights have no decoder", "give --model PIPELINE_FOLDER"),
         (["--model.height=7"], "model.height = '7': input should be greater than or equal to 8", "--print-config"),
@@ -153,6 +158,45 @@ def test_a_model_that_cannot_be_made_is_named(
     command_line: CommandLine, arguments: list[str], error: str, hint: str
 ) -> None:
     refused(command_line, arguments, error, hint)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (
+            ["--world-size", "40", "--steps", "10"],
+            "40 ranks for 11 evaluations: some would",
+            "--world-size 11 or fewer",
+        ),
+        (["--world-size", "4", "--steps", "2"], "4 ranks for 3 evaluations", "--world-size 3 or fewer"),
+        (
+            ["--world-size", "4", "--steps", "2", "--scheduler", "HeunDiscreteScheduler"],
+            "4 ranks for 3 evaluations",
+            "or more --steps",
+        ),
+        (["--unet", "dummy", *TWO, "--split", "5,5"], "5 + 5 = 10, but the scheduler makes 20 evaluations", "10,10"),
+        (
+            ["--scheduler", "DPMSolverSDEScheduler", "--micro-batch", "2"],
+            "DPMSolverSDEScheduler draws the noise of a whole micro-batch from one seed",
+            "set work.micro_batch to 1",
+        ),
+        (["--scheduler", "RePaintScheduler"], "RePaintScheduler cannot be split over ranks", "docs/schedulers.md"),
+        (
+            ["--profiling.enabled=true", "--profiling.active=500"],
+            "the run has 168 (21 evaluations of 8 micro-batches)",
+            "raise --samples or --steps",
+        ),
+    ],
+)
+def test_what_arithmetic_can_refuse_starts_no_worker(
+    command_line: CommandLine, arguments: list[str], error: str, hint: str
+) -> None:
+    refused(command_line, arguments, error, hint)
+
+
+def test_as_many_ranks_as_evaluations_are_not_refused(command_line: CommandLine) -> None:
+    done = command_line("pipe-infer", *CPU, "--world-size", "3", "--steps", "2", "--print-config")
+    assert (done.code, done.stderr) == (0, "")
 
 
 @pytest.fixture
@@ -281,7 +325,7 @@ def test_results_that_cannot_be_written_are_refused(tmp_path: Path, inside: str)
     ("arguments", "error"),
     [
         (["--sampling.options=order=3"], "DDIMScheduler has no option 'order'"),
-        ([*TWO, "--split", "5,5"], "pipeline.split: 5 + 5 = 10, but the scheduler makes 20 evaluations"),
+        ([*TWO, "--scheduler", "HeliosScheduler"], "HeliosScheduler cannot be split over ranks"),
     ],
 )
 def test_what_only_diffusers_knows_fails_the_run_and_is_recorded(

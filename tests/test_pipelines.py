@@ -59,7 +59,7 @@ def test_what_a_folder_lacks_is_named(copy: Path, gone: str, message: str) -> No
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"nowhere: cannot read model_index\.json"):
+    with pytest.raises(ModelError, match=r"there is no pipeline folder .*nowhere"):
         pipelines.check(tmp_path / "nowhere")
 
 
@@ -104,3 +104,46 @@ def test_an_index_that_is_damaged_is_refused(copy: Path, content: str) -> None:
     (copy / "model_index.json").write_text(content)
     with pytest.raises(ModelError, match=r"model_index\.json"):
         pipelines.check(copy)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model_index.json",
+        "unet/config.json",
+        "text_encoder/model.safetensors",
+        "text_encoder/config.json",
+        "tokenizer/tokenizer.json",
+        "scheduler/scheduler_config.json",
+        "vae/diffusion_pytorch_model.safetensors",
+    ],
+)
+def test_a_digest_tells_which_part_of_a_pipeline_has_changed(copy: Path, file: str) -> None:
+    before = pipelines.digests(pipelines.check(copy))
+    content = bytearray((copy / file).read_bytes())
+    content[-2] ^= 1  # the same size; of JSON, the line before its last brace
+    folder = pipelines.check(copy)
+    (copy / file).write_bytes(content)
+    after = pipelines.digests(folder)
+    assert [name for name in before if before[name] != after[name]] == [file.partition("/")[0]]
+
+
+def test_a_digest_passes_over_what_is_not_loaded(copy: Path) -> None:
+    before = pipelines.digests(pipelines.check(copy))
+    (copy / "text_encoder" / "pytorch_model.bin").write_bytes(b"never unpickled")
+    (copy / "text_encoder" / "model.fp16.safetensors").write_bytes(b"another variant")
+    (copy / "README.md").write_text("about it")
+    assert pipelines.digests(pipelines.check(copy)) == before
+
+
+def test_a_model_id_is_told_how_to_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError) as refused:
+        pipelines.check(tmp_path / "owner" / "model")
+    assert refused.value.hint == (
+        "nothing is downloaded: hf download owner/model --local-dir model, then --model model"
+    )
+    (tmp_path / "owner").mkdir()  # a folder of the user's own, in which the model is misspelt
+    with pytest.raises(ModelError) as refused:
+        pipelines.check(tmp_path / "owner" / "model")
+    assert "download" not in str(refused.value.hint)

@@ -1,15 +1,25 @@
 """What of an earlier run is taken over: samples that are whole, and would be made the same way again."""
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pipelines_made
 import pytest
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save, save_file
 
 from gpubench.configuration import apply_overrides
-from gpubench.diffusion.resuming import finished, made_with, refuse_changes, run_at
+from gpubench.diffusion.resuming import (
+    change,
+    files_of,
+    finished,
+    made_with,
+    refuse_changes,
+    refuse_other_files,
+    run_at,
+)
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
@@ -21,11 +31,17 @@ def settings(**given: Any) -> PipeSettings:
     return apply_overrides(PipeSettings(), known | {key.replace("__", "."): value for key, value in given.items()})
 
 
-def run_of(folder: Path, made: list[int], prompts: list[str] | None = None, command: str = "pipe-infer") -> Path:
+def run_of(
+    folder: Path,
+    made: list[int],
+    prompts: list[str] | None = None,
+    command: str = "pipe-infer",
+    files: dict[str, str] | None = None,
+) -> Path:
     """A run that failed after these samples."""
     writer = RunWriter(folder, "trial", "", command=command, argv=[], world_size=2, git=None)
     writer.replace(ENVIRONMENT, {"torch": {"version": "2.13.0"}, "packages": {"diffusers": "0.42.1"}})
-    writer.update(workload={"weights": "abc", "scheduler": "DDIMScheduler"})
+    writer.update(workload={"weights": "abc", "scheduler": "DDIMScheduler", **({"files": files} if files else {})})
     for number in made:
         latent = np.full((4, 2, 2), number, np.float32)
         writer.replace(sample_file(number, LATENT), save({"latent": latent}))
@@ -107,3 +123,40 @@ def test_how_ranks_share_the_work_may_change_and_what_they_make_may_not() -> Non
 
 def test_what_is_not_on_record_is_nothing_to_compare() -> None:
     assert made_with({}, {}) == {}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pipelines_made.stable_diffusion(tmp_path_factory.mktemp("resumed") / "model")
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "vae"])
+def test_weights_of_an_encoder_that_were_replaced_in_between_are_refused(
+    model: Path, tmp_path: Path, part: str
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    given = settings(model__name=folder)
+    path = run_of(tmp_path, [0], files=files_of(given))
+    refuse_other_files(finished(run_at(path), given), given)
+    (weights,) = (folder / part).glob("*.safetensors")
+    content = load_file(weights)
+    save_file({name: tensor + 1 for name, tensor in content.items()}, weights)
+    with pytest.raises(SettingsError, match=f"the {part} folder of the finished samples was [0-9a-f]{{16}}, and is"):
+        refuse_other_files(finished(run_at(path), given), given)
+
+
+def test_what_an_older_run_did_not_record_is_no_change(model: Path, tmp_path: Path) -> None:
+    given = settings(model__name=model)
+    refuse_other_files(finished(run_at(run_of(tmp_path, [0])), given), given)
+
+
+def test_another_number_of_threads_would_change_the_samples() -> None:
+    with pytest.raises(SettingsError, match=r"performance\.cpu_threads=2 would change them"):
+        refuse_changes(settings(performance__cpu_threads=1), settings(performance__cpu_threads=2))
+
+
+def test_another_version_of_the_text_encoders_library_is_a_change() -> None:
+    then, now = ({"packages": {"transformers": version}} for version in ("5.1", "5.2"))
+    assert change(made_with({}, then), made_with({}, now)) == (
+        "the transformers of the finished samples was 5.1, and is 5.2 now"
+    )

@@ -20,6 +20,7 @@ from torch import Tensor
 from gpubench.diffusion.scheduler_names import (
     REFUSED,
     check_scheduler_name,
+    evaluations,
     parse_options,
     scheduler_names,
 )
@@ -254,6 +255,33 @@ def test_a_step_that_needs_what_nobody_holds_is_refused() -> None:
 
     with pytest.raises(SettingsError, match="mask, which nobody here holds"):
         build(Masked(), 10, CPU)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=names)
+def test_evaluations_are_counted_without_diffusers_as_with_it(row: Row) -> None:
+    options = {key: value for key, value in parse_options(row.options).items() if key != "eta"}
+    known = 0
+    for steps in (1, 2, 3, 4, 9, 20, 50):
+        counted = evaluations(row.scheduler, steps, options)
+        try:
+            total = build(create(row.scheduler, options, {}), steps, CPU, eta=row.eta).total
+        except SettingsError:  # a number of steps that the class refuses
+            continue
+        assert counted in (total, None), steps
+        known += counted is not None
+    assert known or row.scheduler in ("HeliosScheduler", "DPMSolverMultistepInverseScheduler")
+
+
+def test_what_a_scheduler_raises_at_a_step_is_a_refusal() -> None:
+    scheduler = create("SCMScheduler", {"prediction_type": "epsilon"}, {})
+    with pytest.raises(SettingsError, match="SCMScheduler so configured fails in its evaluation 0: Unsupported"):
+        prove(build(scheduler, 5, CPU), [(0, 5)], 1, torch.float32)
+
+
+def test_a_keyword_that_a_scheduler_does_not_take_is_no_matter_of_steps() -> None:
+    with pytest.raises(SettingsError, match="unexpected keyword argument 'mu'") as refused:
+        build(create("FlowMatchHeunDiscreteScheduler", {}, {}), 5, CPU, mu=1.0)
+    assert refused.value.hint == "choose another --scheduler"
 
 
 def test_without_torchsde_its_two_schedulers_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
