@@ -46,6 +46,17 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
         (["--config", "a" * 300], "no preset or file 'aaa", "presets are bert-base,"),
         (["--model", "resnet5"], "called 'resnet5'", "did you mean 'resnet50'?"),
         (["--model", ""], "called ''", "choose one of resnet18"),
+        (["--model", "gpt2-tiny", "--data.samples=4", "--batch-size=8"], "a batch of 8 takes 8 samples", "4 or less"),
+        (
+            ["--model", "gpt2-tiny", "--data.samples=40", "--epochs=1"],
+            "training.warmup_steps=10 leaves none to measure",
+            "lower training.warmup_steps",
+        ),
+        (
+            ["--model", "gpt2-tiny", "--data.sequence_length=65"],
+            "data.sequence_length 65 exceeds the 64 positions of gpt2-tiny",
+            "64 or less",
+        ),
         (["--model", "a" * 300], "called 'aaa", "choose one of resnet18"),
         (["--data", "image-floder"], "unknown data.source 'image-floder'", "did you mean 'image-folder'?"),
         (["--data", "image-folder"], "data.source image-folder reads data.path, and none is given", "set data.path"),
@@ -184,11 +195,6 @@ def steps_out(): raise ValueError("not today")
         (["--model", "nowhere:build"], "model 'nowhere:build' cannot be imported: ModuleNotFoundError"),
         (["--model", "zoo_of_mine:number"], "model 'zoo_of_mine:number' returned int"),
         (["--model", "zoo_of_mine:steps_out"], "model 'zoo_of_mine:steps_out' raised ValueError: not today"),
-        (["--model", "gpt2-tiny", "--data.samples=4", "--batch-size=8"], "8"),
-        (
-            ["--model", "gpt2-tiny", "--data.samples=40", "--epochs=1"],
-            "training.warmup_steps=10 leaves none to measure",
-        ),
         (
             ["--model", "resnet-tiny", "--data", "image-folder", "--data.path", "photos", "--batch-size=1"],
             "image photos/a/broken.png cannot be read",

@@ -4,20 +4,24 @@ import csv
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
+from cli import complaint
 from PIL import Image
 from pipelines_made import stable_diffusion
 from running import Finished, gpubench, metrics
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from gpubench.devices import physical_cores
 from gpubench.runs import Run
 from gpubench.schema import FILES
 
+CommandLine = Callable[..., Finished]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 CPU = ("--device", "cpu", "--performance.cpu_threads=1")
 DUMMY = ("--unet", "dummy", "--step-ms", "2", "--steps", "5", "--samples", "3", "--repeats", "1")
@@ -244,3 +248,43 @@ def test_a_pipeline_folder_makes_images_of_prompts_the_same_in_micro_batches(tmp
             assert (image.format, image.size) == ("PNG", (32, 32))
     assert [line["sample"] for line in done.lines("handoffs.jsonl") if line["direction"] == "send"] == [0, 2]
     assert "bit-identical: 3/3" in done.stdout
+
+
+@pytest.mark.parametrize("threads", [(), ("--performance.cpu_threads=1",)])
+def test_samples_do_not_depend_on_the_number_of_ranks(tmp_path: Path, threads: tuple[str, ...]) -> None:
+    options = ("--device", "cpu", "--unet", "tiny", "--steps", "3", "--samples", "2", "--repeats", "1", "--no-verify")
+    expected = 1 if threads else physical_cores()
+    made = set()
+    for world_size in ("1", "2", "3"):
+        ranks = ("--world-size", world_size, "--baseline", "off", *threads)
+        done = gpubench("pipe-infer", *options, *ranks, results=tmp_path / world_size)
+        assert done.code == 0, done.stderr
+        pipeline = done.document("summary.json")["pipeline"]
+        assert pipeline["threads"] == done.document("environment.json")["threads"]["intra_op"] == expected
+        made.add(tuple(digest["sha256"] for digest in pipeline["samples"]))
+        assert f"made with {expected} thread" in done.stdout
+    assert len(made) == 1
+
+
+def test_a_model_that_changed_before_the_rest_was_made_is_refused(tmp_path: Path, command_line: CommandLine) -> None:
+    stable_diffusion(tmp_path / "model")
+    fault = ("--inject", "kill,rank=0,sample=1", "--samples", "2", "--steps", "2", "--repeats", "1", "--no-verify")
+    first = gpubench("pipe-infer", *CPU, "--model", str(tmp_path / "model"), *fault, results=tmp_path / "results")
+    assert first.code == 1, first.stderr
+    assert {"text_encoder", "tokenizer", "scheduler", "vae"} < set(first.document("run.json")["workload"]["files"])
+    weights = tmp_path / "model" / "text_encoder" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
+    said, advised = complaint(command_line("pipe-infer", "--resume", str(first.run)))
+    assert said.startswith("the text_encoder folder of the finished samples was ")
+    assert advised == "restore it, or start anew without --resume"
+    assert len(first.runs) == 1
+
+
+def test_as_many_samples_as_prompts_are_made_and_fewer_are_told(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\na fish\n")
+    options = (*CPU, "--unet", "tiny", "--prompts", str(tmp_path / "prompts.txt"), "--steps", "1", "--repeats", "1")
+    every = gpubench("pipe-infer", *options, "--no-verify", results=tmp_path / "every")
+    assert [line["prompt"] for line in every.lines("samples.jsonl")] == ["a cat", "a dog", "a fish"]
+    some = gpubench("pipe-infer", *options, "--no-verify", "--samples", "2", results=tmp_path / "some")
+    assert "prompt 3 is not used: --samples 2 is less than the 3 prompts" in some.stdout + some.stderr
+    assert len(some.lines("samples.jsonl")) == 2
