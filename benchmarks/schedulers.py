@@ -208,8 +208,8 @@ CosineDPMSolverMultistepScheduler and DPMSolverSDEScheduler draw from a Brownian
 DPMSolverSDEScheduler has one seed for its whole batch, and so takes one sample at a time. SCMScheduler turns latents
 into fp32, and so needs `--precision fp32`.
 
-A scheduler that cannot be used with the model, because it does not take the model's own schedule or raises an error at a step, is
-refused with its reason before anything is timed.
+A scheduler that cannot be used with the model, because it does not take the model's own schedule or raises an error
+at a step, is refused with its reason before anything is timed.
 
 ## Refused
 

@@ -147,7 +147,7 @@ def test_a_fault_that_cannot_be_provoked_is_refused(
         (
             ["--model", "a/sd15"],
             "there is no pipeline folder",
-            "hf download a/sd15 --local-dir sd15, then --model sd15",
+            "fetch a/sd15 first",
         ),
         (["--model", "nowhere", "--unet", "tiny"], "model.name and model.unet both say which model", "leave one of"),
         (["--output.images=true"], "output.images: random weights have no decoder", "give --model PIPELINE_FOLDER"),

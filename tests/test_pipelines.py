@@ -141,7 +141,7 @@ def test_a_model_id_is_told_how_to_be_downloaded(tmp_path: Path, monkeypatch: py
     with pytest.raises(ModelError) as refused:
         pipelines.check(tmp_path / "owner" / "model")
     assert refused.value.hint == (
-        "nothing is downloaded: hf download owner/model --local-dir model, then --model model"
+        "nothing is downloaded: fetch owner/model first, for example with hf download, and give its folder"
     )
     (tmp_path / "owner").mkdir()  # a folder of the user's own, in which the model is misspelt
     with pytest.raises(ModelError) as refused:

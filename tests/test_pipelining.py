@@ -113,7 +113,7 @@ def test_a_hand_over_is_told_by_its_parts() -> None:
 def test_verified_samples_are_counted_and_the_first_digests_shown() -> None:
     text = rendered(summary_of())
     assert "bit-identical: 8/8, beside a loop of single-process diffusers" in text
-    assert "sha256 of the final latents: 0 5feceb66ffc8, 1 6b86b273ff34" in text
+    assert "sha256 of the final latents, made with 2 threads: 0 5feceb66ffc8, 1 6b86b273ff34" in text
     assert "all in summary.json" in text
 
 

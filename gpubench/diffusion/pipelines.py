@@ -154,7 +154,7 @@ def _download(path: Path) -> str | None:
         return None
     if path.parent.exists():
         return None
-    return f"nothing is downloaded: hf download {owner}/{name} --local-dir {name}, then --model {name}"
+    return f"nothing is downloaded: fetch {owner}/{name} first, for example with hf download, and give its folder"
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
