@@ -27,7 +27,7 @@ CommandLine = Callable[..., Finished]
         ("profile", "PROFILING__UNIT", "epoch", "profiling.unit=epoch counts training.epochs, which are not set"),
         ("memory", "MEMORY__DEVICE_MODEL", "h200", "memory.device_model=h200 is for predictions"),
         ("pipe-infer", "PRECISION", "amp", "precision = 'amp': input should be 'fp32', 'fp16' or 'bf16'"),
-        ("pipe-infer", "MODEL__NAME", "gpt2", "model.name: pipeline folder "),
+        ("pipe-infer", "MODEL__NAME", "gpt2", "model.name: there is no pipeline folder "),
         ("pipe-infer", "SAMPLING__SCHEDULER", "DDIM5", "sampling.scheduler: diffusers has no scheduler 'DDIM5'"),
         ("pipe-infer", "SAMPLING__OPTIONS", "x", "sampling.options: scheduler option 'x' is not key=value"),
         ("pipe-infer", "WORK__PROMPTS", "nowhere.txt", "work.prompts: the file "),

@@ -325,7 +325,11 @@ def test_results_that_cannot_be_written_are_refused(tmp_path: Path, inside: str)
     ("arguments", "error"),
     [
         (["--sampling.options=order=3"], "DDIMScheduler has no option 'order'"),
-        ([*TWO, "--scheduler", "HeliosScheduler"], "HeliosScheduler cannot be split over ranks"),
+        (
+            [*TWO, "--scheduler", "HeliosScheduler"],
+            "HeliosScheduler cannot be split over ranks: between its stages the caller enlarges the latents; "
+            "it can be had with stages=1",
+        ),
     ],
 )
 def test_what_only_diffusers_knows_fails_the_run_and_is_recorded(
