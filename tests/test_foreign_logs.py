@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpubench.comparison.compare import compare
-from gpubench.comparison.foreign import EMPTY, PLAIN, READS, Column, LogEvidence, open_log
+from gpubench.comparison.foreign import A_LINE, EMPTY, PLAIN, READS, Column, LogEvidence, open_log
 from gpubench.comparison.sides import find
 from gpubench.errors import DataError, UsageError
 
@@ -50,6 +50,9 @@ def test_a_column_is_one_repeat_of_a_metric_in_base_units(tmp_path: Path) -> Non
         ("s", "s", 1.0, "lower"),
         ("us", "s", 1e-6, "lower"),
         ("ns", "s", 1e-9, "lower"),
+        ("msec", "s", 1e-3, "lower"),
+        ("s/it", "s", 1.0, "lower"),
+        ("ms/step", "s", 1e-3, "lower"),
         ("MiB", "B", 2.0**20, "lower"),
         ("kB", "B", 1e3, "lower"),
         ("samples/s", "samples/s", 1.0, "higher"),
@@ -109,6 +112,17 @@ def test_dialects_of_csv_read_alike(tmp_path: Path, content: str) -> None:
 def test_json_lines_read_alike(tmp_path: Path) -> None:
     run = log(tmp_path, '{"ms": 10, "a": [1]}\n\n{"ms": 12.0}\n', "log.jsonl")
     assert list(run.values) == pytest.approx([0.010, 0.012])
+
+
+@pytest.mark.parametrize("content", ['[{"ms": 10}, {"ms": 12}]', '{\n  "ms": 10\n}\n', "[\n{}]"])
+def test_a_json_document_is_no_table_of_one_long_column(tmp_path: Path, content: str) -> None:
+    reason, hint = refusal(tmp_path, content, "log.json")
+    assert reason.startswith("log.json:1: ")
+    assert hint == A_LINE
+
+
+def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
+    assert list(log(tmp_path, '{"ms": 10}\n{"ms": 12}\n', "log.json").values) == pytest.approx([0.010, 0.012])
 
 
 def test_rows_without_a_value_are_passed_over_and_counted(tmp_path: Path) -> None:

@@ -22,13 +22,14 @@ from gpubench.steady import SteadyWindow
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 DELIMITERS = (",", ";", "\t")
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 MOST_LISTED = 20  # columns that an error names
 A_SECOND = ("s", "sec", "second")
 GREATEST = 1e100  # squares of values, and sums of them, are to be finite
 LEAST = 1 / GREATEST  # of times and rates, whose inverses are to be so too
 READS = "--column reads .csv, .tsv and .jsonl"
+A_LINE = "each line is one JSON object, such as a .jsonl file holds"
 PLAIN = "write numbers with a decimal point, without separators of thousands"
 EMPTY = "leave the cell empty where nothing was measured, and the row is passed over"
 
@@ -44,9 +45,10 @@ class Column:
 
     @classmethod
     def of(cls, name: str, unit: str, better: Better | None = None) -> "Column":
-        """Raises UsageError where the unit does not tell which way is better and nobody says so."""
-        if unit in SECONDS:
-            return cls(name, "s", SECONDS[unit], better or "lower")
+        """Raises UsageError where the unit does not tell which way is better and `better` does not either."""
+        amount, _, per = unit.partition("/")
+        if amount in SECONDS and unit != f"{amount}/" and per not in A_SECOND:  # "ms", or "s/it" as progress bars have it
+            return cls(name, "s", SECONDS[amount], better or "lower")
         if unit in BYTES:
             return cls(name, "B", BYTES[unit], better or "lower")
         work, _, time = unit.rpartition("/")
@@ -93,7 +95,7 @@ def open_log(path: Path, column: Column) -> LogEvidence:
     DataError, by file and line, for anything else that is no finite number (or not above 0, for a time or a rate, or
     negative, for a size), for a column that is not there, and for fewer than two values.
     """
-    read = _json_lines if path.suffix.lower() == ".jsonl" else _delimited
+    read = _json_lines if path.suffix.lower() in (".jsonl", ".json") else _delimited
     cells = _Cells(path, column)
     try:
         values = np.fromiter(read(path, column.name, cells), np.float64) * column.scale
@@ -229,7 +231,7 @@ def _json_lines(path: Path, column: str, cells: _Cells) -> Iterator[float]:
             try:
                 row = decoder.decode(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}:{number}: {error}", "each line is one JSON object") from None
+                raise DataError(f"{path}:{number}: {error}", A_LINE) from None
             cell = row.get(column)
             if cell is None:
                 cells.empty += 1

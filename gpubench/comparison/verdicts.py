@@ -293,7 +293,8 @@ def _without_ratio(case: _Case) -> tuple[Outcome, Outcome | None, str | None]:
     if not ours.units.any() and not theirs.units.any():
         return "equivalent", None, "0 on both sides"
     if min(ours.mean, theirs.mean) > 0:
-        return "inconclusive", None, "one repeat on each side and no steps behind it: nothing tells its noise"
+        steps = "too few steps" if ours.steps and theirs.steps else "no steps"
+        return "inconclusive", None, f"one repeat on each side and {steps} behind it: nothing tells its noise"
     if _significant(case.beyond):
         word = words(metric.better, metric.unit, 2.0 if theirs.mean > ours.mean else 0.5)
         return word, None, "one side is not above 0"
