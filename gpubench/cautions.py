@@ -49,11 +49,11 @@ def on_its_gpus(others: Others | None) -> str | None:
 
 
 def too_noisy(metric: Metric | None) -> str | None:
-    """What is to be known of a figure whose interval is wider than a factor of two."""
+    """Says that a figure's interval is wider than a factor of two, and what to do about it; None where it is not."""
     if metric is None or metric.interval is None or not metric.too_noisy:
         return None
     lies = f"{units.words(metric.name)} is too noisy to quote: {units.span(*metric.interval, metric.unit)}"
-    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}"
+    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}: {MORE}, or use a quieter machine"
 
 
 def unsettled(settled: Sequence[bool]) -> str | None:

@@ -136,8 +136,9 @@ def ratio(baseline: Sample, candidate: Sample, *, paired: bool = False, known: K
     """The ratio of two means with its error; None where nothing tells how far to trust it, or a mean is 0.
 
     Two units or more on each side: Welch's error (1947, Biometrika 34, 28) with the spread between units, or that of
-    the steps inside them, whichever is larger, each with its own degrees of freedom. The spread between units contains
-    the steps' noise already; the second is there for the few units that agree by chance. Where the sides have unequal
+    the steps inside them, whichever has the wider interval. The spread between units contains the steps' noise already;
+    the second is there for the few units that agree by chance. The larger error alone would not do: where a spread with
+    one degree of freedom happens to be small, the steps' error with its many would make the interval narrower. Where the sides have unequal
     numbers Welch's is too narrow if the smaller side's few units happen to agree, so that the error with the pooled
     spread is taken if its interval is wider. `paired` units were measured in turn, the i-th of one side beside the
     i-th of the other, and are taken by pairs.
@@ -149,7 +150,7 @@ def ratio(baseline: Sample, candidate: Sample, *, paired: bool = False, known: K
         return None
     estimate = candidate.mean / baseline.mean
     between, within = _between(baseline, candidate, paired, known), _within(baseline, candidate)
-    found = max(between, within, key=lambda e: e.size) if between and within else between or within
+    found = max(between, within, key=Error.half_width) if between and within else between or within
     if known and known.of_runs:
         runs = Error(known.spread * math.sqrt(2), known.df)
         if found is None or found.half_width() < runs.half_width():

@@ -187,7 +187,10 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     path = outcome.recorder.writer.path
     low, high = outcome.summary["throughput"].interval or (0.0, 0.0)
     lies = f"{units.span(low, high, 'samples/s')}, too noisy to quote"
-    noisy = f"throughput is too noisy to quote: {units.span(low, high, 'samples/s')}, at 95 %, over 3 repeats"
+    noisy = (
+        f"throughput is too noisy to quote: {units.span(low, high, 'samples/s')}, at 95 %, over 3 repeats: "
+        "raise --repeats, or use a quieter machine"
+    )
     busy = (
         "other processes kept 1.5 cores busy while it ran (cc1plus 1.4, sh 0.1): "
         "its times are not to be relied on beyond a factor of 4.0"

@@ -13,7 +13,9 @@ from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import parse_condition
 from gpubench.comparison.result import Comparability, Verdict
+from gpubench.comparison.sampling import sample_of
 from gpubench.comparison.verdicts import Circumstances, judge, judge_all
+from gpubench.inference import ratio
 from gpubench.metrics import Metric
 
 TRIALS = 1000
@@ -119,12 +121,27 @@ def test_pairs_as_quiet_as_public_logs_of_gpus_are_equivalent_and_slowdowns_of_s
     assert simulate(weather, (1, 1), slowdown=1.007, trials=300).slower >= 0.99
 
 
-@pytest.mark.parametrize("repeats", [(3, 1), (1, 5)], ids=str)
+@pytest.mark.parametrize("repeats", [(3, 1), (1, 5), (1, 2)], ids=str)
 def test_one_unit_beside_several_is_covered(repeats: tuple[int, int]) -> None:
     """Their spread is known. The steps alone, which know nothing of it, would cover one in five."""
     found = simulate(Weather(offset=0.01, noise=0.003, steps=100), repeats)
     assert found.changed <= 0.05
     assert 0.93 <= found.covered <= 0.97
+
+
+def test_two_pairs_of_repeats_are_covered_although_their_steps_are_many() -> None:
+    """With one degree of freedom the spread of the pairs is often small by chance; the steps must not replace it."""
+    rng = np.random.default_rng(53)
+    weather = Weather(offset=0.01)
+    covered = 0
+    for _ in range(TRIALS):
+        samples = [sample_of(weather.side(rng, 2), "step_time") for _ in range(2)]
+        assert samples[0]
+        assert samples[1]
+        found = ratio(samples[0], samples[1], paired=True)
+        assert found
+        covered += found.interval[0] <= 1 <= found.interval[1]
+    assert 0.935 <= covered / TRIALS <= 0.985
 
 
 def test_a_unit_whose_spread_is_on_record_is_covered() -> None:

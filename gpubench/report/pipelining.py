@@ -97,7 +97,8 @@ def _stages(stages: Sequence[Stage], columns: Sequence[str]) -> Table:
 
 def _caption(summary: Summary, pipeline: Pipeline) -> str:
     measured = f"{units.counted(len(summary.steady), 'repeat')}, {summary['makespan'].n} evaluations"
-    caption = f"{measured}; intervals are 95 %, over repeats"
+    single = len(summary.steady) == 1
+    caption = f"{measured}; {'a single repeat has no interval' if single else 'intervals are 95 %, over repeats'}"
     if pipeline.steady and "steady_throughput" in {metric.name for metric in summary.metrics}:
         first, last = (units.seconds(moment) for moment in pipeline.steady)
         caption += f"; steady from the first finished sample to the last, in the first repeat {first} to {last}"

@@ -64,7 +64,8 @@ def _caption(summary: Summary) -> str:
     step_time = summary["step_time"]
     cut = max(window.first for window in summary.steady)
     caption = f"{units.counted(repeats, 'repeat')}, {steps} steady steps worth {step_time.effective_n or 0:.0f}"
-    return f"{caption} independent ones, after up to {cut} of warm-up; intervals are 95 %, over repeats\n"
+    intervals = "intervals are 95 %, over repeats" if repeats > 1 else "a single repeat has no interval"
+    return f"{caption} independent ones, after up to {cut} of warm-up; {intervals}\n"
 
 
 def _phases(summary: Summary, with_bars: bool) -> Table:
