@@ -138,10 +138,10 @@ def ratio(baseline: Sample, candidate: Sample, *, paired: bool = False, known: K
     Two units or more on each side: Welch's error (1947, Biometrika 34, 28) with the spread between units, or that of
     the steps inside them, whichever has the wider interval. The spread between units contains the steps' noise already;
     the second is there for the few units that agree by chance. The larger error alone would not do: where a spread with
-    one degree of freedom happens to be small, the steps' error with its many would make the interval narrower. Where the sides have unequal
-    numbers Welch's is too narrow if the smaller side's few units happen to agree, so that the error with the pooled
-    spread is taken if its interval is wider. `paired` units were measured in turn, the i-th of one side beside the
-    i-th of the other, and are taken by pairs.
+    one degree of freedom happens to be small, the steps' error with its many would make the interval narrower. Where
+    the sides have unequal numbers Welch's is too narrow if the smaller side's few units happen to agree, so that the
+    error with the pooled spread is taken if its interval is wider. `paired` units were measured in turn, the i-th of
+    one side beside the i-th of the other, and are taken by pairs.
 
     One unit on a side: it is taken to vary as the other side's units do, or as `known`. Where no spread is known at
     all, the error is that of the steps alone, which knows nothing of how processes differ.

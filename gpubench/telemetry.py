@@ -163,7 +163,7 @@ class Telemetry:
         if running is None:
             return None
         others = {process.pid for process in running} - self._workers.keys() - {os.getpid()}
-        # In a container some drivers give the outer machine's process ids, where a worker looks like a stranger.
+        # In a container some drivers give the host's process ids, by which a worker looks like another process.
         return len(others) if all(psutil.pid_exists(pid) for pid in others) else None
 
     def _sample_cpu(self) -> CpuSample:

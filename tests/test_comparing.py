@@ -113,6 +113,10 @@ def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> 
              "more_repeats": 1},
             ", leaning slower; about 1 more repeat a side would settle it",
         ),
+        (
+            {"verdict": "inconclusive", "ratio": 0.76, "interval": (0.02, 26.11)},
+            "inconclusive: new against base in step time 0.76 x (95 % interval 0.02 to 26.1 x)",
+        ),
         ({"verdict": "rejected", "reason": "new: 12 steps were skipped"}, "rejected, new: 12 steps were skipped"),
         ({"verdict": "withheld", "reason": "batch size"}, "withheld: batch size"),
         ({"baseline": 0.0, "ratio": None, "interval": None}, "new is slower than base in step time, from 0"),

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 from simulated import Weather, run_of, side_of
 
 from gpubench.comparison import conditions
-from gpubench.comparison.doubts import changed_weather, doubts, loss_apart, out_of_turn, rejection
+from gpubench.comparison.doubts import changed_machine, doubts, loss_apart, out_of_turn, rejection
 from gpubench.comparison.evidence import RunEvidence, Series, Side
 from gpubench.comparison.steps import StepTable
 from gpubench.metrics import Metric
@@ -215,12 +215,12 @@ def test_a_machine_that_was_slower_by_its_yardstick_is_told_and_has_to_be_exceed
         side(run(metrics=[metric("yardstick_time", 2e-3)])),
         side(run(metrics=[metric("yardstick_time", 2.2e-3)])),
     )
-    assert conditions.weather(fast, slow) == pytest.approx(1.1)
+    assert conditions.machine_speed(fast, slow) == pytest.approx(1.1)
     assert conditions.accountable(fast, slow) == pytest.approx(1.1**2 - 1)
     assert conditions.accountable(slow, fast) == pytest.approx(1.1**2 - 1)
-    assert changed_weather(fast, slow) == "the machine itself was 10.0 % slower for b, by its yardstick"
-    assert changed_weather(fast, fast) is None
-    assert conditions.weather(side(run()), slow) is None
+    assert changed_machine(fast, slow) == "the machine itself was 10.0 % slower for b, by its yardstick"
+    assert changed_machine(fast, fast) is None
+    assert conditions.machine_speed(side(run()), slow) is None
 
 
 def test_two_runs_out_of_turn_are_told_and_groups_are_not() -> None:
@@ -271,7 +271,8 @@ def test_steps_that_were_held_up_are_told_with_their_share_of_the_time() -> None
     steps = Weather(steps=200, offset=0).repeat(np.random.default_rng(2))
     steps[::20] *= 10
     said = (
-        "10 of its 200 steady steps took more than twice the median, up to 10.1 x: such spikes are 31.0 % of its time"
+        "10 of its 200 steady steps took more than twice the median, up to 10.1 x: "
+        "such spikes account for 31.0 % of its time"
     )
     assert told(side_of([steps])) == [f"simulated: {said}"]
 

@@ -121,6 +121,19 @@ def test_a_json_document_is_no_table_of_one_long_column(tmp_path: Path, content:
     assert hint == A_LINE
 
 
+def test_a_log_of_few_independent_steps_says_that_its_interval_is_too_narrow(tmp_path: Path) -> None:
+    """Of 20 steps with a correlation of 0.9 the interval covers the truth in 57 % of all cases and not in 95 %."""
+    rng = np.random.default_rng(4)
+    for name, steps in (("long.csv", 200), ("short.csv", 9)):
+        (tmp_path / name).write_text("ms\n" + "\n".join(map(str, 10 + 0.01 * rng.standard_normal(steps))))
+    found, _ = find([str(tmp_path / "long.csv"), str(tmp_path / "short.csv")], tmp_path, column=MS)
+    (comparison,) = compare(found).comparisons
+    assert [one for one in comparison.warnings if "independent" in one] == [
+        "short.csv: its 9 steady steps are worth 9 independent ones: an interval from steps alone is too narrow: "
+        "give a longer log"
+    ]
+
+
 def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
     assert list(log(tmp_path, '{"ms": 10}\n{"ms": 12}\n', "log.json").values) == pytest.approx([0.010, 0.012])
 

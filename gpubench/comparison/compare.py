@@ -10,7 +10,7 @@ from gpubench import inference, runs
 from gpubench.comparison import comparability, gate, noise, verdicts
 from gpubench.comparison.causes import find_causes
 from gpubench.comparison.conditions import accountable
-from gpubench.comparison.doubts import changed_weather, doubts, out_of_turn, rejection
+from gpubench.comparison.doubts import changed_machine, doubts, out_of_turn, rejection
 from gpubench.comparison.evidence import Side
 from gpubench.comparison.explanation import explain
 from gpubench.comparison.gate import Condition
@@ -90,7 +90,7 @@ def _compare(
     # Before the doubts, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
     warnings = [*dict.fromkeys(rejected.values()), *doubts(baseline, candidate)]
-    if moved := changed_weather(baseline, candidate):
+    if moved := changed_machine(baseline, candidate):
         warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
         warnings.append(unequal)

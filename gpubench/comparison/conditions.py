@@ -27,7 +27,7 @@ def disturbance(side: Side) -> float | None:
     return found.slowdown if found else None
 
 
-def weather(baseline: Side, candidate: Side) -> float | None:
+def machine_speed(baseline: Side, candidate: Side) -> float | None:
     """By how much the machine's own speed changed, as the ratio of the yardstick's times; None where nothing tells."""
     times = [run.metrics.get(YARDSTICK) for side in (baseline, candidate) for run in side.runs[:1]]
     if not (times[0] and times[1]) or min(times[0].estimate, times[1].estimate) <= 0:
@@ -38,11 +38,12 @@ def weather(baseline: Side, candidate: Side) -> float | None:
 def accountable(baseline: Side, candidate: Side) -> float:
     """The change of a step's time that the machine alone may account for, beside the run: the larger of two bounds.
 
-    What others took of the CPU, and the square of what the yardstick moved: a step of small operations was seen to feel
-    a neighbour up to twice as much, in the logarithm (docs/statistics.md). 0 where neither tells anything.
+    What others took of the CPU, and the square of what the yardstick moved: beside other load a step of small
+    operations was seen to slow down up to twice as much as the yardstick, in the logarithm (docs/statistics.md). 0
+    where neither is known.
     """
     taken = max(disturbance(side) or 0.0 for side in (baseline, candidate))
-    moved = weather(baseline, candidate)
+    moved = machine_speed(baseline, candidate)
     return max(taken, math.expm1(2 * abs(math.log(moved)))) if moved else taken
 
 

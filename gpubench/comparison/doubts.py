@@ -1,4 +1,4 @@
-"""Why the figures of a side, or the whole comparison, deserve less trust than their intervals suggest."""
+"""Reasons to trust the figures of a side, or the whole comparison, less than their intervals suggest."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,14 +14,15 @@ from gpubench.comparison.verdicts import is_speed
 from gpubench.runs import COMPLETED
 
 ENOUGH_REPEATS = 3
+ENOUGH_STEPS = 10  # independent ones: with fewer, intervals from steps alone cover less than they say
 FEWEST_STEPS = 10  # of a loss that can be said to fall
 BF16_STEP = 2**-7  # relative distance between neighbouring bf16 numbers, at the most
-WEATHER = 0.01  # of the yardstick's time: less is no news
+MACHINE_MOVED = 0.01  # of the yardstick's time: a smaller change is not reported
 DIVERGED = "NonFiniteLoss"
 FAR, FAR_AMONG = 0.1, 5.0  # from the median, as a fraction, and in the median distance of all: an outlier
 SPIKE = 2.0  # times the median: a step that something else held up
 WORTH_A_WORD = 0.005  # of the time
-TENTHS, STRAIGHT, DRIFT = 10, 0.8, 0.01  # parts of a repeat, what a line must tell of them, and the change of a step
+TENTHS, STRAIGHT, DRIFT = 10, 0.8, 0.01  # parts of a repeat, share of their variation on a line, relative change
 
 Check = Callable[[Side], str | None]
 
@@ -35,7 +36,7 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
     timed = not any(run.untimed for side in sides for run in side.runs)
     checks = (
         _throttled,
-        _strangers,
+        _others_on_gpus,
         _contended,
         _unsettled,
         _unclosed,
@@ -44,6 +45,7 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
         _drift,
         _scattered,
         _few,
+        _short,
         _unread,
     )
     for check in checks:
@@ -51,17 +53,17 @@ def doubts(baseline: Side, candidate: Side) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def changed_weather(baseline: Side, candidate: Side) -> str | None:
-    """Two runs on a CPU that was not as fast for both, by a yardstick that has nothing to do with the model."""
-    moved = conditions.weather(baseline, candidate)
-    if moved is None or abs(moved - 1) < WEATHER or not one_after_the_other(baseline, candidate):
+def changed_machine(baseline: Side, candidate: Side) -> str | None:
+    """Says that the CPU was not equally fast for both runs, by a yardstick that does not depend on the model."""
+    moved = conditions.machine_speed(baseline, candidate)
+    if moved is None or abs(moved - 1) < MACHINE_MOVED or not one_after_the_other(baseline, candidate):
         return None
     word = "slower" if moved > 1 else "faster"
     return f"the machine itself was {units.percent(abs(moved - 1))} {word} for {candidate.label}, by its yardstick"
 
 
 def out_of_turn(baseline: Side, candidate: Side) -> str | None:
-    """Two runs, one after the other: whatever changed on the machine in between is in the difference."""
+    """Says that two runs were measured one after the other, so that changes of the machine are in the difference."""
     recorded = baseline.runs[0].record and candidate.runs[0].record
     counted = baseline.runs[0].untimed or candidate.runs[0].untimed
     if not recorded or counted or not one_after_the_other(baseline, candidate):
@@ -91,7 +93,7 @@ def rejection(side: Side) -> str | None:
 
 
 def loss_apart(baseline: Side, candidate: Side) -> str | None:
-    """Says so if one side learned and the other did not, or they went opposite ways; None where nobody can tell.
+    """Says so if one side learned and the other did not, or they went opposite ways; None where that is unknown.
 
     Compared is how far each side's loss fell by the second half of their common steps: from the first step, when
     nothing was learned, and from the first tenth, whose mean is steadier; either is enough. Seeds shift the level and
@@ -128,7 +130,7 @@ def _of_run(side: Side, run: RunEvidence) -> str:
 
 
 def _unfinished(side: Side) -> str | None:
-    """Runs that ended early, but for those that `rejection` speaks of."""
+    """Names runs that ended early, except those that `rejection` covers."""
     found = [run for run in side.runs if run.record and run.status != COMPLETED and not _diverged(run)]
     if not found:
         return None
@@ -148,7 +150,7 @@ def _throttled(side: Side) -> str | None:
     return cautions.held_down(shares)
 
 
-def _strangers(side: Side) -> str | None:
+def _others_on_gpus(side: Side) -> str | None:
     return cautions.on_its_gpus(conditions.others(side))
 
 
@@ -167,7 +169,7 @@ def _unclosed(side: Side) -> str | None:
 
 
 def _odd(side: Side) -> str | None:
-    """Repeats, or runs of a group, that lie far from all others."""
+    """Names repeats, or runs of a group, that lie far from all others."""
     metric = _step_metric(side)
     sample = sample_of(side, metric) if metric else None
     if sample is None or sample.n < ENOUGH_REPEATS or sample.mean <= 0:
@@ -187,7 +189,7 @@ def _odd(side: Side) -> str | None:
 
 
 def _spikes(side: Side) -> str | None:
-    """Single steps that took so long that they move the mean."""
+    """Names single steps that took so long that they move the mean."""
     repeats = _step_times(side)
     relative = np.concatenate([steps / np.median(steps) for steps in repeats]) if repeats else np.empty(0)
     long = relative > SPIKE
@@ -195,12 +197,12 @@ def _spikes(side: Side) -> str | None:
         return None
     return (
         f"{long.sum()} of its {len(relative)} steady steps took more than twice the median, up to"
-        f" {units.digits(float(relative.max()))} x: such spikes are {units.percent(added)} of its time"
+        f" {units.digits(float(relative.max()))} x: such spikes account for {units.percent(added)} of its time"
     )
 
 
 def _drift(side: Side) -> str | None:
-    """Steps that became slower or faster all the way through a repeat."""
+    """Says that steps became slower or faster all the way through a repeat."""
     repeats = _step_times(side)
     changes = [change for steps in repeats if (change := _trend(steps))]
     if not changes or 2 * len(changes) < len(repeats) or min(changes) < 0 < max(changes):
@@ -214,7 +216,7 @@ def _drift(side: Side) -> str | None:
 def _trend(steps: Series) -> float | None:
     """The change of a step from the first to the last tenth of a repeat, as a fraction of its mean.
 
-    None unless a straight line tells most of how the tenths' medians vary, and tells of a change that is worth a word.
+    None unless a straight line accounts for most of how the tenths' medians vary and changes enough to be reported.
     """
     if len(steps) < 2 * TENTHS:
         return None
@@ -262,6 +264,19 @@ def _few(side: Side) -> str | None:
     return f"{number} repeats only, whose interval is wide: {more}"
 
 
+def _short(side: Side) -> str | None:
+    """Says that the steps of a lone repeat are too few, for their correlation, to tell how sure their mean is."""
+    metric = _step_metric(side)
+    if metric is None or len(side.runs) > 1 or side.runs[0].repeats > 1:
+        return None
+    steps, worth = side.runs[0].metrics[metric].n, side.runs[0].metrics[metric].effective_n
+    if worth is None or worth >= ENOUGH_STEPS:
+        return None
+    more = "raise --steps" if side.runs[0].record else "give a longer log"
+    independent = units.counted(round(worth), "independent one")
+    return f"its {steps} steady steps are worth {independent}: an interval from steps alone is too narrow: {more}"
+
+
 def _unread(side: Side) -> str | None:
     problems = [
         f"{run.label}: {problem}" if len(side.runs) > 1 and run.record is None else problem
@@ -290,5 +305,5 @@ def _scatter(losses: Series) -> float:
     return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(losses))))
 
 
-OF_TIMES: Sequence[Check] = (_throttled, _contended, _unsettled, _unclosed, _odd, _spikes, _drift, _few)
+OF_TIMES: Sequence[Check] = (_throttled, _contended, _unsettled, _unclosed, _odd, _spikes, _drift, _few, _short)
 """Doubts of times, which are none of what is counted."""

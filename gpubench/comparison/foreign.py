@@ -47,7 +47,9 @@ class Column:
     def of(cls, name: str, unit: str, better: Better | None = None) -> "Column":
         """Raises UsageError where the unit does not tell which way is better and `better` does not either."""
         amount, _, per = unit.partition("/")
-        if amount in SECONDS and unit != f"{amount}/" and per not in A_SECOND:  # "ms", or "s/it" as progress bars have it
+        if (
+            amount in SECONDS and unit != f"{amount}/" and per not in A_SECOND
+        ):  # "ms", or "s/it" as progress bars have it
             return cls(name, "s", SECONDS[amount], better or "lower")
         if unit in BYTES:
             return cls(name, "B", BYTES[unit], better or "lower")

@@ -14,8 +14,9 @@ WELL_KNOWN = 10  # units whose own spread tells enough: the steps inside them ar
 def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample | None:
     """The side's sample of a metric; None unless every run of it has that. Rates are given as the time of one.
 
-    Runs of a group are its units, each with the mean of its repeats, because what differs from run to run, weather and
-    placement, is the same for all repeats of one. The repeats are the units of a single run, unless `by_run`.
+    Runs of a group are its units, each with the mean of its repeats, because what differs from run to run, such as
+    temperature and placement, is the same for all repeats of one. The repeats are the units of a single run, unless
+    `by_run`.
     """
     if not all(metric in run.metrics for run in side.runs):
         return None

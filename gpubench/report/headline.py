@@ -77,7 +77,7 @@ def _measured(verdict: Verdict) -> str:
 def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
     """The change without its sign, which the verb has: "is 3.1 % slower than base in step time (95 % ...)"."""
     name, word, ends = words(verdict.metric), verdict.verdict, width(verdict)
-    if not large(ratio):
+    if not large(ratio, ends):
         places = decimals(ratio - 1, ends)
         edges = [f"{edge * 100:.{places}f}" for edge in sorted(abs(end - 1) for end in ends or ())]
         size, between = f"{abs(ratio - 1) * 100:.{places}f} % {word}", _between(edges, "%", verdict)

@@ -23,6 +23,7 @@ from gpubench.report.plain import clean, words
 
 ASIDE = ("treatment", "protocol", "code")
 EVEN = 0.1  # of an estimate: up to here the ends of an interval on the log scale lie within a point of each other
+FAR = 10.0  # end of an interval of a ratio from which on percents, such as +2511 %, are hard to read
 TOO_NOISY = "too noisy to quote"
 WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are shown only when they are something else
 ASIDE_ROWS = 15  # differences that do not stand in the way: more than these are counted, not listed
@@ -200,7 +201,7 @@ def figures(verdict: Verdict) -> tuple[str, list[str], str]:
             if verdict.baseline == verdict.candidate
             else ("to 0" if verdict.baseline else "from 0", [], "")
         )
-    if large(ratio):
+    if large(ratio, ends):
         return units.digits(ratio), [units.digits(end) for end in ends or ()], "x"
     if ends is None and _invisible(ratio - 1):
         return "+0", [], "%"
@@ -214,9 +215,9 @@ def width(verdict: Verdict) -> tuple[float, float] | None:
     return None if ends is None or math.isclose(*ends, rel_tol=units.SMALLEST_PERCENT / 100) else ends
 
 
-def large(ratio: float) -> bool:
-    """Whether a multiple says more than percents."""
-    return not 0.5 < ratio < 2
+def large(ratio: float, ends: tuple[float, float] | None) -> bool:
+    """Whether a multiple says more than percents, of a ratio or of an interval that spans orders of magnitude."""
+    return not 0.5 < ratio < 2 or any(not 1 / FAR < end < FAR for end in ends or ())
 
 
 def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
