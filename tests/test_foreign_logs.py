@@ -8,7 +8,7 @@ import pytest
 from gpubench.comparison.compare import compare
 from gpubench.comparison.foreign import A_LINE, EMPTY, PLAIN, READS, Column, LogEvidence, open_log
 from gpubench.comparison.sides import find
-from gpubench.errors import DataError, UsageError
+from gpubench.errors import DataError, RunDirectoryError, UsageError
 
 MS = Column.of("ms", "ms")
 
@@ -132,6 +132,13 @@ def test_a_log_of_few_independent_steps_says_that_its_interval_is_too_narrow(tmp
         "short.csv: its 9 steady steps are worth 9 independent ones: an interval from steps alone is too narrow: "
         "give a longer log"
     ]
+
+
+def test_a_folder_of_logs_without_a_column_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("ms\n1\n2\n")
+    with pytest.raises(RunDirectoryError, match="holds no runs") as refused:
+        find([str(tmp_path)], tmp_path)
+    assert "--column" in str(refused.value.hint)
 
 
 def test_json_lines_may_be_called_json(tmp_path: Path) -> None:

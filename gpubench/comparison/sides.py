@@ -23,6 +23,7 @@ SKIPPED = "skipped"
 """Begins the line on runs that were passed over without being asked to."""
 UNKNOWN = "unknown"
 WHAT = "give a run directory, a folder of runs, or latest"
+OF_LOGS = "for logs of another tool, add --column NAME --unit UNIT"
 
 
 def find(
@@ -108,10 +109,14 @@ def _logs(name: str) -> tuple[list[Path], bool]:
         return [path], False
     if _exists(path / RUN):
         raise RunDirectoryError(f"{name} is a run directory, not a log of another tool", "leave --column out")
-    found = sorted(child for child in _children(path) if child.suffix.lower() in SUFFIXES and not _is_folder(child))
+    found = _logs_in(path)
     if not found:
         raise RunDirectoryError(f"{name} holds no logs", f"--column reads {', '.join(SUFFIXES)}")
     return found, True
+
+
+def _logs_in(path: Path) -> list[Path]:
+    return sorted(child for child in _children(path) if child.suffix.lower() in SUFFIXES and not _is_folder(child))
 
 
 def _runs(name: str, newest: "_Newest") -> tuple[list[Path], bool]:
@@ -122,9 +127,7 @@ def _runs(name: str, newest: "_Newest") -> tuple[list[Path], bool]:
             return [newest.run(latest["within"], int(latest["back"] or 0))], False
         path = _under(name, newest.results)
     if not _is_folder(path):
-        raise RunDirectoryError(
-            f"{path} is a file, not a run directory", "for a log of another tool, add --column NAME --unit UNIT"
-        )
+        raise RunDirectoryError(f"{path} is a file, not a run directory", OF_LOGS)
     if _is_run(path):
         return [path], False
     if found := sorted(child for child in _folders(path) if _is_run(child)):
@@ -134,7 +137,7 @@ def _runs(name: str, newest: "_Newest") -> tuple[list[Path], bool]:
             f"{path} holds experiments, not runs",
             f"give one of them: {_listed([f'{path}/{one}' for one in experiments])}",
         )
-    raise RunDirectoryError(f"{path} holds no runs", WHAT)
+    raise RunDirectoryError(f"{path} holds no runs", OF_LOGS if _logs_in(path) else WHAT)
 
 
 def _under(name: str, results: Path) -> Path:
