@@ -219,6 +219,12 @@ def test_a_precise_run_on_a_quiet_machine_has_nothing_to_say_of_noise(tmp_path: 
     assert "+- 2.5 %" in shown(outcome)
 
 
+def test_the_first_line_of_a_single_repeat_says_that_it_is_one(tmp_path: Path) -> None:
+    text = shown(measured(tmp_path, 0.1))
+    assert "on cpu: 80 samples/s, from one repeat\n" in text
+    assert "a single repeat has no interval" in text
+
+
 def test_the_main_facts_of_the_environment_stand_beside_the_metrics(tmp_path: Path) -> None:
     outcome = measured(tmp_path, 0.1)
     path = outcome.recorder.writer.path

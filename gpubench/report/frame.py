@@ -110,9 +110,12 @@ def _metrics_table(summary: Summary, names: Sequence[str], with_quantiles: bool)
 
 
 def speed(summary: Summary) -> str:
-    """The throughput with its uncertainty, behind a colon; nothing where it is not known."""
+    """The throughput with its uncertainty, behind a colon; an empty string where it is not known."""
     throughput = summary.get("throughput")
-    return f": {phrases.figure(throughput)}" if throughput else ""
+    if throughput is None:
+        return ""
+    lone = ", from one repeat" if len(throughput.repeats) == 1 else ""
+    return f": {phrases.figure(throughput)}{lone}"
 
 
 def _of_outcome(outcome: Outcome) -> dict[str, Any]:
