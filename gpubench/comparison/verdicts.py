@@ -243,7 +243,8 @@ def _verdict(
     if outcome == "inconclusive" and case.why:
         reason = f"not beyond {case.why}"
     elif outcome == "inconclusive" and any(map(_significant, alone)):
-        reason = f"not established with {family} metrics judged together"
+        place = "beyond" if _significant(alone[0]) else "within"
+        reason = f"{place} the margin by itself, but not established with {family} metrics judged together"
     if doubt := circumstances.rejected.get(leaning or outcome):
         outcome, leaning, reason = "rejected", None, doubt
     if case.withheld:
