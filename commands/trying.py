@@ -92,7 +92,7 @@ def _keep(found: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any
         for one in found:
             keep(one)
     except KeyboardInterrupt:  # the second, between two measurements
-        ended = Interrupted("interrupted", "what was measured is kept")
+        ended = Interrupted("interrupted", "what had been measured by then is kept")
     except GpubenchError as error:
         ended = error
     if isinstance(ended, Interrupted) and recorder.findings:

@@ -296,7 +296,7 @@ def test_a_comparison_speaks_in_order_from_the_verdict_to_how_it_was_made() -> N
         "Can these be compared?",
         "model.exp-b",
         "Verdicts",
-        "about 4 more repeats a side would settle it",
+        "about 4 more repeats a side should settle it",
         "Ratio of each metric",
         "What explains it",
         "Where the change of a step's time comes from",

@@ -200,7 +200,7 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     assert document["others"]["processes"] == {"cc1plus": 1.4, "sh": 0.1}
     assert json.loads(frame.to_json([outcome], None))["runs"][0]["warnings"] == document["warnings"]
     text = shown(outcome)
-    assert f"on cpu: {lies}\n" in text
+    assert f"on cpu: {lies}, on a busy machine\n" in text
     assert f"{noisy}\n{busy}\n" in text
     notebook.write_up(path)
     page = (path / REPORT).read_text()
@@ -219,9 +219,9 @@ def test_a_precise_run_on_a_quiet_machine_has_nothing_to_say_of_noise(tmp_path: 
     assert "+- 2.5 %" in shown(outcome)
 
 
-def test_the_first_line_of_a_single_repeat_says_that_it_is_one(tmp_path: Path) -> None:
+def test_the_first_line_says_that_a_single_repeat_is_one_and_that_the_machine_was_busy(tmp_path: Path) -> None:
     text = shown(measured(tmp_path, 0.1))
-    assert "on cpu: 80 samples/s, from one repeat\n" in text
+    assert "on cpu: 80 samples/s, from one repeat on a busy machine\n" in text
     assert "a single repeat has no interval" in text
 
 

@@ -55,7 +55,7 @@ def run(
         try:
             _measure_all(recorders, watch, independent, failures)
         except KeyboardInterrupt as interrupt:
-            error = _failure_before(interrupt) or Interrupted("interrupted", "what was measured is kept")
+            error = _failure_before(interrupt) or Interrupted("interrupted", "what had been measured by then is kept")
         except BaseException as caught:
             error = caught
     with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # impatience must not stop this

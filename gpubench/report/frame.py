@@ -114,8 +114,10 @@ def speed(summary: Summary) -> str:
     throughput = summary.get("throughput")
     if throughput is None:
         return ""
-    lone = ", from one repeat" if len(throughput.repeats) == 1 else ""
-    return f": {phrases.figure(throughput)}{lone}"
+    lone = "from one repeat" if len(throughput.repeats) == 1 else ""
+    busy = "on a busy machine" if summary.others and summary.others.busy else ""
+    told = " ".join(filter(None, (lone, busy)))
+    return f": {phrases.figure(throughput)}" + (f", {told}" if told else "")
 
 
 def _of_outcome(outcome: Outcome) -> dict[str, Any]:

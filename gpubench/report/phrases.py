@@ -244,7 +244,7 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
 
 
 def note(verdict: Verdict) -> str:
-    """Why a verdict is withheld, or where an inconclusive one leans and what would settle it."""
+    """Why a verdict is withheld, or where an inconclusive one leans and what should settle it."""
     reason = clean(verdict.reason or "")
     if verdict.verdict != "inconclusive":
         return reason
@@ -255,7 +255,7 @@ def note(verdict: Verdict) -> str:
 
 def to_settle(verdict: Verdict) -> str:
     more = units.counted(verdict.more_repeats or 0, "more run" if verdict.level == "run" else "more repeat")
-    return f"about {more} a side would settle it"
+    return f"about {more} a side should settle it"
 
 
 def _evidence(verdict: Verdict) -> str:
