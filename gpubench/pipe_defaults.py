@@ -9,6 +9,7 @@ from gpubench.diffusion import faults, split
 from gpubench.diffusion.pipelines import PipelineFolder, check
 from gpubench.diffusion.prompts import read_prompts
 from gpubench.diffusion.scheduler_names import (
+    AT_MOST_STEPS,
     RANDOM_WEIGHTS,
     check_class,
     check_micro_batch,
@@ -107,6 +108,8 @@ def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model:
     check_micro_batch(name, settings.work.micro_batch)
     total = evaluations(name, steps, {**config, **parse_options(settings.sampling.options)})
     if total is None:
+        if name in AT_MOST_STEPS:
+            split.assign(steps, settings.distributed.world_size, split.BALANCED)  # refuses more ranks than evaluations
         return
     ranges = split.assign(total, settings.distributed.world_size, settings.pipeline.split)
     split.refuse_short(settings.profiling, ranges, math.ceil(samples / settings.work.micro_batch))

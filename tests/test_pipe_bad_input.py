@@ -174,6 +174,11 @@ def test_a_model_that_cannot_be_made_is_named(
             "4 ranks for 3 evaluations",
             "or more --steps",
         ),
+        (
+            ["--world-size", "11", "--steps", "10", "--scheduler", "DPMSolverMultistepInverseScheduler"],
+            "11 ranks for 10 evaluations",
+            "--world-size 10 or fewer",
+        ),
         (["--unet", "dummy", *TWO, "--split", "5,5"], "5 + 5 = 10, but the scheduler makes 20 evaluations", "10,10"),
         (
             ["--scheduler", "DPMSolverSDEScheduler", "--micro-batch", "2"],

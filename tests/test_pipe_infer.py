@@ -275,7 +275,7 @@ def test_a_model_that_changed_before_the_rest_was_made_is_refused(tmp_path: Path
     weights = tmp_path / "model" / "text_encoder" / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     said, advised = complaint(command_line("pipe-infer", "--resume", str(first.run)))
-    assert said.startswith("the text_encoder folder of the finished samples was ")
+    assert said.startswith("text_encoder folder changed after the finished samples were made: ")
     assert advised == "restore it, or start anew without --resume"
     assert len(first.runs) == 1
 

@@ -106,6 +106,19 @@ def test_samples_of_prompts_that_have_changed_since_are_refused(tmp_path: Path) 
         finished(run_at(path), given)
 
 
+def test_a_prompt_of_a_sample_still_to_be_made_is_refused_too_when_it_has_changed(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat\nan elephant\na tiger\nan owl\n")
+    given = settings(work__prompts=prompts)
+    done = finished(run_at(run_of(tmp_path, [0], ["a cat"], files=files_of(given))), given)
+    prompts.write_text("a cat\nan elephant\na tiger\nan owl\nbeyond the four samples\n")
+    refuse_other_files(done, given)
+    for changed in ("a cat\n", "a cat\nan elephant\na tiger\na mouse\n"):
+        prompts.write_text(changed)
+        with pytest.raises(SettingsError, match="^list of prompts changed after the finished samples were made"):
+            refuse_other_files(done, given)
+
+
 def test_images_that_were_not_made_are_missing_where_images_are_asked_for(tmp_path: Path) -> None:
     assert not finished(run_at(run_of(tmp_path, [0])), settings(output__images=True)).samples
 
@@ -141,7 +154,7 @@ def test_weights_of_an_encoder_that_were_replaced_in_between_are_refused(
     (weights,) = (folder / part).glob("*.safetensors")
     content = load_file(weights)
     save_file({name: tensor + 1 for name, tensor in content.items()}, weights)
-    with pytest.raises(SettingsError, match=f"the {part} folder of the finished samples was [0-9a-f]{{16}}, and is"):
+    with pytest.raises(SettingsError, match=f"^{part} folder changed after .* made: [0-9a-f]{{16}} then,"):
         refuse_other_files(finished(run_at(path), given), given)
 
 
@@ -158,5 +171,5 @@ def test_another_number_of_threads_would_change_the_samples() -> None:
 def test_another_version_of_the_text_encoders_library_is_a_change() -> None:
     then, now = ({"packages": {"transformers": version}} for version in ("5.1", "5.2"))
     assert change(made_with({}, then), made_with({}, now)) == (
-        "the transformers of the finished samples was 5.1, and is 5.2 now"
+        "transformers changed after the finished samples were made: 5.1 then, 5.2 now"
     )

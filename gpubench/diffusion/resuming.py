@@ -1,6 +1,7 @@
 """Samples that an earlier run finished, to be taken over by one that makes the rest."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "resu
 """Settings, or sections of them, that leave the samples what they are."""
 DIGITS = 16
 """Of a digest in run.json."""
+PROMPTS = "prompts"
+"""Among the digests of run.json."""
 ANEW = "restore it, or start anew without --resume"
 
 
@@ -89,14 +92,20 @@ def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> di
 
 
 def files_of(settings: PipeSettings) -> dict[str, str]:
-    """Digests of the files that samples are made with, by component, as run.json keeps them; none of random weights."""
-    if settings.model.name is None:
-        return {}
-    return {name: digest[:DIGITS] for name, digest in pipelines.digests(pipelines.check(settings.model.name)).items()}
+    """Digests of what samples are made with, as run.json keeps them: by component, and of all samples' prompts.
+
+    Random weights have no components, and without a file of prompts there is no digest of them.
+    """
+    name, prompts = settings.model.name, read_prompts(settings.work.prompts)
+    found = pipelines.digests(pipelines.check(name)) if name else {}
+    if prompts:
+        used = [prompt_of(sample, prompts) for sample in range(settings.work.total)]
+        found |= {PROMPTS: hashlib.sha256(json.dumps(used).encode()).hexdigest()}
+    return {part: digest[:DIGITS] for part, digest in found.items()}
 
 
 def refuse_other_files(done: "Finished", settings: PipeSettings) -> None:
-    """Raises SettingsError where a file of the model has changed since the finished samples were made."""
+    """Raises SettingsError where a file of the model, or a prompt, has changed since the finished samples were made."""
     if changed := change(done.made_with, _named(files_of(settings))):
         raise SettingsError(changed, ANEW)
 
@@ -105,13 +114,14 @@ def change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first of what is known of both and not the same, in a sentence."""
     for name, value in then.items():
         if now.get(name, value) != value:
-            return f"the {name} of the finished samples was {value}, and is {now[name]} now"
+            return f"{name} changed after the finished samples were made: {value} then, {now[name]} now"
     return None
 
 
 def _named(files: Mapping[str, str]) -> dict[str, str]:
     """Digests under the names that a sentence gives them."""
-    return {name if name == pipelines.INDEX else f"{name} folder": digest for name, digest in files.items()}
+    known = {pipelines.INDEX: pipelines.INDEX, PROMPTS: "list of prompts"}
+    return {known.get(name, f"{name} folder"): digest for name, digest in files.items()}
 
 
 def _environment(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpubench import units
 from gpubench.diffusion.scheduler_names import SEEDED, check_class, check_scheduler_name
 from gpubench.errors import SettingsError, did_you_mean
 from gpubench.pipeline import conventions
@@ -133,19 +134,16 @@ def build(
     check_class(name)
     conventions.check_config(name, scheduler.config)
     _check_signature(scheduler, eta)
+    _check_keywords(scheduler, set_timesteps_kwargs)
     _hush()
     template = copy.deepcopy(scheduler)
     try:
         with quiet():
             template.set_timesteps(device=device, **conventions.schedule_arguments(name, steps, set_timesteps_kwargs))
     except ERRORS as error:
-        raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", _other(error)) from error
+        hint = "change --steps, or choose another --scheduler"
+        raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", hint) from error
     return Sampler(template, torch.device(device), eta)
-
-
-def _other(error: Exception) -> str:
-    """The hint where a scheduler cannot be set: it may not take what the model's pipeline passes, or so many steps."""
-    return f"{'' if isinstance(error, TypeError) else 'change --steps, or '}choose another --scheduler"
 
 
 def _hush() -> None:
@@ -165,6 +163,17 @@ def _check_signature(scheduler: "SchedulerMixin", eta: float) -> None:
         )
     if eta and "eta" not in parameters:
         raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")
+
+
+def _check_keywords(scheduler: "SchedulerMixin", of_model: Mapping[str, Any]) -> None:
+    """Raises SettingsError where `set_timesteps` lacks a parameter to which the model's pipeline gives a value."""
+    name, known = type(scheduler).__name__, inspect.signature(scheduler.set_timesteps).parameters
+    if unknown := [key for key in of_model if key not in known]:
+        raise SettingsError(
+            f"{name} does not fit this model: its pipeline sets {units.listed(unknown)}, which "
+            f"{name}.set_timesteps() does not take",
+            "choose another --scheduler",
+        )
 
 
 def _option(name: str, key: str, value: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
