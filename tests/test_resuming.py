@@ -115,7 +115,7 @@ def test_a_prompt_of_a_sample_still_to_be_made_is_refused_too_when_it_has_change
     refuse_other_files(done, given)
     for changed in ("a cat\n", "a cat\nan elephant\na tiger\na mouse\n"):
         prompts.write_text(changed)
-        with pytest.raises(SettingsError, match="^list of prompts changed after the finished samples were made"):
+        with pytest.raises(SettingsError, match=r"^list of prompts changed after the finished samples were made"):
             refuse_other_files(done, given)
 
 

@@ -67,7 +67,7 @@ _TWICE_A_STEP = frozenset(
 _BY_CONFIGURATION = frozenset({"DPMSolverMultistepInverseScheduler", "HeliosScheduler"})
 """Their number of evaluations depends on more than the number of steps."""
 AT_MOST_STEPS = frozenset({"DPMSolverMultistepInverseScheduler"})
-"""They drop timesteps that are equal once they are rounded, so that they may ask the model less often than once a step."""
+"""They ask the model once in each step or less often, as they drop timesteps that are equal once rounded."""
 _RUNGE_KUTTA = 9
 """Evaluations that PNDM spends beyond the number of steps on its first three (Liu et al. 2022, arXiv:2202.09778)."""
 
