@@ -70,7 +70,29 @@ def test_a_missing_part_of_sharded_weights_is_noticed(copy: Path) -> None:
     weights.with_name(f"{weights.name}.index.json").write_text(json.dumps({"weight_map": parts}))
     with pytest.raises(ModelError, match=r"unet lacks .* or a part of it"):
         pipelines.check(copy)
-    weights.with_name(parts["b"]).touch()
+    shutil.copy(weights.with_name(parts["a"]), weights.with_name(parts["b"]))
+    pipelines.check(copy)
+
+
+@pytest.mark.parametrize("part", ["unet/diffusion_pytorch_model", "text_encoder/model", "vae/diffusion_pytorch_model"])
+@pytest.mark.parametrize("kept", [0, 5, 1000, -1])
+def test_weights_that_were_not_copied_to_the_end_are_refused(copy: Path, part: str, kept: int) -> None:
+    weights = copy / f"{part}.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ModelError, match=rf"{part}\.safetensors is incomplete or damaged") as refused:
+        pipelines.check(copy)
+    assert refused.value.hint == "copy or download the file again"
+
+
+@pytest.mark.parametrize("content", [b"\2" + bytes(7) + b"[]", b"\x0b" + bytes(7) + b'{"a": null}'])
+def test_weights_with_another_header_are_refused(copy: Path, content: bytes) -> None:
+    (copy / "vae/diffusion_pytorch_model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="is incomplete or damaged"):
+        pipelines.check(copy)
+
+
+def test_weights_without_any_tensor_are_whole(copy: Path) -> None:
+    (copy / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     pipelines.check(copy)
 
 

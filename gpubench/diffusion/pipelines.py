@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -139,6 +140,7 @@ def check(path: Path) -> PipelineFolder:
     return PipelineFolder(path, str(pipeline), kind, absent, variant, scheduler)
 
 
+_FETCH_AGAIN = "copy or download the file again"
 _AGAIN = "write the folder again with the pipeline's save_pretrained()"
 _SAVED = "give the folder that save_pretrained() of a diffusers pipeline wrote"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
@@ -191,7 +193,9 @@ def _check_component(path: Path, name: str, library: str, variant: str | None) -
         return
     _read(path, f"{name}/config.json")
     stem = _WEIGHTS[library]
-    if _weights(path / name, stem, variant) or _weights(path / name, stem, None):
+    if files := _weights(path / name, stem, variant) or _weights(path / name, stem, None):
+        for file in files:
+            _refuse_incomplete(path, file)
         return
     if any((path / name).glob("*.bin")) or any((path / name).glob("*.ckpt")):
         raise ModelError(
@@ -201,13 +205,38 @@ def _check_component(path: Path, name: str, library: str, variant: str | None) -
     raise ModelError(f"pipeline folder {path}: {name} lacks {stem}.safetensors or a part of it", _AGAIN)
 
 
-def _weights(folder: Path, stem: str, variant: str | None) -> bool:
-    """Whether a component's weights are there whole, in one file or as an index and its parts."""
+def _weights(folder: Path, stem: str, variant: str | None) -> list[Path]:
+    """The files of a component's weights: one, or all parts of an index. Empty where any of them is missing."""
     ending = f".{variant}" if variant else ""
-    if (folder / f"{stem}{ending}.safetensors").is_file():
-        return True
+    whole = folder / f"{stem}{ending}.safetensors"
+    if whole.is_file():
+        return [whole]
     index = f"{stem}.safetensors.index{ending}.json"
     if not (folder / index).is_file():
-        return False
+        return []
     parts = _read(folder, index).get("weight_map")
-    return isinstance(parts, dict) and all((folder / str(part)).is_file() for part in set(parts.values()))
+    files = [folder / name for name in sorted(set(map(str, parts.values())))] if isinstance(parts, dict) else []
+    return files if all(file.is_file() for file in files) else []
+
+
+def _refuse_incomplete(path: Path, file: Path) -> None:
+    """Raises ModelError for a safetensors file that is shorter than its header says.
+
+    The format is that of github.com/huggingface/safetensors: the header's length in eight bytes, the header in JSON,
+    and the tensors, whose offsets count from the end of the header.
+    """
+    name = file.relative_to(path)
+    try:
+        with file.open("rb") as content:
+            size = os.fstat(content.fileno()).st_size
+            length = int.from_bytes(content.read(8), "little")
+            header: Any = json.loads(content.read(length)) if length <= size - 8 else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"pipeline folder {path}: cannot read {name}: {error}", _FETCH_AGAIN) from error
+    try:
+        end = max((tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"), default=0)
+        complete = size >= 8 + length + end
+    except (AttributeError, LookupError, TypeError):  # there is no header, or it is another
+        complete = False
+    if not complete:
+        raise ModelError(f"pipeline folder {path}: {name} is incomplete or damaged", _FETCH_AGAIN)
