@@ -253,7 +253,7 @@ def test_a_step_that_needs_what_nobody_holds_is_refused() -> None:
     class Masked(type(create("DDIMScheduler", {}, {}))):  # type: ignore[misc]
         def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, mask: Tensor) -> None: ...
 
-    with pytest.raises(SettingsError, match="mask, which nobody here holds"):
+    with pytest.raises(SettingsError, match="mask, which gpubench does not have"):
         build(Masked(), 10, CPU)
 
 

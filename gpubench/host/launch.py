@@ -157,7 +157,7 @@ class Workers:
             self._hang_up(peer)
 
     def _greet(self, peer: Peer, line: bytes) -> bool:
-        """Lets a stranger in if it is a rank that is missing and knows the secret."""
+        """Accepts a connection whose greeting has the secret and the number of a rank that is still missing."""
         if self._door is None or not self._door.admit(peer, line, self.peers):
             self._hang_up(peer)
             return False

@@ -13,13 +13,13 @@ from gpubench.diffusion.scheduler_names import REFUSED, refusal
 from gpubench.pipeline.batch import Batch
 
 REBUILT = frozenset({"noise_sampler", "noise_sampler_seed"})
-"""Attributes that never travel: torchsde's Brownian tree grows again, the same, from the sample's seed."""
+"""Attributes that never travel: torchsde's Brownian tree is rebuilt identically from the sample's seed."""
 
 TERMINAL = frozenset({"DDPMWuerstchenScheduler", "SCMScheduler"})
-"""The last of their timesteps is where the others arrive: there the model is not asked."""
+"""The model is not evaluated at the last of their timesteps, which is where the schedule ends."""
 
 HISTORY: Mapping[str, tuple[str, int]] = {"IPNDMScheduler": ("ets", 3)}
-"""A list that the class lets grow for ever, and how many of its last elements a step reads."""
+"""A list to which the class adds without limit, and how many of its last elements a step reads."""
 
 
 def check_config(name: str, config: Mapping[str, Any]) -> None:

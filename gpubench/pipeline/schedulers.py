@@ -31,7 +31,7 @@ ERRORS = (
     RuntimeError,
     TypeError,
     ValueError,
-)  # diffusers' ways to say no
+)  # what diffusers raises for settings that it does not take
 
 
 class Sampler:
@@ -147,7 +147,7 @@ def build(
 
 
 def _hush() -> None:
-    """Silences for good what steps provoke in the libraries below diffusers, and no user can mend."""
+    """Silences warnings that steps cause in the libraries below diffusers, on which no user can act."""
     warnings.filterwarnings("ignore", message="__array", category=DeprecationWarning)  # numpy, of the use of tensors
     warnings.filterwarnings("ignore", message="Should have t", module="torchsde")  # ends of a schedule, rounded
 
@@ -159,7 +159,7 @@ def _check_signature(scheduler: "SchedulerMixin", eta: float) -> None:
     unknown = [key for key, value in parameters.items() if value.default is value.empty and key not in known]
     if unknown:
         raise SettingsError(
-            f"{name}.step() needs {', '.join(unknown)}, which nobody here holds", "choose another --scheduler"
+            f"{name}.step() needs {', '.join(unknown)}, which gpubench does not have", "choose another --scheduler"
         )
     if eta and "eta" not in parameters:
         raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")

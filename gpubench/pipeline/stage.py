@@ -39,7 +39,7 @@ class Sink(Protocol):
     """Where they go."""
 
     def put(self, batch: Batch) -> None:
-        """Takes one over, behind all that the device has been told so far; waits while too many are under way."""
+        """Takes one over, to be sent after the work queued on the device so far; waits while too many are under way."""
 
     def doing(self) -> Doing:
         """What keeps those that are under way."""

@@ -168,7 +168,7 @@ def load_part(settings: PipeSettings, ranks: Ranks, device: torch.device) -> Den
 
 
 def plan(settings: PipeSettings, denoiser: Denoiser, world_size: int) -> tuple[Sampler, list[tuple[int, int]]]:
-    """The schedule and who does what of it, proven to lose nothing on the way."""
+    """The schedule and each rank's evaluations, after a proof that hand-overs lose nothing."""
     sampling = settings.sampling
     assert sampling.steps
     more = denoiser.set_timesteps_kwargs(sampling.steps)
@@ -223,9 +223,9 @@ def passes(session: Session) -> Iterator[events.Message]:
 
 
 def warm_up(session: Session) -> Session:
-    """A few evaluations that are thrown away, and a decoding, on every rank by itself.
+    """Runs a few evaluations, and a decoding where this rank decodes, whose results are discarded.
 
-    Returns the session with what an evaluation takes here, by which a slow one is told from one that hangs.
+    Returns the session with the seconds that an evaluation takes here, which tell a slow evaluation from a hang.
     """
     stage, evaluations, took = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
     batch = session.prepare(session.batches[0])
@@ -243,7 +243,7 @@ def warm_up(session: Session) -> Session:
 
 
 def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
-    """Raises SettingsError for a model and a scheduler that were not made for each other."""
+    """Raises SettingsError where the scheduler expects another number of channels than the model predicts."""
     wanted = latents.shape[1] * (2 if stage.sampler.learns_variance else 1)
     if output.shape[1] != wanted:
         raise SettingsError(
@@ -254,7 +254,7 @@ def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
 
 
 def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:
-    """Micro-batches with a sample that is still to be made. They stay whole: a sample's bits depend on its company."""
+    """Micro-batches with a sample that is still to be made. They stay whole: a sample's bits depend on the others."""
     size, total = settings.work.micro_batch, settings.work.total
     every = [list(range(first, min(first + size, total))) for first in range(0, total, size)]
     return [batch for batch in every if samples is None or any(sample in samples for sample in batch)]
