@@ -249,7 +249,9 @@ def test_a_folder_of_half_precision_weights_only_is_loaded(copy: Path) -> None:
 
 
 def test_weights_that_are_damaged_are_an_error_of_the_model(copy: Path) -> None:
-    (copy / "unet/diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
+    header = json.dumps({"conv_in.weight": {"dtype": "F31", "shape": [], "data_offsets": [0, 0]}}).encode()
+    weights = len(header).to_bytes(8, "little") + header
+    (copy / "unet/diffusion_pytorch_model.safetensors").write_bytes(weights)
     with pytest.raises(ModelError, match="cannot be loaded"):
         load(copy)
 

@@ -218,7 +218,7 @@ def pipeline_folder(tmp_path: Path) -> Path:
     )
     write(folder / "unet" / "config.json", {})
     write(folder / "scheduler" / "scheduler_config.json", {})
-    (folder / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    (folder / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")  # of no tensor
     return folder
 
 
@@ -229,6 +229,10 @@ def empty(folder: Path) -> None:
 
 def lose_the_weights(folder: Path) -> None:
     (folder / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+
+
+def lose_the_end_of_the_weights(folder: Path) -> None:
+    (folder / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"\2" + bytes(6))
 
 
 def keep_pickle_only(folder: Path) -> None:
@@ -259,6 +263,7 @@ def garble_the_index(folder: Path) -> None:
         (empty, "cannot read model_index.json: No such file", "save_pretrained()"),
         (garble_the_index, "cannot read model_index.json: ", "save_pretrained()"),
         (lose_the_weights, "unet lacks diffusion_pytorch_model.safetensors or a part of it", "save_pretrained()"),
+        (lose_the_end_of_the_weights, "diffusion_pytorch_model.safetensors is incomplete or damaged", "download"),
         (keep_pickle_only, "unet has its weights in pickle format, which is not loaded", "writes safetensors"),
         (lose_the_scheduler, "cannot read scheduler/scheduler_config.json", "save_pretrained()"),
         (be_of_an_unknown_class, "is for AudioLDMPipeline, which gpubench does not run", "StableDiffusionPipeline"),
