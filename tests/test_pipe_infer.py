@@ -276,7 +276,7 @@ def test_a_model_that_changed_before_the_rest_was_made_is_refused(tmp_path: Path
     save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     said, advised = complaint(command_line("pipe-infer", "--resume", str(first.run)))
     assert said.startswith("text_encoder folder changed after the finished samples were made: ")
-    assert advised == "restore it, or start anew without --resume"
+    assert advised == "restore the earlier one, or start a new run without --resume"
     assert len(first.runs) == 1
 
 

@@ -24,7 +24,7 @@ DIGITS = 16
 """Of a digest in run.json."""
 PROMPTS = "prompts"
 """Among the digests of run.json."""
-ANEW = "restore it, or start anew without --resume"
+ANEW = "restore the earlier one, or start a new run without --resume"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def finished(run: Run, settings: PipeSettings) -> Finished:
                 raise SettingsError(
                     f"sample {sample.sample} of {path} was made of {sample.prompt!r} and seed {sample.seed}, and would "
                     f"now be made of {now[0]!r} and seed {now[1]}",
-                    "restore the prompts file, or start anew without --resume",
+                    "restore the prompts file, or start a new run without --resume",
                 )
             found[sample.sample] = sample
     whole = {number: one for number, one in found.items() if all(mate in found for mate in _mates(number, settings))}
@@ -145,7 +145,7 @@ def refuse_changes(before: PipeSettings, after: PipeSettings) -> None:
         if key not in FREE and key.partition(".")[0] not in FREE and new[key] != value:
             raise SettingsError(
                 f"--resume makes the rest of the same samples, and {key}={new[key]} would change them",
-                f"leave it out (it was {value}), or start anew without --resume",
+                f"leave it out (it was {value}), or start a new run without --resume",
             )
 
 
