@@ -25,8 +25,8 @@ def warnings(
     return said + shared_warnings(len(found), slowed)
 
 
-def of_threads(threads: int, cores: int, ranks: int) -> Iterator[str]:
-    """What follows from the number of threads in each of `ranks` processes on a machine of so many `cores`.
+def of_threads(threads: int, cores: int) -> Iterator[str]:
+    """What follows from the number of threads in each rank on a machine of so many `cores`.
 
     The last bits of a sample depend on the number of threads: a sum is cut into as many parts.
     """
@@ -34,12 +34,6 @@ def of_threads(threads: int, cores: int, ranks: int) -> Iterator[str]:
         yield (
             f"the samples were made with {units.counted(threads, 'thread')} a rank, not with this machine's "
             f"{cores}: a run or a diffusers process with {cores} can differ from them in the last bits"
-        )
-    elif threads > 1 and ranks > 1:
-        yield (
-            f"{ranks} ranks of {threads} threads each share {units.counted(cores, 'core')}, so that the samples are "
-            f"those of any number of ranks: --performance.cpu_threads={max(1, cores // ranks)} may be faster, and "
-            "changes their last bits"
         )
 
 

@@ -247,12 +247,9 @@ def test_prompts_that_are_left_over_are_named() -> None:
 
 
 def test_a_number_of_threads_that_is_not_the_machines_is_told_with_what_follows() -> None:
-    assert list(of_threads(8, cores=8, ranks=1)) == []
-    (chosen,) = of_threads(1, cores=8, ranks=2)
+    assert list(of_threads(8, cores=8)) == []
+    (chosen,) = of_threads(1, cores=8)
     assert "made with 1 thread a rank, not with this machine's 8" in chosen
-    (crowded,) = of_threads(8, cores=8, ranks=2)
-    assert "2 ranks of 8 threads each share 8 cores" in crowded
-    assert "--performance.cpu_threads=4 may be faster" in crowded
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(tmp_path: Path) -> None:

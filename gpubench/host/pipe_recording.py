@@ -128,7 +128,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         yield from unused_prompts(self._prompts, self.settings.work.total)
         threads = self.settings.performance.cpu_threads
         if self.settings.device is Device.cpu and threads:
-            yield from of_threads(threads, devices.physical_cores(), local_ranks(self.settings))
+            yield from of_threads(threads, devices.physical_cores())
 
     def _crowding(self) -> float:
         """How many ranks share what one would have for itself: a GPU, or the threads of a CPU."""
