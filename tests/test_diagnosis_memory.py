@@ -70,6 +70,14 @@ def moving(*parts: int, reached: float | None = 0.3, calls: int = STEPS, **known
     return case(gpu(kernels=kernels, operators=operators, **known.pop("parts", {})), **known)
 
 
+@pytest.mark.parametrize(("part", "clause"), [(30 * PERCENT, "; memory bounds 30 % of the step"), (19 * PERCENT, "")])
+def test_the_headline_of_a_busy_gpu_names_what_memory_bounds(part: int, clause: str) -> None:
+    said = diagnose(moving(part)).headline
+    assert said.startswith("GPU computes ")
+    assert said.endswith(clause)
+    assert ("memory" in said) == bool(clause)
+
+
 def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
     finding = only(moving(20 * PERCENT, 10 * PERCENT, reached=0.8, settings=training()))
     assert (finding.id, finding.fix) == ("memory-bound", {"performance.compile": True})

@@ -209,7 +209,7 @@ def test_a_trace_without_memory_names_the_setting(tmp_path: Path) -> None:
         (b"hello", "is not a trace"),
         (document([*training(0, 0), *asked(0, 0)])[:-400], "cut short or damaged"),
         (b"\x1f\x8b\x08\x00cut", "cut short or damaged"),
-        (b'{"traceEvents": []}', "a trace of nothing"),
+        (b'{"traceEvents": []}', "an empty trace"),
     ],
 )
 def test_what_is_no_trace_is_refused_as_a_profile_does(tmp_path: Path, content: bytes, what: str) -> None:

@@ -40,7 +40,9 @@ def refused(path: Path) -> str:
             "Chrome's DevTools",
         ),
         (slices("devtools.timeline,v8", "toplevel"), {}, "Chrome or its DevTools"),
+        (slices("toplevel"), {}, "Chrome or its DevTools"),
         ([process("/device:GPU:0 H100"), *slices("")], {"displayTimeUnit": "ns"}, "JAX"),
+        ([process("/job:localhost/replica:0/task:0/device:GPU:0 Compute"), *slices("Op")], {}, "JAX"),
         (slices(""), {"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}}, "JAX"),
         (slices("FEE"), {"viztracer_metadata": {"version": "1.0"}}, "VizTracer"),
         (slices("FEE"), {}, "VizTracer"),
@@ -83,7 +85,9 @@ def test_a_file_of_another_format_is_told_by_how_it_begins(tmp_path: Path, conte
 
 
 def test_what_the_profiler_writes_beside_the_work_is_no_work(tmp_path: Path) -> None:
-    assert "nothing that was done is in it" in refused(write(tmp_path / "t.json", slices("overhead", "Trace")))
+    assert "it has no operators, runtime calls or kernels" in refused(
+        write(tmp_path / "t.json", slices("overhead", "Trace"))
+    )
 
 
 @pytest.mark.parametrize("category", ["mtia_ccp_events", "hpu_op", "mlu_memcpy", "my_private_device"])
@@ -101,9 +105,20 @@ def test_a_device_whose_events_are_not_read_is_no_program_on_a_cpu(category: str
     assert findings.headline.startswith(f"host alone ({category} is not read): ")
 
 
+def test_events_of_a_tool_for_the_host_are_not_taken_for_a_devices() -> None:
+    events = [step(1, 0, 1000), *(slice_("aten::mm", at, at + 2) for at in range(10, 900, 3))]
+    profile = analyse([made(events, slices("FEE"))])
+    notes = " ".join(profile.ranks[0].notes)
+    assert "events of FEE are not read (1 of" in notes
+    assert "there is no GPU work in the trace" in notes
+    findings = diagnose(Case(profile))
+    assert findings.headline.startswith("CPU: ")
+    assert "device" not in [one.id for one in findings.unanswered]
+
+
 def test_only_a_devices_unread_events_are_told_as_such(tmp_path: Path) -> None:
     said = refused(write(tmp_path / "t.json", slices("mtia_ccp_events")))
-    assert "the events of its device are not read: its categories are mtia_ccp_events" in said
+    assert "the events of its device are not read: its only category is mtia_ccp_events" in said
 
 
 def test_what_the_profiler_writes_twice_under_other_categories_is_known() -> None:

@@ -1,7 +1,7 @@
 """The bottleneck in one sentence: where most of the time goes, and what it waits for."""
 
 from gpubench import units
-from gpubench.diagnosis import attention, measures, phrases
+from gpubench.diagnosis import attention, measures, memory, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
 from gpubench.trace.modules import folded
@@ -88,7 +88,7 @@ def _on_gpu(case: Case, device: Breakdown) -> str:
     share = measures.share(case, most)
     computes = measures.share(case, device.compute)
     if share < TOLD:
-        return f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}"
+        return f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}{memory.of_the_headline(case)}"
     if lost == "idle":
         return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle)}"
     if lost == "copies":

@@ -1,6 +1,7 @@
 """Rules about what memory costs in time."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gpubench import units
 from gpubench.diagnosis import measures, phrases
@@ -77,17 +78,11 @@ def allocator(case: Case) -> Answers:
 def memory_bound(case: Case) -> Answers:
     """Operators that move more bytes than they compute on, whatever part of the memory bandwidth they reach: attention
     in separate operators is left to its own rule."""
-    rank = case.rank
-    if rank.device is None or measures.recorded_eagerly(case):
-        return
-    moving = [kernel for kernel in rank.kernels if _moves_memory(kernel)]
-    attention = sum(one.softmax + one.elementwise for one in rank.attention)
-    fusible = max(0, sum(kernel.total for kernel in moving) - attention)
-    thin = [one for one in rank.operators if is_product(one.name) and one.bound == "memory"]
-    products = sum(one.device for one in thin if not of_attention(one, rank))
-    cost = measures.share(case, fusible + products)
+    found = _bounded(case)
+    cost = measures.share(case, found.fusible + found.products)
     if cost < MEMORY_WORTH:
         return
+    moving, attention, fusible, products = found
     yield Finding(
         id="memory-bound",
         title=f"memory bounds much of {phrases.whole(case)}, in operators that do little arithmetic for each byte",
@@ -101,6 +96,35 @@ def memory_bound(case: Case) -> Answers:
         threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; "
         "what is saved at most is all but the matrix products, as if fused into their neighbours at no cost",
     )
+
+
+def of_the_headline(case: Case) -> str:
+    """A clause where memory bounds much of the step; nothing otherwise."""
+    found = _bounded(case)
+    cost = measures.share(case, found.fusible + found.products)
+    return f"; memory bounds {units.whole_percent(cost)} of {phrases.whole(case)}" if cost >= MEMORY_WORTH else ""
+
+
+class _Bounded(NamedTuple):
+    """Work that memory bounds, its times in nanoseconds."""
+
+    moving: list[Kernel]
+    attention: int
+    """Of `moving`, what is part of attention in separate operators."""
+    fusible: int
+    """Of `moving`, what is not."""
+    products: int
+
+
+def _bounded(case: Case) -> _Bounded:
+    rank = case.rank
+    if rank.device is None or measures.recorded_eagerly(case):
+        return _Bounded([], 0, 0, 0)
+    moving = [kernel for kernel in rank.kernels if _moves_memory(kernel)]
+    attention = sum(one.softmax + one.elementwise for one in rank.attention)
+    fusible = max(0, sum(kernel.total for kernel in moving) - attention)
+    thin = [one for one in rank.operators if is_product(one.name) and one.bound == "memory"]
+    return _Bounded(moving, attention, fusible, sum(one.device for one in thin if not of_attention(one, rank)))
 
 
 def _moves_memory(kernel: Kernel) -> bool:

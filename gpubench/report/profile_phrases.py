@@ -169,7 +169,7 @@ def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
         said.append(f"{units.percent(found.late / found.calls)} came late, with nothing queued")
     said.append(f"queue {units.digits(round(found.queue_mean, 2))} on average, {found.queue_longest} at most")
     if found.short:
-        short = f"{calls(rank, found.short)} kernels are shorter than {_nanoseconds(SHORT_KERNEL)}"
+        short = f"kernels shorter than {_nanoseconds(SHORT_KERNEL)}: {calls(rank, found.short)}"
         said.append(f"{short}, {duration(rank, found.short_total) or '0 s'} in all")
     if found.unlinked:
         said.append(f"{units.counted(found.unlinked, 'piece')} of work without a launch in the trace")

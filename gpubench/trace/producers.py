@@ -21,15 +21,19 @@ _VIZTRACER = "VizTracer"
 _SYSTRACE = "Android's systrace or Perfetto"
 _XLA = "JAX, XLA or TensorFlow"
 _CATEGORIES = (
-    (r"devtools\.timeline|disabled-by-default-|blink|v8|latencyInfo|loading$|netlog", "Chrome or its DevTools"),
+    (
+        r"devtools\.timeline|disabled-by-default-|blink|v8|latencyInfo|loading$|netlog|toplevel$",
+        "Chrome or its DevTools",
+    ),
     (r"FEE$", _VIZTRACER),
     (r"nvtx|cuda_api$|cuda$", "nsys2json, which converts reports of Nsight Systems"),
     (r"sched$|irq$|freq$|binder|gfx$|am$|wm$|ftrace", _SYSTRACE),
     (r"(Session|Node|Api)$", "ONNX Runtime's profiler"),
     (r"action processing|bazel|general information", "Bazel"),
 )
+_OF_HOST_TOOLS = r"FEE$|nvtx"
 _PROCESSES = (
-    (r"/(device|host):", _XLA),
+    (r"(/job:.*)?/(device|host):", _XLA),
     (
         r"(CPU|CUDA) functions$",
         "EventList.export_chrome_trace, which leaves most out: the profiler has an export_chrome_trace of its own",
@@ -72,9 +76,12 @@ class Signs:
             return None
         named = [category for category, _ in self.categories.most_common() if category]
         more = [f"{len(named) - TOLD} more"] if len(named) > TOLD else []
-        what = f"its categories are {units.listed([*named[:TOLD], *more])}" if named else "its events have no category"
+        what = "its events have no category"
+        if named:
+            number = "its categories are" if len(named) > 1 else "its only category is"
+            what = f"{number} {units.listed([*named[:TOLD], *more])}"
         if all(category.lower() in LEFT_OUT for category in self.categories):
-            return f"nothing that was done is in it: {what}"
+            return f"it has no operators, runtime calls or kernels: {what}"
         if any(map(OF_DEVICES.match, named)):
             return f"the events of its device are not read: {what}"
         producer = self._producer(about)
@@ -93,6 +100,11 @@ class Signs:
             *_matching(_CATEGORIES, pieces),
         )
         return next(iter(every), None)
+
+
+def of_host_tool(category: str) -> bool:
+    """Whether a category is one of a tool that records the host beside torch.profiler, and so of no device."""
+    return bool(re.match(_OF_HOST_TOOLS, category))
 
 
 def _matching(known: Iterable[tuple[str, str]], found: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from gpubench import units
 from gpubench.errors import DataError
 from gpubench.trace.columns import (
     MISSING,
@@ -77,7 +78,9 @@ def _nothing(path: Path, builder: "_Builder", events: int, about: dict[str, Any]
     """Of a file without an event that is read."""
     if told := builder.signs.told(about):
         return DataError(f"{path} cannot be read: {told}", HOW)
-    return DataError(f"{path} is a trace of nothing: none of its {events} events has a duration", HOW)
+    if not events:
+        return DataError(f"{path} is an empty trace: it has no events", HOW)
+    return DataError(f"{path} has nothing to diagnose: {units.counted(events, 'event')}, none with a duration", HOW)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import numpy as np
 from gpubench import units
 from gpubench.trace.columns import MISSING, HostKind, Trace
 from gpubench.trace.compiled import compiled
+from gpubench.trace.producers import of_host_tool
 from gpubench.trace.program import Program
 from gpubench.trace.windows import step_runs
 
@@ -35,10 +36,16 @@ def notes(program: Program) -> list[str]:
     return list(_notes(program))
 
 
+def unread_of_devices(trace: Trace) -> list[str]:
+    """Categories of events that are not read and may be of a device, those with most events first."""
+    named = sorted(trace.unread, key=lambda category: -trace.unread[category])
+    return [category for category in named if not of_host_tool(category)]
+
+
 def _notes(program: Program) -> Iterator[str]:
     trace, window = program.trace, program.window
     if trace.host_only:
-        lacking = "no work of CUDA, ROCm or XPU" if trace.unread else "no GPU work"
+        lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
         yield f"there is {lacking} in the trace: what follows is the host's time"
     if not window.steps:
         span = "host slices" if trace.host_only else "GPU work"
