@@ -79,7 +79,7 @@ def test_a_real_recording_is_rebuilt_to_the_published_peak_and_end() -> None:
     assert (f"{max(asked) / MIB:,.2f}", f"{asked[-1] / MIB:,.2f}") == ("13,278.96", "1,310.27")
     assert [mark.phase for mark in history.marks] == ["start", "forward", "loss", "backward"]
     assert (history.late, history.truncated) == (True, False)  # the model was built before
-    assert "1.28 GiB were there before the first of its 5,163 events" in history.notes[0]
+    assert "1.28 GiB were allocated before the first of its 5,163 events" in history.notes[0]
     assert not any(one.category == "unknown" for one in history.allocations)
 
 
@@ -120,8 +120,8 @@ def test_what_was_there_before_the_first_event_follows_from_the_end(file: Path) 
     assert found.marks[0] == Mark(0, "start")
     assert found.marks[1].at == 2
     assert (found.truncated, found.late) == (True, False)  # a stack is known of what has no event
-    assert "it recorded the allocation of 1 block, and the events are gone" in found.notes[0]
-    assert "1.66 KiB were there before the first of its 3 events" in found.notes[0]
+    assert "the allocation of 1 block was recorded, but is missing from the events" in found.notes[0]
+    assert "1.66 KiB were allocated before the first of its 3 events" in found.notes[0]
     assert [reading.allocated for reading in found.readings] == [0, 1024 + 1024, 1024 + 512]
 
 
@@ -142,7 +142,7 @@ def test_an_address_that_is_given_out_again_was_given_back(file: Path) -> None:
 
 def test_allocations_without_release_that_are_gone_in_the_end_are_told(file: Path) -> None:
     found = one(file, snapshot([alloc(0, 512)], [segment(0, 2 * MIB)])).history
-    assert found.notes == ["1 allocation count as held to the end: no release of them was recorded"]
+    assert found.notes == ["no release was recorded of 1 allocation: taken as held to the end"]
 
 
 def test_memory_that_did_not_suffice_is_told_with_its_place(file: Path) -> None:
@@ -326,7 +326,7 @@ def test_what_was_allocated_while_it_recorded_and_has_no_event_was_overwritten(f
     for begin in (0, 8):
         ((late, truncated, note),) = beginning(file, recorded(begin, entries=7, length=75))
         assert (late, truncated) == (False, "surely")
-        assert "it recorded the allocation of 4 blocks, and the events are gone" in note
+        assert "the allocation of 4 blocks was recorded, but is missing from the events" in note
         assert "larger max_entries" in note
 
 
@@ -339,7 +339,7 @@ def test_a_round_number_of_events_probably_is_all_that_the_buffer_took(file: Pat
     events = [*free(8192, 100), *one_after_another][:entries]
     ((late, truncated, note),) = beginning(file, (events, segment(0, 2**21, block(8192, 1000))))
     assert (late, truncated) == (not said, said and "probably")
-    assert ("probably is max_entries" in note) == said
+    assert ("events, probably max_entries" in note) == said
 
 
 def test_a_device_with_fewer_events_than_another_did_not_fill_its_buffer(file: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_device_with_fewer_events_than_another_did_not_fill_its_buffer(file: P
     alike = recorded(begin=12, entries=10**6, length=81, device=1)
     for late, truncated, note in beginning(file, recorded(begin=12, entries=10**6, length=81), alike):
         assert (late, truncated) == (False, "probably")
-        assert "which probably is max_entries" in note
+        assert "events each, probably max_entries" in note
 
 
 def test_a_segment_whose_stack_is_known_was_taken_while_it_recorded(file: Path) -> None:

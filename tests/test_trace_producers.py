@@ -116,6 +116,19 @@ def test_events_of_a_tool_for_the_host_are_not_taken_for_a_devices() -> None:
     assert "device" not in [one.id for one in findings.unanswered]
 
 
+@pytest.mark.parametrize("launch", ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "hipLaunchKernel"])
+def test_a_gpu_program_without_its_gpu_work_is_no_program_on_a_cpu(launch: str) -> None:
+    operators = [slice_("aten::mm", at, at + 2) for at in range(10, 900, 3)]
+    profile = analyse([made([step(1, 0, 1000), *operators], call(launch, 10, 11, 1))])
+    assert any("though calls that launch kernels are" in note for note in profile.ranks[0].notes)
+    findings = diagnose(Case(profile))
+    assert findings.findings == []
+    assert [one.id for one in findings.unanswered] == ["device"]
+    assert findings.headline.startswith("host alone (the GPU's work was not recorded): ")
+    on_cpu = diagnose(Case(analyse([made([step(1, 0, 1000), *operators])])))
+    assert on_cpu.headline.startswith("CPU: ")
+
+
 def test_only_a_devices_unread_events_are_told_as_such(tmp_path: Path) -> None:
     said = refused(write(tmp_path / "t.json", slices("mtia_ccp_events")))
     assert "the events of its device are not read: its only category is mtia_ccp_events" in said

@@ -23,6 +23,7 @@ from gpubench.diagnosis.stragglers import stragglers
 from gpubench.diagnosis.synchronisation import blocking_launches, gradient_scaler, synchronisation
 from gpubench.diagnosis.threads import too_few_threads, too_many_threads
 from gpubench.findings import Finding, Findings, Unanswered
+from gpubench.trace.profile import Rank
 
 Rule = Callable[[Case], Answers]
 
@@ -35,17 +36,17 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 OF_HOST: tuple[Rule, ...] = (data_loading,)
-"""Those that hold where the work of a device was recorded, but is not read."""
+"""Those that hold where a device worked, and its work is not read or was not recorded."""
 
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
 def diagnose(case: Case) -> Findings:
     """Findings by expected saving, those of which it is unknown last."""
-    unread = case.rank.host_only and bool(case.rank.unread)
-    answers = [answer for rule in (OF_HOST if unread else RULES) for answer in rule(case)]
-    if unread:
-        answers.append(Unanswered("device", f"the device's work, as {case.rank.unread[0]} is not read", needs=""))
+    lacking = _lacking(case.rank)
+    answers = [answer for rule in (OF_HOST if lacking else RULES) for answer in rule(case)]
+    if lacking:
+        answers.append(Unanswered("device", lacking, needs=""))
     findings = [answer for answer in answers if isinstance(answer, Finding) and answer.evidence]
     findings.sort(key=_urgency)
     return Findings(
@@ -53,6 +54,13 @@ def diagnose(case: Case) -> Findings:
         findings=findings,
         unanswered=[answer for answer in answers if isinstance(answer, Unanswered)],
     )
+
+
+def _lacking(rank: Rank) -> str:
+    """What is missing of a program whose device did work that is not in the trace; nothing of one on a CPU."""
+    if rank.host_only and rank.unread:
+        return f"the device's work, as {rank.unread[0]} is not read"
+    return "the GPU's work, which was not recorded (ProfilerActivity.CUDA)" if rank.work_missing else ""
 
 
 def _urgency(finding: Finding) -> tuple[float, int]:

@@ -55,7 +55,11 @@ def headline(case: Case) -> str:
 def _on_cpu(case: Case) -> str:
     if case.overhead is not None and case.overhead > CHANGED and (clean := _clean_phases(case)):
         return clean
-    who = f"host alone ({case.rank.unread[0]} is not read)" if case.rank.unread else "CPU"
+    who = "CPU"
+    if case.rank.unread:
+        who = f"host alone ({case.rank.unread[0]} is not read)"
+    elif case.rank.work_missing:
+        who = "host alone (the GPU's work was not recorded)"
     parts = sorted(case.rank.host.items(), key=lambda part: part[1], reverse=True)
     told = [(name, share) for name, time in parts if (share := measures.share(case, time)) >= TOLD]
     if not told:

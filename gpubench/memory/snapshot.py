@@ -176,7 +176,7 @@ def _overwritten(number: int, found: Snapshot) -> str:
     blocks = sum(bool(block.frames) and address not in given for one in mine for address, block in _held(one))
     segments = sum(bool(one.frames) and one.address not in reserved for one in mine)
     known = [units.counted(count, name) for count, name in ((blocks, "block"), (segments, "segment")) if count]
-    return f"it recorded the allocation of {' and '.join(known)}, and the events are gone" if known else ""
+    return f"the allocation of {' and '.join(known)} was recorded, but is missing from the events" if known else ""
 
 
 def _full(number: int, found: Snapshot) -> str:
@@ -186,8 +186,8 @@ def _full(number: int, found: Snapshot) -> str:
     if count < max(counts) or count < FEWEST:
         return ""
     if counts.count(count) > 1:
-        return f"several devices have {count:,} events, which probably is max_entries"
-    return f"{count:,} events probably is max_entries" if _is_round(count) else ""
+        return f"several devices have {count:,} events each, probably max_entries"
+    return f"it has {count:,} events, probably max_entries" if _is_round(count) else ""
 
 
 def _is_round(count: int) -> bool:
@@ -199,7 +199,7 @@ def _is_round(count: int) -> bool:
 def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator[str]:
     """What is missing before the first event, and how to have it recorded."""
     counts = [len(events) for events in found.device_traces]
-    there = f"{units.size(before)} were there before the first of its {counts[number]:,} events"
+    there = f"{units.size(before)} were allocated before the first of its {counts[number]:,} events"
     if sign:
         said = f"{sign}; {there}" if before else sign
         yield f"{said}; record with a larger max_entries, or fewer steps"
@@ -213,7 +213,7 @@ def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator
 
 def _unreleased(lost: int) -> Iterator[str]:
     if lost:
-        yield f"{units.counted(lost, 'allocation')} count as held to the end: no release of them was recorded"
+        yield f"no release was recorded of {units.counted(lost, 'allocation')}: taken as held to the end"
 
 
 def _failures(events: Sequence[Event]) -> Iterator[str]:

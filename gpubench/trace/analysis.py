@@ -23,7 +23,7 @@ from gpubench.trace.optimizing import optimizing, zeroing_idle
 from gpubench.trace.phases import phase_of, phases
 from gpubench.trace.profile import CAUSES, Breakdown, Cause, HostPart, Profile, Rank, Step
 from gpubench.trace.program import Program
-from gpubench.trace.reservations import missing, notes, unread_of_devices
+from gpubench.trace.reservations import missing, notes, unread_of_devices, work_is_missing
 from gpubench.trace.stretches import stretches
 from gpubench.trace.synchronisations import synchronisations
 
@@ -75,6 +75,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         python=stretches(program, known),
         threads=len(set(trace.host.thread[program.operators & program.inside].tolist())),
         unread=unread_of_devices(trace),
+        work_missing=work_is_missing(trace),
         zeroed_gradients=optimizer.zeroed_gradients,
         zeroing=optimizer.zeroing,
         zeroing_idle=zeroing_idle(program, clip(causes["python_and_launch"], *whole)),

@@ -334,6 +334,8 @@ class Rank(Struct, frozen=True, kw_only=True):
     """Host threads with operators."""
     unread: list[str] = []
     """Categories of events that are not read, most of them first: of a device that is not CUDA's, ROCm's or XPU's."""
+    work_missing: bool = False
+    """There are calls that launch kernels and no device work: it was not recorded."""
     zeroed_gradients: int
     """Calls that filled gradients with zeros instead of dropping them."""
     zeroing: int = 0
