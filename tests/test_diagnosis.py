@@ -9,7 +9,7 @@ from gpubench.diagnosis.diagnose import diagnose
 from gpubench.diagnosis.headline import DOES, WAITS, headline
 from gpubench.findings import Finding
 from gpubench.trace.analysis import analyse
-from gpubench.trace.profile import CAUSES, HOST_PARTS, Straggler
+from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Straggler
 
 
 def many_things_wrong() -> Case:
@@ -81,6 +81,13 @@ def test_the_headline_of_a_gpu_that_communicates_names_the_rank_that_is_late() -
 def test_the_headline_of_one_rank_alone_does_not_tell_communicating_from_waiting() -> None:
     alone = case(gpu(exposed_communication=40 * PERCENT, world_size=2))
     assert headline(alone) == "GPU communicates, or waits for other ranks, 40 % of the time and computes 60 %"
+
+
+@pytest.mark.parametrize(("name", "waits"), [("SendRecv", True), ("Broadcast_RING_LL", True), ("AllReduce_Sum", False)])
+def test_traces_of_all_ranks_do_not_tell_who_waits_for_a_transfer_of_one_way(name: str, waits: bool) -> None:
+    found = [Collective(f"ncclDevKernel_{name}", 10, 40 * PERCENT, 40 * PERCENT, None)]
+    both = [gpu(rank=rank, exposed_communication=40 * PERCENT, collectives=found, world_size=2) for rank in range(2)]
+    assert ("or waits for other ranks" in headline(case(*both))) == waits
 
 
 def test_a_finding_without_evidence_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def fp32_products(case: Case) -> Answers:
     saving = measures.share(case, found) * (1 - _speed_ratio(case, better))
     yield Finding(
         id="fp32-products",
-        title="matrix products run in fp32, beside the tensor cores",
+        title="matrix products run in fp32, without the tensor cores",
         severity=severity(saving),
         evidence=[f"fp32 products take {phrases.a_step(case, found)}"]
         + [

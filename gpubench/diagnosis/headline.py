@@ -4,6 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import attention, measures, memory, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
+from gpubench.trace.communication import kind_of
 from gpubench.trace.modules import folded
 from gpubench.trace.profile import Breakdown, Cause, HostPart
 
@@ -97,10 +98,17 @@ def _on_gpu(case: Case, device: Breakdown) -> str:
         return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle)}"
     if lost == "copies":
         return f"GPU copies {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}"
-    does = "communicates" if every_rank_is_traced(case) else "communicates, or waits for other ranks,"
+    does = "communicates" if _waits_are_known(case) else "communicates, or waits for other ranks,"
     slow = slowest(case)
     why = "" if slow is None else f"; rank {slow.rank} keeps the others waiting"
     return f"GPU {does} {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}{why}"
+
+
+def _waits_are_known(case: Case) -> bool:
+    """Whether traces of all ranks tell who waits for whom, which they do for collectives that no rank leaves early."""
+    found = case.rank.collectives
+    one_way = sum(one.total for one in found if (one.kind or kind_of(one.name)) in ("send_recv", "broadcast"))
+    return every_rank_is_traced(case) and 2 * one_way <= sum(one.total for one in found)
 
 
 def _why_idle(case: Case, idle: int) -> str:

@@ -100,7 +100,7 @@ def _cause(case: Case) -> str:
             "rows begin at addresses from which a thread cannot load 16 bytes at once; AMD publishes no rule for such "
             "shapes, and what they cost here is not known beyond the share"
         )
-    return "rows begin at addresses that the fast kernels cannot load from"
+    return "their rows do not begin at multiples of 16 bytes, as the fast kernels need"
 
 
 def _advice(case: Case, odd: Sequence[Operator]) -> Iterator[str]:
