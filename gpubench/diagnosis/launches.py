@@ -66,7 +66,7 @@ def _evidence(case: Case) -> list[str]:
         by = "" if brought == calls else f", launched by {units.counted(calls, 'call')}"
         said.append(
             f"{launches.short} of {brought} kernels and copies last under 10 us{by}; before {launches.late} of them "
-            "the GPU had already finished all of its work"
+            "the GPU was already idle"
         )
     starved = case.metrics.get("starved_steps")
     if starved is not None and starved.estimate > 0:
