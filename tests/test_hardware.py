@@ -97,6 +97,11 @@ def test_amp_means_fp16_on_the_matrix_units_and_fp32_the_plain_peak() -> None:
     assert amp.source == "NVIDIA V100 data sheet"
 
 
+def test_the_v100_of_a_dgx_station_is_that_of_the_servers() -> None:
+    assert find_accelerator("Tesla V100-DGXS-32GB") is find_accelerator("Tesla V100-SXM2-32GB") is not None
+    assert find_accelerator("Tesla V100-DGXS-16GB") is find_accelerator("Tesla V100-SXM2-16GB") is not None
+
+
 @pytest.mark.parametrize(
     ("name", "precision"),
     [("Tesla T4", "bf16"), ("Tesla T4", "tf32"), ("AMD Instinct MI355X", "tf32"), ("AMD Instinct MI210", "tf32")],

@@ -131,7 +131,7 @@ def modules(footprint: Footprint) -> Sheet:
         for module in shown
     ]
     rest = f"the others, {units.size(sum(map(_total, others)))} in all" if others else ""
-    return sheet("Modules, by what is no child's", rows, rest)
+    return sheet("Modules, by memory outside their submodules", rows, rest)
 
 
 def _by_category(amounts: Amounts, names: Iterable[str]) -> dict[str, str]:

@@ -68,7 +68,7 @@ def modules(rank: Rank, *, unfolded: bool = False) -> Sheet:
         for module, equal in found
     ]
     note = FOLDED if len(layers) < len(rank.modules) else ""
-    return sheet("Modules, by the time that is no child's", rows, rest, note, [module.own for module, _ in found])
+    return sheet("Modules, by time outside their submodules", rows, rest, note, [module.own for module, _ in found])
 
 
 def operators(rank: Rank) -> Sheet:
