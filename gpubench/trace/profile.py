@@ -335,7 +335,7 @@ class Rank(Struct, frozen=True, kw_only=True):
     unread: list[str] = []
     """Categories of events that are not read, most of them first: of a device that is not CUDA's, ROCm's or XPU's."""
     work_missing: bool = False
-    """There are calls that launch kernels and no device work: it was not recorded."""
+    """The trace launches work of a GPU and has none: it was not recorded."""
     zeroed_gradients: int
     """Calls that filled gradients with zeros instead of dropping them."""
     zeroing: int = 0

@@ -14,7 +14,7 @@ from gpubench.trace.windows import step_runs
 
 BEHIND = 0.05
 """Of the window's work: where so much more was launched in another, the host's figures are of other work."""
-_LAUNCH = re.compile(r"(?i)^(cu|cuda|hip|hipExt|hipExtModule|hipModule|cudaGraph)Launch")
+_LAUNCH = re.compile(r"(cu|cuda|cudaGraph|hip|hipExt|hipExtModule|hipModule)Launch|nccl:")
 NAMED = 4  # categories that are not read
 WAITED = 0.01
 """Of the window: the idle time behind a shorter wait is no longer than the wait, and too little for a finding."""
@@ -45,18 +45,15 @@ def unread_of_devices(trace: Trace) -> list[str]:
 
 
 def work_is_missing(trace: Trace) -> bool:
-    """Whether a trace without device work has calls that launched kernels: then that work was not recorded."""
-    if not trace.host_only:
-        return False
-    launching = [number for number, name in enumerate(trace.names) if _LAUNCH.search(name)]
-    return bool((np.isin(trace.host.name, launching) & (trace.host.kind == HostKind.RUNTIME)).any())
+    """Whether a trace without device work launches kernels or NCCL's collectives: then that work was not recorded."""
+    return trace.host_only and any(_LAUNCH.match(name) for name in trace.names)
 
 
 def _notes(program: Program) -> Iterator[str]:
     trace, window = program.trace, program.window
     if trace.host_only:
         lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
-        launched = ", though calls that launch kernels are" if work_is_missing(trace) else ""
+        launched = ", though it was launched" if work_is_missing(trace) else ""
         yield f"there is {lacking} in the trace{launched}: what follows is the host's time"
     if not window.steps:
         span = "host slices" if trace.host_only else "GPU work"
