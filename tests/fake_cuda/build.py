@@ -1,0 +1,122 @@
+"""Build the fake CUDA libraries that one installed CUDA build of torch asks for.
+
+    python build.py SITE_PACKAGES CUDA_INCLUDE_FOLDER OUT_FOLDER
+
+What torch's libraries leave undefined says which functions, libraries and symbol versions are needed. Functions that the C
+files here do not define become stubs that return 0; those whose name says that they create something make it.
+
+The arithmetic is an extension of torch in the same folder; a .pth file in SITE_PACKAGES loads it into every process that imports torch.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = {  # of each library, by the beginning of its soname
+    "libcudart.so": ["cudart.c"],
+    "libcuda.so": ["driver.c"],
+    "libnvidia-ml.so": ["nvml.c"],
+    "libcublas.so": ["cublas.c"],
+    "libcublasLt.so": ["cublaslt.c"],
+    "libcudnn.so": ["cudnn.c"],
+    "libnccl.so": ["nccl.c"],
+    "libcupti.so": ["cupti.c"],
+}
+UNVERSIONED = {  # functions without a symbol version, by how their name begins
+    "nccl": "libnccl.so", "cuFile": "libcufile.so", "cusparseLt": "libcusparseLt.so", "curand": "libcurand.so", "cu": "libcuda.so",
+}
+SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp)\.so|ld-linux")
+
+
+def output(*command: str | Path) -> str:
+    return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
+
+
+def needed(torch_lib: Path) -> tuple[set[str], dict[str, dict[str, str]]]:
+    """The sonames that torch asks for, and for each its functions with their versions."""
+    sonames: set[str] = {"libnvidia-ml.so.1", "libcuda.so.1"}
+    own = {path.name for path in torch_lib.glob("*.so*")}
+    undefined: set[str] = set()
+    versions: dict[str, str] = {}  # the soname that gives a version
+    for path in torch_lib.glob("*.so*"):
+        for line in output("readelf", "-dV", "-W", path).splitlines():
+            if match := re.search(r"\(NEEDED\).*\[(.+)\]", line):
+                if match[1] not in own and not SYSTEM.match(match[1]):
+                    sonames.add(match[1])
+            elif match := re.search(r"File: (\S+)", line):
+                file = match[1]
+            elif match := re.search(r"Name: (\S+)  Flags", line):
+                versions[match[1]] = file
+        undefined |= {line.split()[-1] for line in output("nm", "-D", "--undefined-only", path).splitlines() if " U " in line}
+    functions: dict[str, dict[str, str]] = defaultdict(dict)
+    for symbol in undefined:
+        name, _, version = symbol.partition("@")
+        if version:
+            if versions.get(version.strip("@")) in sonames:
+                functions[versions[version.strip("@")]][name] = version.strip("@")
+        elif not name.startswith("_"):
+            beginning = next((b for b in UNVERSIONED if re.match(rf"{b}[A-Z]", name)), None)
+            soname = beginning and next((s for s in sonames if s.startswith(UNVERSIONED[beginning])), None)
+            if soname:
+                functions[soname][name] = ""
+    words = set(re.findall(rb"\0(cu[A-Z]\w+|nvml[A-Z]\w+)(?=\0)", (torch_lib / "libc10_cuda.so").read_bytes()))
+    for name in sorted(word.decode() for word in words):  # looked up by name while it runs
+        functions["libnvidia-ml.so.1" if name.startswith("nvml") else "libcuda.so.1"][name] = ""
+    return sonames, functions
+
+
+def stub(name: str) -> str:
+    if name == "cufftCreate":
+        body = "*(int *)made = 1;"
+    elif name == "cudnnBackendCreateDescriptor":
+        return f'int {name}(int kind, void **made) {{ (void)kind; fc_note("{name}"); *made = calloc(1, 256); return 0; }}'
+    elif re.search(r"[cC]reate", name) and not name.startswith(("nvrtc", "nccl", "cuLink")):
+        body = "*made = calloc(1, 256);"
+    else:
+        return f'int {name}(void) {{ fc_note("{name}"); return 0; }}'
+    return f'int {name}(void **made) {{ fc_note("{name}"); {body} return 0; }}'
+
+
+def build(torch_lib: Path, include: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    sonames, functions = needed(torch_lib)
+    names = re.findall(r"CUPTI_RUNTIME_TRACE_CBID_(\w+)\s*=\s*(\d+),", (include / "cupti_runtime_cbid.h").read_text())
+    (out / "callback_names.h").write_text("".join(f'[{number}] = "{name}",\n' for name, number in names if name != "INVALID"))
+    flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", f"-I{include}", f"-I{HERE}", f"-I{out}"]
+    runtime = next(soname for soname in sonames if soname.startswith("libcudart"))
+    for soname in sorted(sonames, key=lambda soname: soname != runtime):  # the others link to it
+        objects = []
+        for source in next((files for start, files in SOURCES.items() if soname.startswith(start)), []):
+            objects.append(out / f"{source}.o")
+            output("gcc", *flags, "-c", HERE / source, "-o", objects[-1])
+        written = set(re.findall(r" [TDBR] (\w+)", output("nm", "--defined-only", *objects))) if objects else set()
+        generated = out / f"{soname}.stubs.c"
+        stubs = sorted(functions[soname].keys() - written)
+        generated.write_text("#include <stdlib.h>\nvoid fc_note(const char *);\n" + "\n".join(map(stub, stubs)) + "\n")
+        script = out / f"{soname}.map"
+        version = next(iter(sorted({v for v in functions[soname].values() if v})), "")
+        script.write_text(f"{version} {{ global: *; }};\n" if version else "{ global: *; };\n")
+        link = [] if soname == runtime else [out / runtime]
+        output("gcc", *flags, "-w", "-shared", *objects, generated, "-o", out / soname, f"-Wl,-soname,{soname}",
+               f"-Wl,--version-script,{script}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", *link, "-lpthread", "-ldl")
+        print(f"{soname}: {len(written)} functions written, {len(stubs)} stubs")
+
+
+def build_arithmetic(site: Path, include: Path, out: Path) -> None:
+    torch = site / "torch"
+    includes = [f"-I{folder}" for folder in (torch / "include", torch / "include/torch/csrc/api/include", include)]
+    runtime = next(out.glob("libcudart.so.*[0-9]"))
+    output("g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", *includes, HERE / "arithmetic.cpp", "-o", out / "fake_cuda_arithmetic.so",
+           f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", runtime)
+    shutil.copy(HERE / "on_import.py", site / "fake_cuda_on_import.py")
+    (site / "fake_cuda.pth").write_text("import fake_cuda_on_import\n")
+
+
+if __name__ == "__main__":
+    site, include, out = map(Path, sys.argv[1:4])
+    build(site / "torch/lib", include, out)
+    build_arithmetic(site, include, out)
