@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import Finished, gpubench
+from running import Finished, gpubench, simulated
 
 # Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
 os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
@@ -28,6 +28,12 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        told = {mark.name for mark in item.iter_markers()} & {"simulated", "device"}
+        if item.get_closest_marker("gpu") and len(told) != 1:
+            raise pytest.UsageError(f"{item.nodeid}: a test for a GPU is marked as `simulated` or as `device`")
+        if "device" in told and simulated():
+            item.add_marker(pytest.mark.skip(reason="only a real device can judge it"))
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 

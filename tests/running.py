@@ -20,6 +20,13 @@ SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--loggi
 PATIENCE = 600.0  # of tests that run beside others on a small machine; what should end sooner says so itself
 
 
+def simulated() -> bool:
+    """Whether the GPU here is the simulated one of tests/fake_cuda."""
+    import torch
+
+    return torch.cuda.is_available() and "simulated" in torch.cuda.get_device_name()
+
+
 @dataclass(frozen=True)
 class Finished:
     code: int

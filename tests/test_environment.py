@@ -178,6 +178,7 @@ def test_without_nvml_gpus_come_from_pytorch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.simulated
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_capturing_does_not_initialise_cuda() -> None:
     initialised = torch.cuda.is_initialized()

@@ -139,6 +139,7 @@ def test_the_peak_is_measured_without_touching_the_random_state(dtype: torch.dty
 
 
 @pytest.mark.gpu
+@pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_peak_of_a_gpu_is_that_of_a_gpu() -> None:
     peak = measure_peak(torch.device("cuda", 0), torch.bfloat16)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import Finished, gpubench
+from running import Finished, gpubench, simulated
 from waiting import nothing_waits
 
 from gpubench.channel import Activity
@@ -50,6 +50,7 @@ def device() -> torch.device:
 # --- The clock and the timer
 
 
+@pytest.mark.simulated
 def test_marks_never_wait_and_a_step_is_read_while_the_device_is_busy_with_the_next(device: torch.device) -> None:
     clock = CudaClock(device)
     timer = StepTimer(clock, Activity(), 0, 0)
@@ -76,6 +77,7 @@ def test_marks_never_wait_and_a_step_is_read_while_the_device_is_busy_with_the_n
     assert later[1] == [4.0]
 
 
+@pytest.mark.simulated
 def test_the_device_is_timed_and_not_the_host_that_issues(device: torch.device) -> None:
     clock = CudaClock(device)
     timer = StepTimer(clock, Activity(), 0, 0)
@@ -93,6 +95,7 @@ def test_the_device_is_timed_and_not_the_host_that_issues(device: torch.device) 
     assert step.host < step.total / 2
 
 
+@pytest.mark.simulated
 def test_marks_are_recycled(device: torch.device) -> None:
     clock = CudaClock(device)
     timer = StepTimer(clock, Activity(), 0, 0)
@@ -133,6 +136,7 @@ def batches_of(trainer: Trainer) -> Iterator[Epochs]:
 
 @pytest.mark.parametrize("model", ["resnet-tiny", "vit-tiny", "bert-tiny"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
+@pytest.mark.simulated
 def test_a_training_step_never_waits_for_the_device(precision: str, model: str, device: torch.device) -> None:
     trainer = trainer_of(Precision(precision), device, model, grad_accumulation=2)
     timer = trainer.timer
@@ -153,6 +157,7 @@ def test_a_training_step_never_waits_for_the_device(precision: str, model: str, 
         assert all(seconds >= 0 for seconds in step.phases.values())
 
 
+@pytest.mark.simulated
 def test_steps_that_the_scaler_skips_are_told_by_its_scale(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +186,7 @@ def test_steps_that_the_scaler_skips_are_told_by_its_scale(
 
 @pytest.mark.parametrize("model", ["resnet-tiny", "gpt2-tiny", "bert-tiny"])
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+@pytest.mark.simulated
 def test_the_flops_do_not_depend_on_the_device(model: str, precision: Precision, device: torch.device) -> None:
     totals = []
     for place in (torch.device("cpu"), device):
@@ -209,23 +215,27 @@ def metrics(run: Finished) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A few seconds of a model that is mostly matrix products."""
-    options = ("--model", "bert-base", "--precision", "bf16", "--batch-size", "128", "--measurement.measure_peak")
+    size = ("--model=bert-tiny", "--batch-size=8") if simulated() else ("--model=bert-base", "--batch-size=128")
+    options = (*size, "--precision", "bf16", "--measurement.measure_peak")
     pace = ("--training.warmup_steps=10", "--training.seconds=5", "--measurement.telemetry_interval=0.1")
     done = gpubench("train-bench", *options, *pace, *SHORT, results=tmp_path_factory.mktemp("transformer"))
     assert done.code == 0, done.stderr
     return done
 
 
+@pytest.mark.simulated
 def test_phases_steps_and_wall_agree_within_half_a_percent(transformer: Finished) -> None:
     assert 0 <= metrics(transformer)["closure_error"] < 0.005
 
 
+@pytest.mark.simulated
 def test_a_limit_in_seconds_is_kept_though_the_first_step_is_slow(transformer: Finished) -> None:
     steps = transformer.lines("steps.jsonl")
     assert steps[0]["total"] > steps[-1]["total"]
     assert sum(step["total"] for step in steps[10:]) == pytest.approx(5, rel=0.4)
 
 
+@pytest.mark.device
 def test_mfu_is_a_fraction_and_the_measured_peak_lies_below_the_data_sheets(transformer: Finished) -> None:
     found, summary = metrics(transformer), transformer.document("summary.json")
     assert 0.05 < found["mfu_of_measured_peak"] < 1
@@ -235,6 +245,7 @@ def test_mfu_is_a_fraction_and_the_measured_peak_lies_below_the_data_sheets(tran
         assert found["measured_peak"] < summary["peak"]["flops_per_s"]
 
 
+@pytest.mark.simulated
 def test_energy_and_telemetry_come_from_the_driver(transformer: Finished) -> None:
     gpus = [sample["gpus"][0] for sample in transformer.lines("telemetry.jsonl")]
     joules = [gpu["energy_j"] for gpu in gpus]
@@ -250,17 +261,20 @@ def test_energy_and_telemetry_come_from_the_driver(transformer: Finished) -> Non
     assert min(gpu["power_w"] for gpu in gpus) < watts < 1.2 * max(gpu["power_w"] for gpu in gpus)
 
 
+@pytest.mark.simulated
 def test_the_environment_names_the_gpu(transformer: Finished) -> None:
     (gpu, *_) = transformer.document("environment.json")["gpus"]
     assert gpu["name"] == torch.cuda.get_device_name(0)
 
 
+@pytest.mark.simulated
 def test_peak_memory_is_what_the_allocator_says(transformer: Finished) -> None:
     found = metrics(transformer)
     assert 0 < found["peak_memory_allocated"] <= found["peak_memory_reserved"]
     assert found["peak_memory_reserved"] < torch.cuda.get_device_properties(0).total_memory
 
 
+@pytest.mark.simulated
 def test_running_out_of_memory_names_the_phase_and_the_peak(tmp_path: Path) -> None:
     too_much = ("--model", "gpt2", "--precision", "bf16", "--batch-size", "100000", "--data.samples=100000")
     done = gpubench("train-bench", *too_much, "--steps", "1", *SHORT, results=tmp_path)
@@ -274,22 +288,34 @@ def test_running_out_of_memory_names_the_phase_and_the_peak(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        ("--model=resnet-tiny", "--performance.channels_last=true", "--precision=amp"),
-        ("--model=resnet-tiny", "--performance.compile=true", "--performance.channels_last=true"),
-        ("--model=gpt2-tiny", "--performance.compile=true", "--performance.compile_mode=reduce-overhead"),
-        ("--model=resnet-tiny", "--data=synthetic-host", "--data.workers=2", "--data.samples=400"),
-        ("--model=gpt2-tiny", "--model.activation_checkpointing=true", "--precision=tf32"),
+        pytest.param(
+            "--model=resnet-tiny --performance.channels_last=true --precision=amp", marks=pytest.mark.simulated
+        ),
+        pytest.param(
+            "--model=resnet-tiny --performance.compile=true --performance.channels_last=true", marks=pytest.mark.device
+        ),
+        pytest.param(
+            "--model=gpt2-tiny --performance.compile=true --performance.compile_mode=reduce-overhead",
+            marks=pytest.mark.device,
+        ),
+        pytest.param(
+            "--model=resnet-tiny --data=synthetic-host --data.workers=2 --data.samples=400", marks=pytest.mark.simulated
+        ),
+        pytest.param(
+            "--model=gpt2-tiny --model.activation_checkpointing=true --precision=tf32", marks=pytest.mark.simulated
+        ),
     ],
     ids=["channels-last", "compile", "cuda-graphs", "loader", "checkpointing"],
 )
-def test_a_run_completes_and_its_loss_is_finite(options: tuple[str, ...], tmp_path: Path) -> None:
-    done = gpubench("train-bench", *options, "--steps", "20", *SHORT, results=tmp_path)
+def test_a_run_completes_and_its_loss_is_finite(options: str, tmp_path: Path) -> None:
+    done = gpubench("train-bench", *options.split(), "--steps", "20", *SHORT, results=tmp_path)
     assert done.code == 0, done.stderr
     losses = [step["loss"] for step in done.lines("steps.jsonl")]
     assert len(losses) == 30
     assert losses[-1] < 1.5 * losses[0]
 
 
+@pytest.mark.simulated
 def test_data_from_the_host_is_copied_in_a_phase_of_its_own(tmp_path: Path) -> None:
     options = ("--model", "resnet-tiny", "--data", "synthetic-host", "--data.image_size=128", "--data.samples=3000")
     done = gpubench("train-bench", *options, "--data.workers=4", "--steps", "20", *SHORT, results=tmp_path)
@@ -300,8 +326,18 @@ def test_data_from_the_host_is_copied_in_a_phase_of_its_own(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL refuses two ranks on one")
+@pytest.mark.simulated
 def test_two_ranks_reduce_their_gradients(tmp_path: Path) -> None:
-    options = ("--model", "bert-base", "--batch-size", "32", "--world-size", "2", "--steps", "20")
+    options = (
+        "--model",
+        "bert-tiny" if simulated() else "bert-base",
+        "--batch-size",
+        "32",
+        "--world-size",
+        "2",
+        "--steps",
+        "20",
+    )
     done = gpubench("train-bench", *options, *SHORT, results=tmp_path)
     assert done.code == 0, done.stderr
     found = metrics(done)
@@ -309,6 +345,7 @@ def test_two_ranks_reduce_their_gradients(tmp_path: Path) -> None:
     assert found["closure_error"] < 0.005
 
 
+@pytest.mark.simulated
 def test_json_is_one_document_on_a_gpu_too(tmp_path: Path) -> None:
     began = time.time()
     done = gpubench("train-bench", "--json", "--model", "resnet-tiny", "--steps", "5", *SHORT, results=tmp_path)

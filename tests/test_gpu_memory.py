@@ -23,6 +23,7 @@ from gpubench.tracker.mode import Tracker
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.simulated,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

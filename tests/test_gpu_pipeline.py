@@ -18,6 +18,7 @@ from gpubench.timing import CudaClock
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.simulated,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -41,7 +42,7 @@ def identical(done: Finished) -> None:
     "scheduler", ["PNDMScheduler", "DPMSolverMultistepScheduler", "EulerAncestralDiscreteScheduler"]
 )
 def test_two_ranks_on_one_gpu_make_what_diffusers_makes(tmp_path: Path, scheduler: str, precision: str) -> None:
-    options = ("--world-size=2", f"--scheduler={scheduler}Scheduler", f"--precision={precision}")
+    options = ("--world-size=2", f"--scheduler={scheduler}", f"--precision={precision}")
     done = gpubench("pipe-infer", *TINY, *options, results=tmp_path)
     identical(done)
     assert done.document("environment.json")["gpus"]

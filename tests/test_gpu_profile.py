@@ -72,6 +72,7 @@ def multiplied(tmp_path: Path) -> list[Rank]:
     return record(lambda: tensor @ tensor, tmp_path, repeat=1)
 
 
+@pytest.mark.simulated
 def test_every_cycle_leaves_a_trace_with_work_of_the_gpu(multiplied: list[Rank]) -> None:
     assert len(multiplied) == 2
     for rank in multiplied:
@@ -80,6 +81,7 @@ def test_every_cycle_leaves_a_trace_with_work_of_the_gpu(multiplied: list[Rank])
         assert rank.device_name == torch.cuda.get_device_name(DEVICE)
 
 
+@pytest.mark.simulated
 def test_operators_of_the_host_are_tied_to_kernels_of_the_gpu_by_their_launches(multiplied: list[Rank]) -> None:
     for rank in multiplied:
         operators = {operator.name: operator for operator in rank.operators}
@@ -92,6 +94,7 @@ def test_operators_of_the_host_are_tied_to_kernels_of_the_gpu_by_their_launches(
         assert forward.device > 0
 
 
+@pytest.mark.simulated
 def test_the_parts_of_a_real_gpus_time_sum_to_the_nanosecond(multiplied: list[Rank]) -> None:
     for rank in multiplied:
         assert sum(step.wall for step in rank.steps) == rank.wall
@@ -105,6 +108,7 @@ def test_the_parts_of_a_real_gpus_time_sum_to_the_nanosecond(multiplied: list[Ra
             assert sum(one.idle.values()) == one.device.idle
 
 
+@pytest.mark.simulated
 def test_copies_from_pageable_and_from_page_locked_memory_are_told_apart(tmp_path: Path) -> None:
     pageable, pinned = torch.ones(FLOATS), torch.ones(FLOATS).pin_memory()
     (rank,) = record(lambda: (pageable.to(DEVICE), pinned.to(DEVICE, non_blocking=True)), tmp_path)
@@ -114,6 +118,7 @@ def test_copies_from_pageable_and_from_page_locked_memory_are_told_apart(tmp_pat
     assert copied[False].host > 10 * copied[True].host, "only the pageable one keeps the host"
 
 
+@pytest.mark.simulated
 def test_idle_time_behind_a_value_that_is_read_is_the_waits(tmp_path: Path) -> None:
     value = torch.ones((), device=DEVICE)
 
@@ -153,6 +158,7 @@ def findings(done: Finished) -> Iterator[dict[str, Any]]:
     yield from json.loads(path.read_text())["findings"]
 
 
+@pytest.mark.device
 def test_a_loss_read_after_every_step_is_found_and_not_reading_it_is_confirmed(tmp_path: Path) -> None:
     options = (*RESNET, "--batch-size=64", "--training.read_loss=true", "--steps=100")
     finding = confirmed("synchronisation", tmp_path, *options)
@@ -160,12 +166,14 @@ def test_a_loss_read_after_every_step_is_found_and_not_reading_it_is_confirmed(t
     assert "aten::item" in finding["evidence"][0]
 
 
+@pytest.mark.device
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_is_confirmed(tmp_path: Path) -> None:
     options = (*RESNET, "--batch-size=192", "--training.optimizer_impl=loop", "--steps=60")
     finding = confirmed("unfused-optimizer", tmp_path, *options)
     assert finding["fix"] == {"training.optimizer_impl": "fused"}
 
 
+@pytest.mark.device
 def test_a_slow_loader_is_found_and_workers_are_confirmed(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     options = ("--model=slow:linear", "--data=slow:images", "--data.workers=0", "--batch-size=8", "--steps=30")

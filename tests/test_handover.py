@@ -333,6 +333,7 @@ def test_a_damaged_manifest_is_refused_or_harmless(sampler: Sampler, data: st.Da
 
 
 @pytest.mark.gpu
+@pytest.mark.simulated
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_tensors_stay_on_the_device_that_they_were_on() -> None:
     device = torch.device("cuda")

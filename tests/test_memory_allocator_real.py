@@ -145,6 +145,7 @@ for number in range(3000):
 
 
 @pytest.mark.gpu
+@pytest.mark.simulated
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("expandable", [False, True])
 def test_the_device_counts_the_same(expandable: bool, monkeypatch: pytest.MonkeyPatch) -> None:

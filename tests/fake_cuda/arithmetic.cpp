@@ -161,7 +161,11 @@ struct OnHost : c10::OperatorKernel {
             if (alias && alias->isWrite()) give(arguments[i], views[i]);
         }
         for (size_t i = 0; i < results; i++)
-            if (!schema.returns()[i].alias_info()) give((*stack)[stack->size() - results + i], host[i]);
+            if (!schema.returns()[i].alias_info()) {
+                IValue &result = (*stack)[stack->size() - results + i];
+                if (host[i].isTensor() || host[i].isTensorList()) give(result, host[i]);
+                else result = host[i];  // a number or a truth
+            }
     }
 };
 

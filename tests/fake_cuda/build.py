@@ -27,7 +27,11 @@ SOURCES = {  # of each library, by the beginning of its soname
     "libcupti.so": ["cupti.c"],
 }
 UNVERSIONED = {  # functions without a symbol version, by how their name begins
-    "nccl": "libnccl.so", "cuFile": "libcufile.so", "cusparseLt": "libcusparseLt.so", "curand": "libcurand.so", "cu": "libcuda.so",
+    "nccl": "libnccl.so",
+    "cuFile": "libcufile.so",
+    "cusparseLt": "libcusparseLt.so",
+    "curand": "libcurand.so",
+    "cu": "libcuda.so",
 }
 SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp)\.so|ld-linux")
 
@@ -51,7 +55,9 @@ def needed(torch_lib: Path) -> tuple[set[str], dict[str, dict[str, str]]]:
                 file = match[1]
             elif match := re.search(r"Name: (\S+)  Flags", line):
                 versions[match[1]] = file
-        undefined |= {line.split()[-1] for line in output("nm", "-D", "--undefined-only", path).splitlines() if " U " in line}
+        undefined |= {
+            line.split()[-1] for line in output("nm", "-D", "--undefined-only", path).splitlines() if " U " in line
+        }
     functions: dict[str, dict[str, str]] = defaultdict(dict)
     for symbol in undefined:
         name, _, version = symbol.partition("@")
@@ -73,7 +79,9 @@ def stub(name: str) -> str:
     if name == "cufftCreate":
         body = "*(int *)made = 1;"
     elif name == "cudnnBackendCreateDescriptor":
-        return f'int {name}(int kind, void **made) {{ (void)kind; fc_note("{name}"); *made = calloc(1, 256); return 0; }}'
+        return (
+            f'int {name}(int kind, void **made) {{ (void)kind; fc_note("{name}"); *made = calloc(1, 256); return 0; }}'
+        )
     elif re.search(r"[cC]reate", name) and not name.startswith(("nvrtc", "nccl", "cuLink")):
         body = "*made = calloc(1, 256);"
     else:
@@ -85,7 +93,9 @@ def build(torch_lib: Path, include: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     sonames, functions = needed(torch_lib)
     names = re.findall(r"CUPTI_RUNTIME_TRACE_CBID_(\w+)\s*=\s*(\d+),", (include / "cupti_runtime_cbid.h").read_text())
-    (out / "callback_names.h").write_text("".join(f'[{number}] = "{name}",\n' for name, number in names if name != "INVALID"))
+    (out / "callback_names.h").write_text(
+        "".join(f'[{number}] = "{name}",\n' for name, number in names if name != "INVALID")
+    )
     flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", f"-I{include}", f"-I{HERE}", f"-I{out}"]
     runtime = next(soname for soname in sonames if soname.startswith("libcudart"))
     for soname in sorted(sonames, key=lambda soname: soname != runtime):  # the others link to it
@@ -101,8 +111,23 @@ def build(torch_lib: Path, include: Path, out: Path) -> None:
         version = next(iter(sorted({v for v in functions[soname].values() if v})), "")
         script.write_text(f"{version} {{ global: *; }};\n" if version else "{ global: *; };\n")
         link = [] if soname == runtime else [out / runtime]
-        output("gcc", *flags, "-w", "-shared", *objects, generated, "-o", out / soname, f"-Wl,-soname,{soname}",
-               f"-Wl,--version-script,{script}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", *link, "-lpthread", "-ldl")
+        output(
+            "gcc",
+            *flags,
+            "-w",
+            "-shared",
+            *objects,
+            generated,
+            "-o",
+            out / soname,
+            f"-Wl,-soname,{soname}",
+            f"-Wl,--version-script,{script}",
+            "-Wl,-rpath,$ORIGIN",
+            "-Wl,--no-as-needed",
+            *link,
+            "-lpthread",
+            "-ldl",
+        )
         print(f"{soname}: {len(written)} functions written, {len(stubs)} stubs")
 
 
@@ -110,8 +135,22 @@ def build_arithmetic(site: Path, include: Path, out: Path) -> None:
     torch = site / "torch"
     includes = [f"-I{folder}" for folder in (torch / "include", torch / "include/torch/csrc/api/include", include)]
     runtime = next(out.glob("libcudart.so.*[0-9]"))
-    output("g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", *includes, HERE / "arithmetic.cpp", "-o", out / "fake_cuda_arithmetic.so",
-           f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", runtime)
+    output(
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-fPIC",
+        "-shared",
+        *includes,
+        HERE / "arithmetic.cpp",
+        "-o",
+        out / "fake_cuda_arithmetic.so",
+        f"-L{torch / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+        runtime,
+    )
     shutil.copy(HERE / "on_import.py", site / "fake_cuda_on_import.py")
     (site / "fake_cuda.pth").write_text("import fake_cuda_on_import\n")
 

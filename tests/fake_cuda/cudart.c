@@ -77,6 +77,11 @@ static void set_up(void) {
     pthread_atfork(NULL, NULL, in_child);
 }
 
+const char *fc_name(void) {
+    const char *name = getenv("FAKECUDA_NAME");
+    return name && *name ? name : "NVIDIA H100 80GB HBM3 (simulated)";
+}
+
 const struct fc_model *fc_model(void) {
     pthread_once(&once, set_up);
     return &model;
@@ -537,7 +542,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     fc_model();
     if (device < 0 || device >= visible_count) return fail(cudaErrorInvalidDevice);
     memset(prop, 0, sizeof *prop);
-    strcpy(prop->name, "NVIDIA H100 80GB HBM3");
+    snprintf(prop->name, sizeof prop->name, "%s", fc_name());
     memset(&prop->uuid, 0, sizeof prop->uuid);
     prop->uuid.bytes[0] = (char)0xfa; prop->uuid.bytes[1] = (char)0xce;
     prop->uuid.bytes[15] = (char)fc_physical(device);

@@ -20,7 +20,9 @@ def _library() -> Path | None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Lets the ordinary finders find torch, and adds to what executes it."""
 
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
