@@ -253,7 +253,8 @@ def test_energy_and_telemetry_come_from_the_driver(transformer: Finished) -> Non
     assert joules[-1] > joules[0]
     for field in ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_used_bytes"):
         assert all(gpu[field] > 0 for gpu in gpus), field
-    assert max(gpu["utilization"] for gpu in gpus) > 0.5
+    if not simulated():  # which is faster than the processor that feeds it
+        assert max(gpu["utilization"] for gpu in gpus) > 0.5
     assert all(isinstance(gpu["throttle_reasons"], list) for gpu in gpus)
     found = metrics(transformer)
     # Energy is power x time: J/sample x samples/s is the mean power, which the samples show too.
