@@ -175,6 +175,11 @@ def refuse_combinations(settings: TrainSettings) -> None:
             "performance.channels_last: FSDP2 cannot shard parameters in that layout",
             "use --performance.channels_last=false or --distributed.strategy=ddp",
         )
+    if sharded_sgd(settings) and settings.training.optimizer_impl == "fused":
+        raise SettingsError(
+            "training.optimizer_impl=fused: PyTorch has no fused SGD for parameters that FSDP2 has sharded",
+            "use --training.optimizer_impl=foreach or --training.optimizer=adamw",
+        )
     graphs = settings.performance.compile and settings.performance.compile_mode in ("reduce-overhead", "max-autotune")
     if graphs and settings.training.grad_accumulation > 1:
         raise SettingsError(
@@ -182,6 +187,11 @@ def refuse_combinations(settings: TrainSettings) -> None:
             f"training.grad_accumulation={settings.training.grad_accumulation}",
             "use --performance.compile_mode=default or max-autotune-no-cudagraphs",
         )
+
+
+def sharded_sgd(settings: TrainSettings) -> bool:
+    """Whether SGD steps DTensors, for which PyTorch has no fused implementation."""
+    return settings.distributed.strategy == "fsdp2" and settings.training.optimizer == "sgd"
 
 
 def check_wandb(settings: RunSettings) -> None:

@@ -168,9 +168,19 @@ def _torch() -> dict[str, Any]:
         debug=torch.version.debug,
         cuda=torch.version.cuda,
         rocm=torch.version.hip,
-        cudnn=_try(torch.backends.cudnn.version),
+        cudnn=_try(_cudnn_version),
         nccl=".".join(str(part) for part in nccl) if nccl else None,
     )
+
+
+def _cudnn_version() -> int | None:
+    """As `torch.backends.cudnn.version()` gives it, which initialises CUDA to look at every device."""
+    if not torch.backends.cudnn.is_available():
+        return None
+    from torch._C import _cudnn
+
+    version: int = _cudnn.getRuntimeVersion()
+    return version
 
 
 def _driver() -> dict[str, Any]:

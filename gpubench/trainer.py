@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from gpubench import distributed
 from gpubench.blocks import checkpoint_activations
 from gpubench.data import to_device
+from gpubench.defaults import sharded_sgd
 from gpubench.errors import ModelError
 from gpubench.models import Workload
 from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
-from gpubench.settings import TrainingSettings, TrainSettings
+from gpubench.settings import TrainSettings
 from gpubench.timing import EXPOSED_COMMUNICATION, StepTimer
 
 
@@ -109,7 +110,7 @@ def build_trainer(
         device=device,
         workload=replace(workload, module=own),
         module=module,
-        optimizer=make_optimizer(settings.training, own, device),
+        optimizer=make_optimizer(settings, own, device),
         arithmetic=arithmetic,
         timer=timer,
         forget_checkpoints=forget,
@@ -123,11 +124,22 @@ def lay_out(module: nn.Module) -> None:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
-def make_optimizer(training: TrainingSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """`optimizer_impl` auto means fused on a GPU and PyTorch's own choice on a CPU."""
-    chosen = training.optimizer_impl
-    if chosen == "auto":
-        chosen = "fused" if device.type == "cuda" else "loop"
+def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
+    """How the optimizer goes through the parameters: what `training.optimizer_impl` says, and the fastest for auto.
+
+    That is fused on a GPU and PyTorch's own choice, a loop, on a CPU. SGD on parameters that FSDP2 has sharded takes
+    foreach on a GPU, since PyTorch has no fused SGD for DTensors.
+    """
+    if settings.training.optimizer_impl != "auto":
+        return settings.training.optimizer_impl
+    if not on_gpu:
+        return "loop"
+    return "foreach" if sharded_sgd(settings) else "fused"
+
+
+def make_optimizer(settings: TrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer of all parameters that need gradients."""
+    training, chosen = settings.training, optimizer_impl(settings, device.type == "cuda")
     options: dict[str, Any] = {
         "lr": training.learning_rate,
         "weight_decay": training.weight_decay,

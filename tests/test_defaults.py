@@ -11,13 +11,15 @@ import pytest
 
 from gpubench import devices, pipe_defaults
 from gpubench.configuration import apply_overrides
-from gpubench.defaults import complete
+from gpubench.defaults import complete, refuse_combinations
 from gpubench.devices import Gpu
 from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
+from gpubench.host.benchmark import thread_environment
 from gpubench.pipe_doubts import of_threads, unused_prompts
 from gpubench.settings import Device, Precision, TrainSettings
+from gpubench.trainer import optimizer_impl
 
 H200 = Gpu(0, "NVIDIA H200", "GPU-a", 150 << 30, (9, 0))
 V100 = Gpu(1, "Tesla V100", "GPU-b", 16 << 30, (7, 0))
@@ -301,3 +303,34 @@ def test_epochs_shorter_than_the_warm_up_are_refused() -> None:
         complete(settings(**given, training__epochs=1))
     complete(settings(**given, training__epochs=2))
     complete(settings(**given, training__epochs=1, training__warmup_steps=9))
+
+
+def test_fused_sgd_of_sharded_parameters_is_refused_and_auto_takes_foreach_on_a_gpu() -> None:
+    sharded = settings(distributed__strategy="fsdp2", distributed__world_size=2, training__optimizer="sgd")
+    fused = {"training.optimizer_impl": "fused"}
+    with pytest.raises(SettingsError, match=r"training\.optimizer_impl=fused"):
+        refuse_combinations(apply_overrides(sharded, fused))
+    refuse_combinations(apply_overrides(sharded, {**fused, "training.optimizer": "adamw"}))
+    assert [optimizer_impl(sharded, on_gpu) for on_gpu in (True, False)] == ["foreach", "loop"]
+    assert optimizer_impl(settings(training__optimizer="sgd"), on_gpu=True) == "fused"
+
+
+@pytest.mark.parametrize(
+    ("given", "set_variable"),
+    [
+        ({}, "PYTORCH_ALLOC_CONF"),
+        ({"PYTORCH_ALLOC_CONF": "a:1"}, "PYTORCH_ALLOC_CONF"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "b:2"}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, "PYTORCH_CUDA_ALLOC_CONF"),
+    ],
+)
+def test_expandable_segments_go_into_the_variable_that_pytorch_reads(
+    given: dict[str, str], set_variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    made = thread_environment(settings(performance__expandable_segments=True, performance__cpu_threads=1))
+    parts = [part for part in (given.get(set_variable), "expandable_segments:True") if part]
+    assert {name: value for name, value in made.items() if "ALLOC" in name} == {set_variable: ",".join(parts)}

@@ -315,3 +315,10 @@ def test_what_nccl_takes_is_said_not_to_be_counted() -> None:
     assert "NCCL" in ddp.notes[0]
     assert "streams" in fsdp2.notes[1]
     assert _predicted(_settings("resnet-tiny")).notes == []  # nothing is kept back on a CPU
+
+
+def test_sgd_on_sharded_parameters_of_a_gpu_is_predicted_and_holds_one_momentum() -> None:
+    settings = _settings(strategy="fsdp2", training__optimizer="sgd", training__momentum=0.9)
+    history = _predicted(settings, target=Target("h200", 2**40, (9, 0)))
+    held = _held(history, _last(history, "zero_grad"))
+    assert held["optimizer_state"] == held["parameters"] > 0

@@ -25,7 +25,8 @@ from gpubench.summary import Summary
 from gpubench.telemetry import Telemetry
 
 FLUSH_SECONDS = 1.0
-ALLOCATOR = "PYTORCH_ALLOC_CONF"
+ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""PyTorch reads the first of these that is set, and no other."""
 
 log = logging.getLogger("gpubench.host.benchmark")
 
@@ -234,8 +235,8 @@ def thread_environment(settings: RunSettings) -> Mapping[str, str]:
         "HF_HUB_OFFLINE": "1",  # models come from configurations; nothing here may wait for a network
     }
     if settings.performance.expandable_segments:
-        given = os.environ.get(ALLOCATOR)
-        variables[ALLOCATOR] = ",".join(filter(None, [given, "expandable_segments:True"]))
+        name = next((name for name in ALLOCATORS if name in os.environ), ALLOCATORS[-1])
+        variables[name] = ",".join(filter(None, [os.environ.get(name), "expandable_segments:True"]))
     if settings.device is Device.cpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     if not launched_by_torchrun() and settings.distributed.world_size > 1:

@@ -32,6 +32,7 @@ from gpubench.tracker.loop import follow, load
 from gpubench.tracker.mode import Tracker
 from gpubench.tracker.sharding import assumptions, pretended
 from gpubench.train_worker import open_feed
+from gpubench.trainer import optimizer_impl
 from gpubench.training import Epochs
 
 HOST = torch.device("cpu")
@@ -149,8 +150,7 @@ def _one_sample(settings: TrainSettings) -> TrainSettings:
 def _as_predicted(settings: TrainSettings, target: Target) -> TrainSettings:
     """What the same settings mean on the target, said so that the CPU at hand does not choose otherwise."""
     changes: dict[str, Any] = {"performance.compile": False, "training.read_loss": False}
-    if settings.training.optimizer_impl == "auto" and target.cuda:
-        changes["training.optimizer_impl"] = "fused"
+    changes["training.optimizer_impl"] = optimizer_impl(settings, target.cuda)
     return apply_overrides(settings, changes)
 
 
