@@ -123,11 +123,10 @@ def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
     if gpus and not usable:
         why = "a GPU is there, but this torch is a CPU build"
     device = Device(gaps.fill("device", Device.cuda if usable else Device.cpu, why))
-    if device is Device.cuda and not build.startswith("rocm"):
-        if build == "cpu":
-            raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
-        if not gpus:
-            raise DeviceError("device=cuda, but no NVIDIA GPU is visible", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    if device is Device.cuda and build == "cpu":
+        raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
+    if device is Device.cuda and not gpus and not build.startswith("rocm"):
+        raise DeviceError("device=cuda, but CUDA's driver shows no GPU", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
     return device, gpus
 
 

@@ -1,17 +1,16 @@
 """What this machine can run: its GPUs, the kind of PyTorch installed, and the CPU and memory it may use.
 
-The command line needs these facts to fill in defaults and to refuse what cannot work, and it never imports torch: GPUs
-are asked through NVML, PyTorch is read as text, and the CPU from the kernel's own files.
-
-AMD GPUs are not looked for: with a ROCm build, `device=cuda` works where it is given, and nothing here is asked.
+The command line needs these facts to fill in defaults and to refuse what cannot work, and it never imports torch. The
+CUDA driver says which GPUs a CUDA process sees; NVML, which containers and Jetsons may lack, only adds telemetry. AMD
+GPUs are read from the kernel's files, PyTorch is read as text, and the CPU from the kernel's files too.
 """
 
 import ast
+import ctypes
 import importlib.util
 import os
 import re
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,17 +20,21 @@ import psutil
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CPU_ROOT = Path("/sys/devices/system/cpu")
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU, or one MIG instance of it.
+    """One GPU that a process started now would see, or one MIG instance of a GPU.
 
-    `index` is NVML's number, in PCI bus order (of a MIG instance, its parent's); it is not the CUDA ordinal.
-    `memory_bytes` is None where the GPU shares the machine's memory and NVML cannot say.
+    `index` is NVML's number of it (of a MIG instance, its parent's), in PCI bus order; it is not the CUDA ordinal, and
+    None where NVML does not know the GPU, which then has no telemetry. `memory_bytes` is None where nothing says.
+    `compute_capability` is None for what is not NVIDIA's.
     """
 
-    index: int
+    index: int | None
     name: str
     uuid: str
     memory_bytes: int | None
@@ -62,60 +65,89 @@ def ask(nvml: ModuleType, query: str, *arguments: Any) -> Any:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs a CUDA process started now would see, in its order: position i is its `cuda:i`.
-
-    Where GPUs of several models share a machine, CUDA numbers them like this only under CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    """
-    nvml = open_nvml()
-    if nvml is None:
+    """The GPUs a process started now would see, in its order: position i is its `cuda:i`."""
+    if (torch_build() or "").startswith("rocm"):
+        return _amd_gpus()
+    driver = open_driver()
+    if driver is None:
         return []
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    nvml = open_nvml()
     try:
-        every = [
-            ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(ask(nvml, "nvmlDeviceGetCount") or 0)
-        ]
-        uuids = [ask(nvml, "nvmlDeviceGetUUID", handle) for handle in every if handle is not None]
-        chosen = _chosen(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-        handles = ((uuid, ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)) for uuid in chosen)
-        return [_describe(nvml, uuid, handle) for uuid, handle in takewhile(lambda pair: pair[1] is not None, handles)]
+        return [_describe(driver, nvml, ordinal) for ordinal in range(count.value)]
     finally:
-        nvml.nvmlShutdown()
+        if nvml:
+            nvml.nvmlShutdown()
 
 
-def _chosen(wanted: str | None, uuids: list[str]) -> list[str]:
-    """The uuids that CUDA_VISIBLE_DEVICES=`wanted` names among all GPUs' `uuids`, read as torch.cuda reads it.
-
-    Every entry has the form of the first: an index, a unique prefix of a GPU's uuid, or a MIG instance's uuid. The
-    first invalid entry ends the list; a device named twice empties it.
-    """
-    if wanted is None:
-        return uuids
-    chosen: list[str] = []
-    for entry in wanted.split(","):
-        if wanted.startswith("MIG-"):
-            matches = [entry] if entry.startswith("MIG-") else []
-        elif wanted.startswith("GPU-"):
-            matches = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
-        else:
-            number = re.match(r"\s*\+?(\d+)", entry)  # like strtoul: "1gpu" is 1, and "-1" is no device
-            matches = uuids[int(number[1]) :][:1] if number else []
-        if len(matches) != 1:
-            break
-        if matches[0] in chosen:
-            return []
-        chosen += matches
-    return chosen
+def open_driver() -> Any:
+    """The CUDA driver's library, initialised, or None where there is none that works. No context is made."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return None if driver.cuInit(0) else driver
 
 
-def _describe(nvml: ModuleType, uuid: str, handle: Any) -> Gpu:
-    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    parent = ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if uuid.startswith("MIG-") else handle
-    return Gpu(
-        index=nvml.nvmlDeviceGetIndex(parent),
-        name=nvml.nvmlDeviceGetName(handle),
-        uuid=uuid,
-        memory_bytes=memory.total if memory else None,
-        compute_capability=ask(nvml, "nvmlDeviceGetCudaComputeCapability", parent),
+def _describe(driver: Any, nvml: ModuleType | None, ordinal: int) -> Gpu:
+    device, memory, name, uuid = (
+        ctypes.c_int(),
+        ctypes.c_size_t(),
+        ctypes.create_string_buffer(256),
+        (ctypes.c_ubyte * 16)(),
     )
+    driver.cuDeviceGet(ctypes.byref(device), ordinal)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    # The second version gives a MIG instance's own; drivers before CUDA 11.4 have the first alone.
+    (getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid)(uuid, device)
+    major, minor = (_attribute(driver, which, device) for which in (_MAJOR, _MINOR))
+    digits = bytes(uuid).hex()
+    bare = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    found = nvml_handle(nvml, bare) if nvml else None
+    return Gpu(
+        index=found[1] if found else None,
+        name=name.value.decode(errors="replace"),
+        uuid=found[0] if found else f"GPU-{bare}",
+        memory_bytes=memory.value or None,
+        compute_capability=(major, minor),
+    )
+
+
+def _attribute(driver: Any, which: int, device: Any) -> int:
+    value = ctypes.c_int()
+    driver.cuDeviceGetAttribute(ctypes.byref(value), which, device)
+    return value.value
+
+
+def nvml_handle(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | None:
+    """(uuid, index, handle) of the GPU or MIG instance with the uuid `bare`, a prefix apart; None if NVML has none."""
+    for uuid in (f"GPU-{bare}", f"MIG-{bare}"):
+        handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
+        if handle is not None:
+            mig = uuid.startswith("MIG-")
+            parent = ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if mig else handle
+            return uuid, ask(nvml, "nvmlDeviceGetIndex", parent), handle
+    return None
+
+
+def _amd_gpus() -> list[Gpu]:
+    """From the topology of the kernel's driver, of which HIP_VISIBLE_DEVICES and its like choose by number."""
+    gpus = []
+    for node in sorted(KFD_NODES.glob("[0-9]*"), key=lambda path: int(path.name)):
+        lines = (line.partition(" ") for line in (read_text(node / "properties") or "").splitlines())
+        facts = {name: value.strip() for name, _, value in lines}
+        if not int(facts.get("simd_count", 0)):
+            continue  # a CPU
+        version = int(facts.get("gfx_target_version", 0))
+        architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        gpus.append(Gpu(None, f"AMD {architecture}", facts.get("unique_id", ""), None, None))
+    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        if (wanted := os.environ.get(variable)) is not None:
+            numbers = [int(entry) for entry in wanted.split(",") if entry.strip().isdigit()]
+            gpus = [gpus[number] for number in numbers if number < len(gpus)]
+    return gpus
 
 
 def torch_version() -> str | None:

@@ -23,6 +23,7 @@ from gpubench.devices import (
     ask,
     cpu_quota,
     memory_limit,
+    nvml_handle,
     open_nvml,
     physical_cores,
     read_text,
@@ -198,20 +199,32 @@ def _driver() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """The visible GPUs in CUDA's order: from NVML, else (ROCm) from PyTorch where it has initialised them."""
-    properties = _properties()
+    """The visible GPUs in CUDA's order: what they are from the device itself, and what else NVML can say of them."""
+    if torch.version.hip:
+        return [_from_torch(found) for found in _properties()]
     nvml = open_nvml()
-    if nvml is None:
-        return [_from_torch(found) for found in properties]
+    multiprocessors = [found.multi_processor_count for found in _properties()]
     try:
-        # CUDA may number GPUs of several models otherwise than NVML does: the uuid tells which is which.
-        multiprocessors = {str(getattr(found, "uuid", "")): found.multi_processor_count for found in properties}
         return [
-            _from_nvml(nvml, gpu) | _known(multiprocessors=multiprocessors.get(gpu.uuid.partition("-")[2]))
-            for gpu in visible_gpus()
+            _identity(gpu)
+            | _known(multiprocessors=multiprocessors[ordinal] if ordinal < len(multiprocessors) else None)
+            | (_from_nvml(nvml, gpu) if nvml else {})
+            for ordinal, gpu in enumerate(visible_gpus())
         ]
     finally:
-        nvml.nvmlShutdown()
+        if nvml:
+            nvml.nvmlShutdown()
+
+
+def _identity(gpu: Gpu) -> dict[str, Any]:
+    capability = gpu.compute_capability
+    return _known(
+        index=gpu.index,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        memory_bytes=gpu.memory_bytes,
+        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+    )
 
 
 def _properties() -> list[Any]:
@@ -231,14 +244,11 @@ def _from_torch(found: Any) -> dict[str, Any]:
 
 
 def _from_nvml(nvml: ModuleType, gpu: Gpu) -> dict[str, Any]:
-    handle = ask(nvml, "nvmlDeviceGetHandleByIndex", gpu.index)
-    capability = gpu.compute_capability
+    found = nvml_handle(nvml, gpu.uuid.partition("-")[2])
+    if found is None:
+        return {}
+    _, _, handle = found
     return _known(
-        index=gpu.index,
-        name=gpu.name,
-        uuid=gpu.uuid,
-        memory_bytes=gpu.memory_bytes,
-        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         sm_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
         sm_clock_max_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
         memory_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),

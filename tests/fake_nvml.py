@@ -1,4 +1,4 @@
-"""A stand-in for the pynvml module: made-up GPUs that answer some queries and refuse the rest."""
+"""Stand-ins for the CUDA driver and the pynvml module: made-up GPUs that answer some queries and refuse the rest."""
 
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -11,24 +11,61 @@ class NVMLError(Exception):
 
 GPUS = (
     {
-        "UUID": "GPU-aaaa1111-0000",
+        "UUID": "GPU-aaaa1111-0000-0000-0000-000000000000",
         "Name": "NVIDIA H200",
         "MemoryInfo": SimpleNamespace(total=150_754_820_096, used=1_000_000_000),
         "CudaComputeCapability": (9, 0),
     },
     {
-        "UUID": "GPU-aaaa2222-0000",
+        "UUID": "GPU-aaaa2222-0000-0000-0000-000000000000",
         "Name": "NVIDIA H200",
         "MemoryInfo": SimpleNamespace(total=150_754_820_096, used=2_000_000_000),
         "CudaComputeCapability": (9, 0),
     },
     {
-        "UUID": "GPU-bbbb3333-0000",
+        "UUID": "GPU-bbbb3333-0000-0000-0000-000000000000",
         "Name": "NVIDIA GB10",
         "CudaComputeCapability": (12, 1),
     },
 )
-MIG = {"UUID": "MIG-cccc4444", "Name": "NVIDIA H200 MIG 1g.18gb", "MemoryInfo": SimpleNamespace(total=18_000_000_000)}
+MIG = {
+    "UUID": "MIG-cccc4444-0000-0000-0000-000000000000",
+    "Name": "NVIDIA H200 MIG 1g.18gb",
+    "MemoryInfo": SimpleNamespace(total=18_000_000_000),
+}
+
+
+class FakeDriver:
+    """The driver's functions, by the C names that ctypes calls, for GPUs in the order in which CUDA numbers them."""
+
+    def __init__(self, *gpus: dict[str, Any]) -> None:
+        self.gpus = gpus
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.gpus)
+        return 0
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:  # noqa: N802
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetName(self, name: Any, room: int, device: Any) -> int:  # noqa: N802
+        name.value = self.gpus[device.value]["Name"].encode()[: room - 1]
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory: Any, device: Any) -> int:  # noqa: N802
+        known = self.gpus[device.value].get("MemoryInfo")
+        memory._obj.value = known.total if known else 0
+        return 0
+
+    def cuDeviceGetUuid(self, uuid: Any, device: Any) -> int:  # noqa: N802
+        uuid[:] = list(bytes.fromhex(self.gpus[device.value]["UUID"].partition("-")[2].replace("-", "")))
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, which: int, device: Any) -> int:  # noqa: N802
+        major, minor = self.gpus[device.value].get("CudaComputeCapability", (9, 0))
+        value._obj.value = {75: major, 76: minor}[which]
+        return 0
 
 
 class FakeNvml(ModuleType):

@@ -131,7 +131,7 @@ def test_cuda_needs_a_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch)
-    with pytest.raises(DeviceError, match="device=cuda, but no NVIDIA GPU is visible"):
+    with pytest.raises(DeviceError, match="device=cuda, but CUDA's driver shows no GPU"):
         complete(settings(device="cuda"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_nvml import GPUS, MIG, FakeNvml
+from fake_nvml import GPUS, MIG, FakeDriver, FakeNvml
 
 from gpubench import devices
 
@@ -16,59 +16,62 @@ from gpubench import devices
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml(*GPUS)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(*GPUS))
     return fake
 
 
-def test_every_gpu_is_visible_unless_the_environment_says_otherwise(nvml: FakeNvml) -> None:
+def test_a_gpu_is_what_the_driver_says_and_has_nvmls_number(nvml: FakeNvml) -> None:
     first, second, third = devices.visible_gpus()
-    assert first == devices.Gpu(0, "NVIDIA H200", "GPU-aaaa1111-0000", 150_754_820_096, (9, 0))
+    uuid = "GPU-aaaa1111-0000-0000-0000-000000000000"
+    assert first == devices.Gpu(0, "NVIDIA H200", uuid, 150_754_820_096, (9, 0))
     assert (second.index, third.index) == (1, 2)
     assert nvml.users == 0
 
 
+def test_gpus_are_in_cudas_order_whatever_nvmls_is(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(GPUS[2], GPUS[0]))
+    assert [(gpu.index, gpu.name) for gpu in devices.visible_gpus()] == [(2, "NVIDIA GB10"), (0, "NVIDIA H200")]
+
+
 def test_a_gpu_that_cannot_tell_its_memory_is_still_a_gpu(nvml: FakeNvml) -> None:
-    assert devices.visible_gpus()[2] == devices.Gpu(2, "NVIDIA GB10", "GPU-bbbb3333-0000", None, (12, 1))
+    gpu = devices.visible_gpus()[2]
+    assert (gpu.name, gpu.memory_bytes, gpu.compute_capability) == ("NVIDIA GB10", None, (12, 1))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "indices"),
-    [
-        ("", []),
-        ("-1", []),
-        ("none", []),
-        ("1", [1]),
-        ("2,0", [2, 0]),
-        (" 0 , 2 ", [0, 2]),
-        ("0,2,-1,1", [0, 2]),
-        ("0,7,1", [0]),
-        ("1,1", []),
-        ("GPU-aaaa2222-0000,GPU-bbbb3333-0000", [1, 2]),
-        ("GPU-b", [2]),
-        ("GPU-aaaa", []),
-        ("GPU-b,GPU-nowhere,GPU-aaaa1", [2]),
-        ("GPU-b,GPU-bbbb", []),
-        ("GPU-b,0", [2]),
-        ("0,GPU-b", [0]),
-    ],
-)
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, wanted: str, indices: list[int]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-    assert [gpu.index for gpu in devices.visible_gpus()] == indices
-
-
-def test_a_mig_instance_has_its_own_memory_and_its_parents_index(
+def test_a_mig_instance_has_its_own_name_and_memory_and_its_parents_number(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{MIG['UUID']},MIG-unknown")
-    assert devices.visible_gpus() == [devices.Gpu(1, "NVIDIA H200 MIG 1g.18gb", "MIG-cccc4444", 18_000_000_000, (9, 0))]
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(MIG))
+    uuid = "MIG-cccc4444-0000-0000-0000-000000000000"
+    assert devices.visible_gpus() == [devices.Gpu(1, "NVIDIA H200 MIG 1g.18gb", uuid, 18_000_000_000, (9, 0))]
 
 
-def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_there_are_gpus_without_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*GPUS, driver=False))
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(*GPUS))
+    assert [(gpu.index, gpu.name) for gpu in devices.visible_gpus()][0] == (None, "NVIDIA H200")
+
+
+def test_a_gpu_that_nvml_cannot_read_takes_no_others_number(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.gpus[0] = {"UUID": None, "Index": 0}
+    assert [gpu.index for gpu in devices.visible_gpus()] == [None, 1, 2]
+
+
+def test_without_a_driver_there_are_no_gpus(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "open_driver", lambda: None)
     assert devices.visible_gpus() == []
+
+
+def test_amd_gpus_are_read_from_the_kernels_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "KFD_NODES", tmp_path)
+    monkeypatch.setattr(devices, "torch_build", lambda: "rocm 6.3")
+    for node, simds in enumerate((0, 1216, 1216)):
+        (tmp_path / str(node)).mkdir()
+        lines = (f"simd_count {simds}", "gfx_target_version 90402", f"unique_id {node}")
+        (tmp_path / str(node) / "properties").write_text("\n".join(lines))
+    assert [(gpu.name, gpu.uuid) for gpu in devices.visible_gpus()] == [("AMD gfx942", "1"), ("AMD gfx942", "2")]
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert [gpu.uuid for gpu in devices.visible_gpus()] == ["2"]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fake_nvml import GPUS, FakeNvml
+from fake_nvml import GPUS, FakeDriver, FakeNvml
 
-from gpubench import environment
+from gpubench import devices, environment
 from gpubench.environment import capture_env_metadata, recordable
 
 SECRETS = (
@@ -125,14 +125,14 @@ def test_gpus_are_described_with_clocks_power_and_modes(monkeypatch: pytest.Monk
         "MigMode": [0, 1],
     }
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(GPUS[0] | asked, GPUS[2]))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(GPUS[0], GPUS[2]))
     facts = capture_env_metadata()
     assert facts["driver"] == {"version": "570.86.15", "cuda": "12.8"}
     first, second = facts["gpus"]
     assert first == {
         "index": 0,
         "name": "NVIDIA H200",
-        "uuid": "GPU-aaaa1111-0000",
+        "uuid": "GPU-aaaa1111-0000-0000-0000-000000000000",
         "memory_bytes": 150_754_820_096,
         "compute_capability": "9.0",
         "sm_clock_mhz": 1500,
@@ -148,18 +148,20 @@ def test_gpus_are_described_with_clocks_power_and_modes(monkeypatch: pytest.Monk
     assert set(second) == {"index", "name", "uuid", "compute_capability"}
 
 
-def test_multiprocessors_are_matched_to_gpus_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(GPUS[0], GPUS[2]))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = [
-        SimpleNamespace(uuid="bbbb3333-0000", multi_processor_count=48),
-        SimpleNamespace(uuid="aaaa1111-0000", multi_processor_count=132),
-    ]
+def test_mixed_gpus_keep_their_own_facts_where_cuda_and_nvml_number_them_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocked = [gpu | {"ClockInfo": {1: clock}.get} for gpu, clock in ((GPUS[0], 1980), (GPUS[2], 2600))]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*clocked))
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(GPUS[2], GPUS[0]))
+    found = [SimpleNamespace(multi_processor_count=48), SimpleNamespace(multi_processor_count=132)]
     monkeypatch.setattr(environment, "_properties", lambda: found)
-    assert [gpu["multiprocessors"] for gpu in capture_env_metadata()["gpus"]] == [132, 48]
+    gpus = [(gpu["name"], gpu["multiprocessors"], gpu["sm_clock_mhz"]) for gpu in capture_env_metadata()["gpus"]]
+    assert gpus == [("NVIDIA GB10", 48, 2600), ("NVIDIA H200", 132, 1980)]
 
 
-def test_without_nvml_gpus_come_from_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd_gpus_come_from_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3")
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
     found = SimpleNamespace(
         name="AMD Instinct MI300X", total_memory=206_000_000_000, multi_processor_count=304, gcnArchName="gfx942"

@@ -247,7 +247,8 @@ def thread_environment(settings: RunSettings) -> Mapping[str, str]:
 def _gpu_indices(settings: RunSettings) -> list[int]:
     if settings.device is not Device.cuda:
         return []
-    return [gpu.index for gpu in devices.visible_gpus()[: local_ranks(settings)]]
+    gpus = devices.visible_gpus()[: local_ranks(settings)]
+    return [gpu.index for gpu in gpus if gpu.index is not None]
 
 
 def join(settings: RunSettings) -> NoReturn:
