@@ -49,7 +49,8 @@ def test_a_mig_instance_has_its_own_name_and_memory_and_its_parents_number(
 def test_without_nvml_there_are_gpus_without_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*GPUS, driver=False))
     monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(*GPUS))
-    assert [(gpu.index, gpu.name) for gpu in devices.visible_gpus()][0] == (None, "NVIDIA H200")
+    first, *_ = devices.visible_gpus()
+    assert (first.index, first.name) == (None, "NVIDIA H200")
 
 
 def test_a_gpu_that_nvml_cannot_read_takes_no_others_number(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

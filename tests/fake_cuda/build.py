@@ -1,17 +1,19 @@
-"""Build the fake CUDA libraries that one installed CUDA build of torch asks for.
+"""Builds the fake CUDA libraries that this environment's torch, a CUDA build, asks for.
 
-    python build.py SITE_PACKAGES CUDA_INCLUDE_FOLDER OUT_FOLDER
+    python build.py CUDA_INCLUDE_FOLDER OUT_FOLDER
 
-What torch's libraries leave undefined says which functions, libraries and symbol versions are needed. Functions that the C
-files here do not define become stubs that return 0; those whose name says that they create something make it.
+What torch's libraries leave undefined says which functions, libraries and symbol versions are needed. Functions that
+the C files here do not define become stubs that return 0; those whose name says that they create something make it.
 
-The arithmetic is an extension of torch in the same folder; a .pth file in SITE_PACKAGES loads it into every process that imports torch.
+The arithmetic is an extension of torch in the same folder; a .pth file in this environment loads it into every process
+that imports torch.
 """
 
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections import defaultdict
 from pathlib import Path
 
@@ -43,36 +45,44 @@ def output(*command: str | Path) -> str:
 def needed(torch_lib: Path) -> tuple[set[str], dict[str, dict[str, str]]]:
     """The sonames that torch asks for, and for each its functions with their versions."""
     sonames: set[str] = {"libnvidia-ml.so.1", "libcuda.so.1"}
-    own = {path.name for path in torch_lib.glob("*.so*")}
     undefined: set[str] = set()
     versions: dict[str, str] = {}  # the soname that gives a version
+    own = {path.name for path in torch_lib.glob("*.so*")}
     for path in torch_lib.glob("*.so*"):
-        for line in output("readelf", "-dV", "-W", path).splitlines():
-            if match := re.search(r"\(NEEDED\).*\[(.+)\]", line):
-                if match[1] not in own and not SYSTEM.match(match[1]):
-                    sonames.add(match[1])
-            elif match := re.search(r"File: (\S+)", line):
-                file = match[1]
-            elif match := re.search(r"Name: (\S+)  Flags", line):
-                versions[match[1]] = file
-        undefined |= {
-            line.split()[-1] for line in output("nm", "-D", "--undefined-only", path).splitlines() if " U " in line
-        }
+        wanted, given = dynamic_section(path)
+        sonames |= {name for name in wanted if name not in own and not SYSTEM.match(name)}
+        versions |= given
+        symbols = output("nm", "-D", "--undefined-only", path).splitlines()
+        undefined |= {line.split()[-1] for line in symbols if " U " in line}
     functions: dict[str, dict[str, str]] = defaultdict(dict)
     for symbol in undefined:
         name, _, version = symbol.partition("@")
-        if version:
-            if versions.get(version.strip("@")) in sonames:
-                functions[versions[version.strip("@")]][name] = version.strip("@")
-        elif not name.startswith("_"):
-            beginning = next((b for b in UNVERSIONED if re.match(rf"{b}[A-Z]", name)), None)
-            soname = beginning and next((s for s in sonames if s.startswith(UNVERSIONED[beginning])), None)
-            if soname:
-                functions[soname][name] = ""
+        soname = versions.get(version.strip("@")) if version else unversioned(name, sonames)
+        if soname in sonames:
+            functions[soname][name] = version.strip("@")
     words = set(re.findall(rb"\0(cu[A-Z]\w+|nvml[A-Z]\w+)(?=\0)", (torch_lib / "libc10_cuda.so").read_bytes()))
     for name in sorted(word.decode() for word in words):  # looked up by name while it runs
         functions["libnvidia-ml.so.1" if name.startswith("nvml") else "libcuda.so.1"][name] = ""
     return sonames, functions
+
+
+def dynamic_section(library: Path) -> tuple[set[str], dict[str, str]]:
+    """The sonames that a library needs, and the soname of each symbol version that it asks for."""
+    wanted, versions, file = set(), {}, ""
+    for line in output("readelf", "-dV", "-W", library).splitlines():
+        if match := re.search(r"\(NEEDED\).*\[(.+)\]", line):
+            wanted.add(match[1])
+        elif match := re.search(r"File: (\S+)", line):
+            file = match[1]
+        elif match := re.search(r"Name: (\S+)  Flags", line):
+            versions[match[1]] = file
+    return wanted, versions
+
+
+def unversioned(name: str, sonames: set[str]) -> str | None:
+    """The library that a function without a symbol version is from, by how its name begins."""
+    beginning = next((start for start in UNVERSIONED if re.match(rf"{start}[A-Z]", name)), None)
+    return beginning and next((soname for soname in sonames if soname.startswith(UNVERSIONED[beginning])), None)
 
 
 def stub(name: str) -> str:
@@ -156,6 +166,7 @@ def build_arithmetic(site: Path, include: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    site, include, out = map(Path, sys.argv[1:4])
+    site = Path(sysconfig.get_paths()["purelib"])
+    include, out = map(Path, sys.argv[1:3])
     build(site / "torch/lib", include, out)
     build_arithmetic(site, include, out)

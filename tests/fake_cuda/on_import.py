@@ -1,7 +1,7 @@
-"""Installs the arithmetic of the fake CUDA as soon as a process has imported torch; FAKECUDA_ARITHMETIC=0 leaves it out.
+"""Adds the arithmetic of the fake CUDA to torch as soon as a process has imported it, unless FAKECUDA_ARITHMETIC=0.
 
-`build.py` copies this file into the environment's site-packages, beside a .pth file that imports it in every process. Where
-LD_LIBRARY_PATH does not name the folder of the fake libraries, nothing happens.
+`build.py` copies this file into the environment's site-packages, beside a .pth file that imports it in every process.
+Where LD_LIBRARY_PATH does not name the folder of the fake libraries, nothing happens.
 """
 
 import importlib.abc
