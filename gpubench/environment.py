@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -180,8 +180,7 @@ def _cudnn_version() -> int | None:
         return None
     from torch._C import _cudnn
 
-    version: int = _cudnn.getRuntimeVersion()
-    return version
+    return cast("int", _cudnn.getRuntimeVersion())
 
 
 def _driver() -> dict[str, Any]:
