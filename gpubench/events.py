@@ -194,8 +194,12 @@ class RepeatDone(Event, frozen=True):
     wall: float
     """The whole timed loop by the host clock, device synchronised at both ends: the closure test's other side."""
     peak_allocated: int | None
+    """On the GPU, by the steps after the warm-up; by all, where no warm-up was set."""
     peak_reserved: int | None
     peak_rss: int
+    setup_peak_allocated: int | None = None
+    """Until the end of the warm-up, in which libraries try out algorithms."""
+    setup_peak_reserved: int | None = None
 
 
 class TraceRecorded(Event, frozen=True):

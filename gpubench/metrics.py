@@ -117,10 +117,18 @@ DEFINITIONS: dict[str, Definition] = {
         "J", "lower", "growth of the devices' energy counters over the steady window / its samples"
     ),
     "peak_memory_allocated": Definition(
-        "B", "lower", "most memory held by tensors on a device at once, largest of the ranks"
+        "B", "lower", "most memory held by tensors on a device at once after the warm-up, largest of the ranks"
     ),
     "peak_memory_reserved": Definition(
-        "B", "lower", "most memory the allocator held of a device at once, largest of the ranks"
+        "B", "lower", "most memory the allocator held of a device at once after the warm-up, largest of the ranks"
+    ),
+    "setup_peak_memory_allocated": Definition(
+        "B",
+        "lower",
+        "most memory held by tensors on a device at once until the end of the warm-up, autotuning included",
+    ),
+    "setup_peak_memory_reserved": Definition(
+        "B", "lower", "most memory the allocator held of a device until the end of the warm-up, autotuning included"
     ),
     "peak_memory_total": Definition(
         "B", "lower", "most memory of a device in use at once, context and libraries included, largest of the ranks"

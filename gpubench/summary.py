@@ -210,6 +210,8 @@ def _costs(metrics: Metrics[Measured]) -> None:
 
     metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))
     metrics.add("peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "peak_reserved"))
+    metrics.add("setup_peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "setup_peak_allocated"))
+    metrics.add("setup_peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "setup_peak_reserved"))
     metrics.add("peak_memory_rss", lambda m: largest(m.repeat.done.values(), "peak_rss"))
     metrics.add("first_step_time", lambda m: first_steps(m, 1))
     metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))

@@ -14,7 +14,7 @@ from gpubench import distributed, events
 from gpubench.data import Feed, tensors
 from gpubench.errors import DataError, NonFiniteLoss
 from gpubench.events import Step
-from gpubench.peaks import peaks
+from gpubench.peaks import SetupPeaks, end_of_setup, peaks
 from gpubench.settings import TrainingSettings
 from gpubench.sources import plan
 from gpubench.timing import StepTimer
@@ -39,13 +39,14 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: in
     scale = trainer.arithmetic.scale()
     reader = StepReader(None if scale is None else float(scale))
     timer = trainer.timer
+    setup = SetupPeaks(setup_peak_allocated=None, setup_peak_reserved=None)
 
     distributed.barrier()
     timer.synchronize()
     began = time.perf_counter()
     timer.start(unix_time + began - called)  # meeting the other ranks may have taken a while
     try:
-        yield from _steps(trainer, Epochs(feed, _batch_size(training)), reader, repeat, planned)
+        yield from _steps(trainer, Epochs(feed, _batch_size(training)), reader, repeat, planned, setup)
     except Exception:
         with suppress(RuntimeError):  # whatever happened, what was measured is kept, unless the device is past reading
             yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
@@ -54,13 +55,21 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: in
     wall = time.perf_counter() - began
     yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
     reader.complain()
-    yield done(rank, repeat, wall, trainer.device)
+    yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(trainer.device), **setup)
 
 
 def _steps(
-    trainer: Trainer, batches: "Epochs", reader: "StepReader", repeat: int, planned: int | None
+    trainer: Trainer,
+    batches: "Epochs",
+    reader: "StepReader",
+    repeat: int,
+    planned: int | None,
+    setup: SetupPeaks,
 ) -> Iterator[Event]:
-    """The loop itself. With a limit in seconds, `planned` is None until the pace is known."""
+    """The loop itself. With a limit in seconds, `planned` is None until the pace is known.
+
+    `setup` is filled in once the warm-up has been issued.
+    """
     training, rank, timer = trainer.settings.training, trainer.ranks.rank, trainer.timer
     samples = training.grad_accumulation * _batch_size(training)
     step, read_next = 0, time.perf_counter()
@@ -69,6 +78,8 @@ def _steps(
         timer.begin(step)
         trainer.step(batches, samples)
         step += 1
+        if step == training.warmup_steps:
+            setup.update(end_of_setup(trainer.device))
         deciding = planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS)
         if deciding:
             timer.synchronize()  # the one wait that a limit in seconds costs
@@ -162,7 +173,3 @@ class StepReader:
         skipped = scale is not None and self._scale is not None and scale < self._scale
         self._scale = scale
         return msgspec.structs.replace(step, loss=loss if finite else None, skipped=skipped)
-
-
-def done(rank: int, repeat: int, wall: float, device: torch.device) -> events.RepeatDone:
-    return events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(device))

@@ -275,6 +275,37 @@ def test_peak_memory_is_what_the_allocator_says(transformer: Finished) -> None:
     assert found["peak_memory_reserved"] < torch.cuda.get_device_properties(0).total_memory
 
 
+TUNED = """
+import torch
+from torch import nn
+
+class Tuned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = nn.Linear(16, 16), 0
+
+    def forward(self, batch):
+        self.calls += 1
+        if self.calls == 1:
+            torch.empty(2**28, device=batch.device)  # as a search for the fastest algorithm takes
+        return self.inner(batch)
+
+def build():
+    return Tuned(), lambda size: torch.ones(size, 16), lambda module, batch: module(batch).sum()
+"""
+
+
+@pytest.mark.simulated
+def test_what_only_the_first_step_takes_is_the_setups_peak_and_not_the_steps(tmp_path: Path) -> None:
+    (tmp_path / "tuned.py").write_text(TUNED)
+    options = ("--model", "tuned:build", "--precision", "fp32", "--steps", "5", "--training.warmup_steps=3")
+    done = gpubench("train-bench", *options, *SHORT, results=tmp_path / "results", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    found = metrics(done)
+    assert found["setup_peak_memory_allocated"] >= 2**30 > 10 * found["peak_memory_allocated"]
+    assert found["setup_peak_memory_reserved"] >= 2**30
+
+
 @pytest.mark.simulated
 def test_running_out_of_memory_names_the_phase_and_the_peak(tmp_path: Path) -> None:
     too_much = ("--model", "gpt2", "--precision", "bf16", "--batch-size", "100000", "--data.samples=100000")

@@ -25,6 +25,7 @@ HEADLINES = (
     "energy_per_sample",
     "peak_memory_allocated",
     "peak_memory_reserved",
+    "setup_peak_memory_reserved",
     "peak_memory_rss",
     "first_step_time",
     "warmup_time",
