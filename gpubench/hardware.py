@@ -53,14 +53,20 @@ def find_by_key(key: str) -> Accelerator:
     raise DeviceError(f"no accelerator is called '{key}'", f"{near} known are {', '.join(_BY_KEY)}")
 
 
-def peak_flops(name: str, precision: str) -> Peak | None:
+def peak_flops(name: str, precision: str, matmul_precision: str | None = None) -> Peak | None:
     """The dense peak of the device called `name` at a precision setting: fp32, tf32, amp (fp16) or bf16.
 
-    None if the device is not listed or its matrix units lack the type; KeyError for any other precision.
+    Where `matmul_precision` says how float32 products are computed (highest, high or medium), it decides between the
+    peaks of fp32 and TF32. None if the device is not listed or its matrix units lack the type; KeyError for any other
+    precision.
     """
     dtype = _DATA_TYPES[precision]
     found = find_accelerator(name)
-    if found is None or dtype not in found.peaks:
+    if found is None:
+        return None
+    if matmul_precision and dtype in ("fp32", "tf32"):
+        dtype = "tf32" if matmul_precision != "highest" and "tf32" in found.peaks else "fp32"
+    if dtype not in found.peaks:
         return None
     return Peak(found.peaks[dtype], dtype, found.key, found.source)
 

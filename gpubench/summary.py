@@ -80,13 +80,15 @@ def summarise(
     measured_peak: PeakMeasured | None = None,
     telemetry: Sequence[TelemetrySample] = (),
     gpus: Sequence[int] = (),
+    matmul_precision: str | None = None,
 ) -> Summary:
     """Everything that can be said of the repeats; a metric that cannot be known is absent, never guessed.
 
-    `device_name` is None on a CPU. `gpus` are the indices that `telemetry` knows the run's GPUs by.
+    `device_name` is None on a CPU. `gpus` are the indices that `telemetry` knows the run's GPUs by. `matmul_precision`
+    is how float32 products were computed, where the settings say; else it follows from `precision`.
     """
     found = [measured for repeat in repeats if (measured := measure(repeat, warmup_steps))]
-    peak = hardware.peak_flops(device_name, precision) if device_name else None
+    peak = hardware.peak_flops(device_name, precision, matmul_precision) if device_name else None
     metrics = Metrics(
         found,
         sum(measured.window.steps for measured in found),

@@ -140,3 +140,22 @@ def test_rows_can_be_hashed_and_not_be_changed() -> None:
     assert row in {row}
     with pytest.raises(FrozenInstanceError):
         row.key = "h300"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("precision", "matmul", "dtype"),
+    [
+        ("fp32", None, "fp32"), ("fp32", "highest", "fp32"), ("fp32", "high", "tf32"), ("fp32", "medium", "tf32"),
+        ("tf32", None, "tf32"), ("tf32", "highest", "fp32"), ("bf16", "high", "bf16"), ("amp", "highest", "fp16"),
+    ],
+)  # fmt: skip
+def test_the_peak_is_of_the_arithmetic_that_ran(precision: str, matmul: str | None, dtype: str) -> None:
+    peak = peak_flops("NVIDIA A100-SXM4-80GB", precision, matmul)
+    assert peak is not None
+    assert peak.dtype == dtype
+
+
+def test_without_tf32_units_float32_products_are_computed_in_full() -> None:
+    peak = peak_flops("Tesla V100-SXM2-32GB", "fp32", "high")
+    assert peak is not None
+    assert peak.dtype == "fp32"

@@ -94,6 +94,7 @@ class TrainRecorder(Recorder[TrainSettings]):
             self._peak,
             self.telemetry,
             self.gpus,
+            matmul_precision=self.settings.performance.matmul_precision,
         )
 
     def _keep_finding(self, event: events.Message) -> bool:
