@@ -115,9 +115,20 @@ def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice
     return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 
 
+def required_torch() -> str:
+    """What PyTorch was built for, as `devices.torch_build` has it. Raises DeviceError where it is not installed."""
+    build = devices.torch_build()
+    if build is None:
+        raise DeviceError(
+            "PyTorch is not installed",
+            "choose the build for your driver at https://pytorch.org/get-started/locally, and pip install it",
+        )
+    return build
+
+
 def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
     """The device to run on, and the GPUs that are visible. Raises DeviceError for one that this machine has not got."""
-    gpus, build = devices.visible_gpus(), devices.torch_build() or "none"
+    build, gpus = required_torch(), devices.visible_gpus()
     usable = bool(gpus) and build != "cpu"
     why = f"{len(gpus)} x {gpus[0].name}" if usable else "no GPU found"
     if gpus and not usable:

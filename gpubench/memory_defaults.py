@@ -2,7 +2,7 @@
 
 from gpubench import devices
 from gpubench.configuration import apply_overrides
-from gpubench.defaults import Choice, Gaps, complete, fill_training
+from gpubench.defaults import Choice, Gaps, complete, fill_training, required_torch
 from gpubench.errors import SettingsError
 from gpubench.hardware import AMPERE, find_accelerator
 from gpubench.memory.predicting import target_of
@@ -11,6 +11,7 @@ from gpubench.settings import Device, MemorySettings, Precision
 
 def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
     """Settings without gaps, and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
+    required_torch()
     memory = settings.memory
     on_gpu = memory.predict and settings.device is not Device.cpu
     filled, choices = _predicted(settings) if on_gpu else complete(settings)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,9 @@ from gpubench.diffusion.settings import PipeSettings
 from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
 from gpubench.host.benchmark import thread_environment
+from gpubench.memory_defaults import complete_memory
 from gpubench.pipe_doubts import of_threads, unused_prompts
-from gpubench.settings import Device, Precision, TrainSettings
+from gpubench.settings import Device, MemorySettings, Precision, TrainSettings
 from gpubench.trainer import optimizer_impl
 
 H200 = Gpu(0, "NVIDIA H200", "GPU-a", 150 << 30, (9, 0))
@@ -127,6 +129,17 @@ def test_cuda_needs_a_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, H200, build="cpu")
     with pytest.raises(DeviceError, match=r"device=cuda, but torch 2\.13\.0 is a CPU build"):
         complete(settings(device="cuda"))
+
+
+@pytest.mark.parametrize("command", [complete, pipe_defaults.complete, complete_memory])
+def test_without_pytorch_nothing_starts_and_the_hint_says_where_to_choose_a_build(
+    command: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, build=None)
+    kinds = {complete: TrainSettings, pipe_defaults.complete: PipeSettings, complete_memory: MemorySettings}
+    with pytest.raises(DeviceError, match="PyTorch is not installed") as refused:
+        command(kinds[command]())
+    assert "for your driver" in str(refused.value.hint)
 
 
 def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
