@@ -28,7 +28,7 @@ def test_a_gpu_that_is_not_listed_is_judged_by_its_compute_capability() -> None:
         environment = {"gpus": [{"compute_capability": capability}]}
         return multiplying("ampere_sgemm_128x64_tn", device="NVIDIA RTX A2000", environment=environment)
 
-    assert saving(only(unlisted("8.6"))) == pytest.approx(0.4)
+    assert 0.35 < saving(only(unlisted("8.6"))) < 0.4, "products take some time in any type"
     assert ids(unlisted("6.1")) == []
 
 

@@ -67,7 +67,8 @@ def moving(*parts: int, reached: float | None = 0.3, calls: int = STEPS, **known
     kernels = [kernel(name, part, operator=by, calls=calls) for name, by, part in names]
     bound = "insufficient data" if reached is None else "memory"
     operators = [operator(by, part, bound=bound, of_ceiling=reached) for _, by, part in names]
-    return case(gpu(kernels=kernels, operators=operators, **known.pop("parts", {})), **known)
+    about = {"fusible": sum(parts)} | known.pop("parts", {})
+    return case(gpu(kernels=kernels, operators=operators, **about), **known)
 
 
 @pytest.mark.parametrize(("part", "clause"), [(30 * PERCENT, "; memory bounds 30 % of the step"), (19 * PERCENT, "")])
@@ -87,6 +88,12 @@ def test_operators_bound_by_memory_are_fused_by_the_compiler() -> None:
     assert "aten::gelu" in finding.evidence[2]
     assert ids(moving(20 * PERCENT - 1)) == []
     assert ids(moving(30 * PERCENT, settings=training(performance__compile=True))) == []
+
+
+def test_what_fusing_saves_is_no_more_than_neighbours_leave() -> None:
+    assert saving(only(moving(20 * PERCENT, 10 * PERCENT, parts={"fusible": 12 * PERCENT}))) == pytest.approx(0.12)
+    alone = only(moving(30 * PERCENT, parts={"fusible": 0}))
+    assert (alone.id, alone.expected) == ("memory-bound", None)
 
 
 @pytest.mark.parametrize("reached", [0.9, 0.5, 0.1, 0.001, None])

@@ -29,7 +29,7 @@ def test_the_loader_is_the_first_finding_before_it_is_mended() -> None:
 def test_after_the_loader_is_mended_launches_and_pageable_copies_are_left() -> None:
     after = diagnosed("kineto_v100_resnet50_workers4.pt.trace.json.gz")
     found = [finding.id for finding in after.findings]
-    assert found[:4] == ["fp32-products", "memory-bound", "launch-bound", "pinning"]
+    assert found[:4] == ["fp32-products", "launch-bound", "memory-bound", "pinning"]
     assert "data-loading" not in found
 
 

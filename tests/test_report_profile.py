@@ -20,6 +20,7 @@ from gpubench.host.benchmark import Outcome
 from gpubench.report import causing, finding_phrases, profile_phrases, profiled
 from gpubench.report.likeness import differences
 from gpubench.report.profile_against import Against
+from gpubench.report.profile_tables import operator_row
 from gpubench.report.profiling import show, show_against, to_document
 from gpubench.settings import ProfileSettings
 from gpubench.summary import Summary
@@ -203,6 +204,16 @@ def test_a_narrow_terminal_has_names_and_figures_and_no_bars() -> None:
 def test_the_model_itself_has_a_name_among_its_modules() -> None:
     own = msgspec.structs.replace(made.device_rank().modules[0], own=10**9)
     assert "(the whole model)" in rendered(made.profile(modules=[own]))
+
+
+def test_the_hosts_time_gives_no_rates_where_the_work_ran_on_a_device_that_is_not_seen() -> None:
+    seen = made.host_rank()
+    operator = seen.operators[0]
+    assert operator.flops
+    assert operator_row(seen, operator)["FLOP/s"]
+    for unseen in ({"work_missing": True}, {"unread": ["mtia"]}):
+        row_of = operator_row(msgspec.structs.replace(seen, **unseen), operator)
+        assert (row_of["FLOP/s"], row_of["bytes/s"]) == ("", "")
 
 
 def test_an_operator_is_told_with_its_rates_and_its_bound_where_there_is_room() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from traces_made import Record, anything, launched, made, slice_, step, work
 
 from gpubench.trace.difference import kernel_changes
-from gpubench.trace.kernels import kernels
+from gpubench.trace.kernels import fusible, kernels
 from gpubench.trace.names import Lexicon
 from gpubench.trace.profile import Kernel, KernelChange, Rank
 from gpubench.trace.windows import window
@@ -85,3 +85,32 @@ def test_changes_are_per_step_and_the_largest_comes_first() -> None:
 
 def test_a_trace_without_steps_counts_as_one() -> None:
     assert kernel_changes(rank(0, gemm=(10, 1)), rank(1, gemm=(10, 1)))[0].before == 10
+
+
+def test_fusing_saves_all_but_the_longest_of_neighbours_that_only_move_memory() -> None:
+    add, norm, copy = "vectorized_elementwise_kernel", "layer_norm_kernel", "direct_copy_kernel"
+    trace = made(
+        step(1, 0, 100),
+        work(add, 0, 3),
+        work(norm, 3, 8),
+        work(copy, 8, 10),  # 10 us in a row, of which the norm's 5 are left
+        work("ampere_sgemm", 10, 30),
+        work(add, 30, 34),  # alone between two products: nothing to fuse it with
+        work("ampere_sgemm", 34, 50),
+        work("my_kernel", 50, 51),
+        work(add, 52, 54),
+        work(add, 54, 57),
+        work(add, 1, 9, stream=8),  # on another stream
+    )
+    lexicon = Lexicon.of(trace)
+    owner = np.full(10, -1, np.int32)
+    assert fusible(trace, owner, window(trace, lexicon)) == (3 + 2 + 2) * 1000
+
+
+@given(anything())
+def test_fusing_saves_no_more_than_there_is(records: list[Record]) -> None:
+    trace = made(records)
+    lexicon = Lexicon.of(trace)
+    owner = np.full(len(trace.device), -1, np.int32)
+    found = kernels(trace, lexicon, owner, window(trace, lexicon))
+    assert 0 <= fusible(trace, owner, window(trace, lexicon)) <= sum(kernel.total for kernel in found)

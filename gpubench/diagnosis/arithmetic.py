@@ -9,7 +9,7 @@ from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import Answers
 from gpubench.findings import Finding, severity
-from gpubench.hardware import find_accelerator
+from gpubench.hardware import ACCELERATORS, find_accelerator
 
 PRODUCTS_WORTH = 0.1  # another precision changes every number of a run, for a tenth of the step at the least
 
@@ -78,9 +78,10 @@ def _generation(case: Case) -> int | None:
 
 
 def _speed_ratio(case: Case, better: str) -> float:
-    """Time in the better type over that in fp32 by the published peaks; 0 where they are unknown."""
+    """Time in the better type over that in fp32, by published peaks: the least of any device where they are unknown."""
     listed = find_accelerator(case.rank.device_name or "")
-    return listed.peaks["fp32"] / listed.peaks[better] if listed is not None and "fp32" in listed.peaks else 0.0
+    known = [listed] if listed is not None and "fp32" in listed.peaks else ACCELERATORS
+    return min(one.peaks["fp32"] / one.peaks[better] for one in known if {"fp32", better} <= one.peaks.keys())
 
 
 def _precision(case: Case, better: str) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
 from gpubench.diagnosis.shapes import is_product
 from gpubench.findings import Finding, severity
 from gpubench.trace.attention import of_attention
-from gpubench.trace.costs import only_moves_memory
-from gpubench.trace.kernels import MOVES_MEMORY, family
+from gpubench.trace.kernels import family, moves_memory
 from gpubench.trace.launches import SHORT_KERNEL
 from gpubench.trace.profile import Kernel, Rank
 
@@ -92,9 +91,9 @@ def memory_bound(case: Case) -> Answers:
         "arithmetic in between to keep the GPU busy",
         advice="; ".join(_advice(case, fusible, products)),
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
-        expected=measures.at_most(fused) if (fused := measures.share(case, fusible)) >= WORTH else None,
-        threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; "
-        "what is saved at most is all but the matrix products, as if fused into their neighbours at no cost",
+        expected=measures.at_most(fused) if (fused := _fused(case, fusible)) >= WORTH else None,
+        threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; of "
+        "kernels that follow one another with no matrix product between, fusing saves all but the longest at most",
     )
 
 
@@ -120,19 +119,16 @@ def _bounded(case: Case) -> _Bounded:
     rank = case.rank
     if rank.device is None or measures.recorded_eagerly(case):
         return _Bounded([], 0, 0, 0)
-    moving = [kernel for kernel in rank.kernels if _moves_memory(kernel)]
+    moving = [one for one in rank.kernels if one.kind in ("compute", "copy") and moves_memory(one.name, one.operator)]
     attention = sum(one.softmax + one.elementwise for one in rank.attention)
     fusible = max(0, sum(kernel.total for kernel in moving) - attention)
     thin = [one for one in rank.operators if is_product(one.name) and one.bound == "memory"]
     return _Bounded(moving, attention, fusible, sum(one.device for one in thin if not of_attention(one, rank)))
 
 
-def _moves_memory(kernel: Kernel) -> bool:
-    """By the kernel's name; where that does not tell, by the operator that launches it."""
-    known = family(kernel.name)
-    if known == "other" and kernel.kind == "compute":
-        return only_moves_memory(kernel.operator)
-    return known in MOVES_MEMORY
+def _fused(case: Case, moving: int) -> float:
+    """What fusing saves at the most, as a fraction of the step, of `moving` nanoseconds that only move memory."""
+    return measures.share(case, min(moving, case.rank.fusible))
 
 
 def _by_family(case: Case, moving: list[Kernel], attention: int, products: int) -> list[str]:

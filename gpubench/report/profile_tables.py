@@ -73,7 +73,7 @@ def modules(rank: Rank, *, unfolded: bool = False) -> Sheet:
 
 def operators(rank: Rank) -> Sheet:
     found, rest = _top(rank.operators, OPERATORS, lambda one: _work(rank, one), rank)
-    rows = [_operator_row(rank, one) for one in found]
+    rows = [operator_row(rank, one) for one in found]
     if not bound_known(rank):
         for row in rows:
             row["bound"] = ""
@@ -168,8 +168,10 @@ def _work(rank: Rank, operator: Operator) -> int:
     return operator.host if rank.host_only else operator.device
 
 
-def _operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
-    seconds = _work(rank, operator) / 1e9
+def operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
+    """The cells of an operator, by column; empty where they are not known."""
+    elsewhere = rank.host_only and bool(rank.work_missing or rank.unread)  # the work ran on a device that is not seen
+    seconds = 0.0 if elsewhere else _work(rank, operator) / 1e9
     return {
         "operator": operator.name,
         "host" if rank.host_only else "device": duration(rank, _work(rank, operator)),

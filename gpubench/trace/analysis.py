@@ -13,7 +13,7 @@ from gpubench.trace.critical import critical_path
 from gpubench.trace.host_parts import host_parts
 from gpubench.trace.idle import idle_by_call, idle_causes, idle_within
 from gpubench.trace.intervals import EMPTY, Spans, clip
-from gpubench.trace.kernels import kernels
+from gpubench.trace.kernels import fusible, kernels
 from gpubench.trace.lanes import timeline
 from gpubench.trace.launches import launches
 from gpubench.trace.modules import modules
@@ -47,7 +47,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
     sets = None if trace.host_only else device_spans(trace, lexicon)
     causes = idle_causes(trace, lexicon, links, window) if sets else dict.fromkeys(CAUSES, EMPTY)
     parts = host_parts(program, known) if sets is None else {}
-    optimizer = optimizing(program, known)
+    optimizer, launched_by = optimizing(program, known), owner(trace, program.nest, links)
     return Rank(
         label=trace.label,
         rank=trace.rank,
@@ -66,7 +66,8 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         modules=modules(program, known),
         operators=operators(program),
         attention=attention(program, known),
-        kernels=kernels(trace, lexicon, owner(trace, program.nest, links), window),
+        kernels=kernels(trace, lexicon, launched_by, window),
+        fusible=fusible(trace, launched_by, window),
         launches=launches(trace, links, window),
         copies=copies(program, known),
         synchronisations=synchronisations(program, known, idle_by_call(trace, lexicon, causes)),

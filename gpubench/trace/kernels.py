@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from gpubench.trace.breakdown import communication_work
 from gpubench.trace.columns import MISSING, Ids, Ns, Trace, WorkKind
-from gpubench.trace.launches import started_in
+from gpubench.trace.costs import only_moves_memory
+from gpubench.trace.launches import by_stream, started_in
 from gpubench.trace.names import Lexicon
 from gpubench.trace.profile import Kernel
 from gpubench.trace.windows import Window
@@ -59,6 +60,37 @@ def family(kernel: str) -> Family:
     """What the kernel of this name computes; "other" where the name does not tell."""
     name = kernel.removeprefix("void ")
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+def moves_memory(kernel: str, operator: str) -> bool:
+    """Whether memory bounds a kernel by its name or, where that does not tell, by the operator that launches it."""
+    known = family(kernel)
+    return known in MOVES_MEMORY or (known == "other" and only_moves_memory(operator))
+
+
+def fusible(trace: Trace, owner: Ids, window: Window) -> int:
+    """Nanoseconds that fusing neighbours saves at the most: see `Rank.fusible`. `owner` is as for `kernels`.
+
+    A kernel that does the work of a whole run takes no less than the longest of them took, as long as that one reads
+    and writes no more than passes in and out of the run.
+    """
+    device, started = trace.device, started_in(trace, window)
+    pairs = {}  # of kernel and operator, each judged once
+    saved = 0
+    for works in by_stream(trace):
+        run: list[int] = []
+        for work in works[started[works]].tolist():
+            pair = (int(device.name[work]), int(owner[work]))
+            if pair not in pairs:
+                operator = trace.names[pair[1]] if pair[1] != MISSING else ""
+                pairs[pair] = device.kind[work] != WorkKind.SET and moves_memory(trace.names[pair[0]], operator)
+            if pairs[pair]:
+                run.append(int(device.end[work] - device.start[work]))
+                continue
+            saved += sum(run) - max(run, default=0)
+            run = []
+        saved += sum(run) - max(run, default=0)
+    return saved
 
 
 def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[Kernel]:

@@ -323,6 +323,9 @@ class Rank(Struct, frozen=True, kw_only=True):
     attention: list[Attention] = []
     """That which is made of separate operators, the most time first."""
     kernels: list[Kernel]
+    fusible: int = 0
+    """What fusing neighbours saves at the most: of each run of consecutive kernels on a stream that only move memory,
+    all but the longest, which is left with their work."""
     launches: Launches | None
     copies: list[Copy]
     synchronisations: list[Synchronisation]
