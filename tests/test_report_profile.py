@@ -208,8 +208,7 @@ def test_the_model_itself_has_a_name_among_its_modules() -> None:
 
 def test_the_hosts_time_gives_no_rates_where_the_work_ran_on_a_device_that_is_not_seen() -> None:
     seen = made.host_rank()
-    operator = seen.operators[0]
-    assert operator.flops
+    operator = next(one for one in seen.operators if one.flops)
     assert operator_row(seen, operator)["FLOP/s"]
     for unseen in ({"work_missing": True}, {"unread": ["mtia"]}):
         row_of = operator_row(msgspec.structs.replace(seen, **unseen), operator)
