@@ -120,13 +120,14 @@ def test_allocated_is_what_torch_counts(tmp_path: Path) -> None:
     assert not found.notes, "the history holds no more than the allocator counted"
 
 
-def test_the_allocator_s_counts_are_those_of_its_snapshot(language: Finished) -> None:
+def test_the_allocators_counts_are_those_of_its_snapshot(language: Finished) -> None:
     (read,) = of_snapshot(language.run / TRACES / SNAPSHOT)
     measured = footprint_of(language).allocator
     assert measured is not None
     assert read.allocator is not None
     assert measured.allocations == pytest.approx(read.allocator.allocations, rel=0.01)
-    assert measured.frees == pytest.approx(read.allocator.frees, rel=0.01)
+    # The run counts until its last step ends; the snapshot is written once what was held until then has been let go.
+    assert measured.frees < read.allocator.frees <= read.allocator.allocations
     assert (measured.retries, measured.ooms) == (0, 0)
     assert measured.largest_free
 
