@@ -216,7 +216,7 @@ def _by_age(folder: Path) -> list[Path]:
 def _measured_by(path: Path) -> str | None:
     """The command of a run in which something was measured, UNKNOWN of one that does not tell; None for any other.
 
-    A damaged run counts, so that whoever asks for the latest hears of the damage.
+    A damaged run counts, so that asking for the latest run reports the damage.
     """
     try:
         run = open_run(path)

@@ -75,7 +75,7 @@ class Finisher:
             issued = torch.cuda.current_stream(batch.latents.device).record_event()
         self._room.acquire()
         if self._failure:
-            self._room.release()  # for whoever asks again
+            self._room.release()  # for the next caller
             raise self._failure
         self._finished.put((batch, at, issued))
 
