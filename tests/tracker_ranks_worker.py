@@ -6,7 +6,9 @@ For each FOLDER/NAME.settings.json, the rank leaves its history at FOLDER/NAME-R
 """
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -22,6 +24,15 @@ from gpubench.worker import leave
 
 RANKS = 2
 STEPS = 2
+SETTLED = 0.05  # seconds
+
+
+class Patient(Tracker):
+    """Ends a phase once gloo's threads have let go of what the phase sent, which they do a moment later."""
+
+    def enter(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(SETTLED)
+        super().enter(*args, **kwargs)
 
 
 def main(rank: int, folder: Path) -> None:
@@ -33,7 +44,7 @@ def main(rank: int, folder: Path) -> None:
     ]
     distributed.setup_ddp(found[0][1].distributed, ranks, store, cpu)
     for name, settings in found:
-        tracker = Tracker(cpu)
+        tracker = Patient(cpu)
         measure(settings, ranks, cpu, Activity(), tracker, STEPS)
         (folder / f"{name}-{rank}.history.json").write_bytes(msgspec.json.encode(tracker.history()))
     distributed.cleanup_ddp()
