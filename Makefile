@@ -1,17 +1,27 @@
 # make bench   set everything up and run the main job
-# make test    set everything up and run every check but those of make stress: hosts killed, machines cut off, many ranks
+# make test    set everything up and run every check but those of make stress
 # make test-cuda   the tests for GPUs that a simulated one can judge: PyTorch's CUDA build over the libraries of tests/fake_cuda
+# make test-torch VERSION=2.6.0   each command, and the tests closest to PyTorch, with another release of it
+# make cuda-coverage   both tiers under coverage, and which lines that mention CUDA no test has run
+# make stress   hosts that are killed, machines that are cut off, many ranks
 # make benchmarks   all benchmarks that this machine can run, and docs/benchmarks.md of what they show (about an hour)
-# The environment is .venv, built once from pyproject.toml under constraints.txt.
+# The environment is .venv, built once from pyproject.toml under constraints.txt; each CUDA build of PyTorch has one of its own.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CUDA_VENV := .venv-cuda
-CUDA_HEADERS := nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 nvidia-cuda-crt==13.0.88
+VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+CUDA_VENV = .venv-torch-$(VERSION)
+SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API_DISABLED=1 TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
+	$(CUDA_VENV)/bin/python -m pytest -n 2 --dist loadfile
+GPU = -m "gpu and simulated"
+# What imitates or extends PyTorch, and so is the first to notice another one.
+TORCH_TESTS := $(addprefix tests/, every_command.py test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
+	test_tracker_sharding.py test_distributed.py test_environment.py test_flops.py test_precision.py test_profiler.py test_timing.py)
+TORCH_GPU_TESTS := $(addprefix tests/, every_command.py test_gpu_memory.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench test test-cuda stress benchmarks lint clean
+.PHONY: bench test test-cuda test-torch cuda-download cuda-coverage stress benchmarks lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
@@ -21,8 +31,22 @@ test: $(VENV)/ready-for-development lint
 	$(BIN)/python -m pytest -m alone
 
 test-cuda: $(CUDA_VENV)/ready
-	FAKECUDA_DEVICES=2 LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API_DISABLED=1 \
-		TORCH_CUDNN_SDPA_DEPRIORITIZED=1 $(CUDA_VENV)/bin/python -m pytest -n 2 --dist loadfile -m "gpu and simulated"
+	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
+
+test-torch: $(CUDA_VENV)/ready
+	FAKECUDA_DEVICES=0 $(SIMULATED) -m "not gpu and not stress and not alone" $(TORCH_TESTS)
+	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU) $(TORCH_GPU_TESTS)
+
+cuda-download: $(CUDA_VENV)/downloaded
+
+cuda-coverage: export COVERAGE_PROCESS_START := $(abspath pyproject.toml)
+cuda-coverage: export COVERAGE_FILE := $(abspath .coverage)
+cuda-coverage: $(CUDA_VENV)/ready
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone"
+	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
+	$(BIN)/coverage combine -q
+	$(BIN)/python tests/cuda_coverage.py
 
 stress: $(VENV)/ready-for-development
 	$(BIN)/python -m pytest -m stress
@@ -46,16 +70,24 @@ $(VENV)/ready-for-development: $(VENV)/ready
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,wandb]'
 	touch $@
 
-# The same packages, but for PyTorch: its CUDA build, without the libraries of NVIDIA's that the simulated ones stand in for.
-$(CUDA_VENV)/ready: $(VENV)/ready-for-development $(wildcard tests/fake_cuda/*)
-	$(PYTHON) -m venv $(CUDA_VENV)
-	$(BIN)/pip freeze --exclude-editable | grep -v '^torch==' > $(CUDA_VENV)/requirements.txt
-	$(CUDA_VENV)/bin/pip install -q --no-deps -r $(CUDA_VENV)/requirements.txt
-	$(CUDA_VENV)/bin/pip install -q --no-deps torch===$$($(BIN)/python -c "import torch; print(torch.__version__.partition('+')[0])")
-	$(CUDA_VENV)/bin/pip install -q --no-deps -e .
-	$(CUDA_VENV)/bin/pip install -q --no-deps --target $(CUDA_VENV)/headers $(CUDA_HEADERS)
-	$(CUDA_VENV)/bin/python tests/fake_cuda/build.py $(CUDA_VENV)/headers/nvidia/cu13/include $(CUDA_VENV)/fake_cuda
+# The same packages but for PyTorch: a CUDA build of it, and the headers of the CUDA that it was built for, without the
+# libraries that the simulated ones stand in for.
+.venv-torch-%/downloaded: $(VENV)/ready-for-development
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/pip freeze --exclude-editable | grep -v '^torch==' > $(@D)/requirements.txt
+	$(@D)/bin/pip install -q --no-deps -r $(@D)/requirements.txt
+	$(@D)/bin/pip install -q --no-deps torch===$*
+	$(@D)/bin/pip install -q --no-deps -e .
+	cuda=$$(sed -n "s/^cuda.*'\([0-9]*\.[0-9]*\).*/\1/p" $(@D)/lib/python3*/site-packages/torch/version.py) && \
+	case $$cuda in 12.*) names="runtime-cu12 cupti-cu12 nvcc-cu12" ;; *) names="runtime cupti crt" ;; esac && \
+	rm -rf $(@D)/headers && \
+	$(@D)/bin/pip install -q --no-deps --target $(@D)/headers $$(for name in $$names; do echo "nvidia-cuda-$$name==$$cuda.*"; done)
+	touch $@
+
+.venv-torch-%/ready: .venv-torch-%/downloaded $(wildcard tests/fake_cuda/*)
+	rm -rf $(@D)/fake_cuda
+	$(@D)/bin/python tests/fake_cuda/build.py $(@D)/headers/nvidia/*/include $(@D)/fake_cuda
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.*

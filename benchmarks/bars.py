@@ -1,8 +1,8 @@
-"""What a benchmark had to reach, whether it did, and how it says so.
+"""The bars of a benchmark, whether they are met, and how a benchmark reports them.
 
-Verdicts are the last that a benchmark prints, a line each. Its exit code is as that of `gpubench compare`: 0 where all
-bars are met, 3 where one is missed, 4 where one is undecided and none is missed; with 1 or 2 it did not get so far. Who
-runs many of them finds the same in the file that `BENCHMARK_BARS` names.
+A benchmark prints its verdicts last, one per line. Its exit code is like that of `gpubench compare`: 0 if all bars are
+met, 3 if one is missed, 4 if one is undecided and none is missed; with 1 or 2 it did not finish. The file named by
+`BENCHMARK_BARS` gets the same verdicts, for programs that run several benchmarks.
 """
 
 import os
@@ -19,31 +19,31 @@ CODES = {MET: 0, MISSED: 3, UNDECIDED: 4}
 class Bar(msgspec.Struct, frozen=True):
     what: str
     figure: str
-    """Ours."""
+    """The measured figure."""
     bar: str
     verdict: str
     by: str | None = None
-    """How far off, where it is missed."""
+    """By how much the bar is missed."""
 
     def __str__(self) -> str:
         return f"{self.verdict + (f' by {self.by}' if self.by else ''):<16}  {self.what}: {self.figure}, bar {self.bar}"
 
 
 def at_most(what: str, figure: float, limit: float, form: str) -> Bar:
-    """`form` gives a figure its decimals and its unit, as "{:.2f} s"."""
+    """Judge a figure with an upper limit; `form` has its decimals and unit, as "{:.2f} s"."""
     over = figure / limit - 1
     missed = f"{over:.1%}" if over > 0 else None
     return Bar(what, form.format(figure), f"at most {form.format(limit)}", MISSED if missed else MET, missed)
 
 
 def every(what: str, good: int, total: int) -> Bar:
-    """All of them have to be good."""
+    """Judge a count of which all have to be good."""
     missed = total - good
     return Bar(what, f"{good} of {total}", "all", MISSED if missed else MET, str(missed) if missed else None)
 
 
 def near_one(what: str, estimate: float, interval: tuple[float, float] | None, margin: float) -> Bar:
-    """A ratio with its 95 % interval: met if the whole of it lies within `margin` of 1, missed if none of it does."""
+    """Judge a ratio by its 95 % interval: met if all of it is within `margin` of 1, missed if none of it is."""
     low, high = interval or (0.0, float("inf"))
     figure = f"{estimate:.4f}" + (f" [{low:.4f}, {high:.4f}]" if interval else "")
     off = max(1 - margin - high, low - 1 - margin)
@@ -53,7 +53,7 @@ def near_one(what: str, estimate: float, interval: tuple[float, float] | None, m
 
 
 def conclude(bars: Sequence[Bar]) -> int:
-    """Prints the verdicts, and returns the exit code."""
+    """Print the verdicts, and return the exit code."""
     print()
     for bar in bars:
         print(bar)

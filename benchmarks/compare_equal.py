@@ -1,11 +1,11 @@
-"""Runs that are all alike, against each other: how often does `gpubench compare` call them different on this machine?
+"""How often does `gpubench compare` call equal runs different on this machine?
 
     .venv/bin/python benchmarks/compare_equal.py [--runs 6] [--repeats 3] [-- TRAIN-BENCH OPTIONS]
 
-Measures one configuration several times and judges its step time in every pair: of runs, as the command does, which
-from the fourth on have on record how their likes differed, and by their repeats alone; of single repeats, by the
-interval of their steps alone and, as many tools do, by a rank test. Then it asks what `--null` makes of the runs.
-Bar: the command calls at most 5 % of the pairs of runs different.
+It measures one configuration several times and judges its step time in every pair of runs, as the command does (which
+from the fourth run on uses the recorded noise of earlier runs), and by their repeats alone. It also judges every pair
+of single repeats, by the interval of their steps alone and by a rank test, as many tools do. Then it applies `--null`
+to the runs. Bar: the command calls at most 5 % of the pairs of runs different.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from scipy.stats import mannwhitneyu
 from tables import table
 
 from gpubench import units
-from gpubench.comparison.compare import compare, null, only
-from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.comparison.result import NullMetric
-from gpubench.comparison.sides import find
-from gpubench.comparison.verdicts import Circumstances, judge
+from gpubench.compare.compare import compare, null, only
+from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.inputs import find
+from gpubench.compare.result import NullMetric
+from gpubench.compare.verdicts import Circumstances, judge
 
 METRIC = "step_time"
 DIFFERENT = ("faster", "slower")
-NOMINAL = 0.05  # what a 95 % interval may get wrong
+NOMINAL = 0.05  # the error rate of a 95 % interval
 HEAD = ("compared", "pairs", "called different", "equivalent", "inconclusive")
 DEFAULTS = ("--config", "tiny", "--steps", "60", "--performance.cpu_threads=1", "--logging.graph=false")
 
@@ -80,7 +80,7 @@ def measure(results: Path, repeats: int, options: Sequence[str]) -> None:
 
 
 def single(run: RunEvidence, index: int) -> RunEvidence:
-    """One repeat as if it were a run of its own."""
+    """Return one repeat as a run of its own."""
     metric = run.metrics[METRIC]
     estimate = metric.repeats[index]
     alone = msgspec.structs.replace(metric, estimate=estimate, repeats=[estimate], interval=None)
@@ -89,7 +89,7 @@ def single(run: RunEvidence, index: int) -> RunEvidence:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What every pair of some runs was called."""
+    """The verdicts on every pair."""
 
     name: str
     words: Counter[str]
@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def different(self) -> float:
-        """The share that was called so."""
+        """The fraction of pairs called different."""
         return sum(self.words[word] for word in DIFFERENT) / self.words.total()
 
     def row(self) -> list[str]:
@@ -110,7 +110,7 @@ class Outcome:
 
 
 def as_it_comes(baseline: RunEvidence, candidate: RunEvidence) -> str:
-    """With what the runs have on record of their noise, and what else the machine was seen doing."""
+    """Judge with the runs' recorded noise, and with what else the machine was doing."""
     found = compare(sides(baseline, candidate), metrics=[METRIC])
     return found.comparisons[0].verdicts[0].verdict
 
@@ -131,7 +131,7 @@ def rank_test(baseline: RunEvidence, candidate: RunEvidence) -> str:
 
 
 def sentence(learned: NullMetric) -> str:
-    """What --null says of the step time."""
+    """Return what --null says about the step time."""
     resolvable = "not known" if learned.resolvable is None else units.percent(learned.resolvable)
     return (
         f"{learned.level.capitalize()}s differ by {units.percent(learned.spread)}; noise alone can set two apart by "

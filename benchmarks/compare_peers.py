@@ -1,16 +1,16 @@
-"""Who can be believed? The same pairs, equal ones and ones 3 % apart, judged by gpubench and by its peers.
+"""How often are comparison tools wrong? gpubench and its peers judge equal pairs, and pairs 3 % apart.
 
     .venv/bin/python benchmarks/compare_peers.py [--trials 200] [--processes 5] [--steps 60]
 
-The numbers are simulated as training behaves: a process's steps are autocorrelated (AR(1) with 0.8, standard deviation
+The times are simulated like those of training: a process's steps are autocorrelated (AR(1) with 0.8, standard deviation
 1 % of a step), and processes differ among themselves, by 1 % or not at all. Every tool gets them in its own form and
-is asked at its defaults. A false verdict is a change named where there was none, or where one process was held up in
-its last step and nowhere else; pytest-benchmark names only one direction, and so has half the occasions.
+runs with its defaults. A false verdict is a change reported where there is none, or where only the last step of one
+process was slow; pytest-benchmark reports only one direction, and so has half the occasions.
 
-Then gpubench is asked alone: how often the interval of one process against another misses the truth, how often one slow
-step, the first or the last, makes a verdict, and how often any of thirteen metrics of equal runs is called a change.
-The seed is fixed. Bars: at most 5 % of gpubench's verdicts are false; intervals miss the truth in at most 7 % at an
-autocorrelation of 0.8, and 9 % at 0.9.
+For gpubench alone it also measures how often the interval of one process against another misses the truth, how often
+one slow step, the first or the last, causes a verdict, and how often any of thirteen metrics of equal runs is called a
+change. The seed is fixed. Bars: at most 5 % of gpubench's verdicts are false; intervals miss the truth in at most 7 %
+at an autocorrelation of 0.8, and 9 % at 0.9.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from environments import Environment
 from processes import reason
 from tables import table
 
-from gpubench.comparison import compare, sides
-from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.comparison.foreign import Column
-from gpubench.comparison.result import Verdict
-from gpubench.comparison.verdicts import Circumstances, judge_all
+from gpubench.compare import compare, inputs
+from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.inputs import Column
+from gpubench.compare.result import Verdict
+from gpubench.compare.verdicts import Circumstances, judge_all
 from gpubench.metrics import Metric
-from gpubench.runs import COMPLETED
-from gpubench.steady import SteadyWindow
+from gpubench.runs.directory import COMPLETED
+from gpubench.runs.steps import SteadyWindow
 
 HERE = Path(__file__).resolve().parent
 SEED = 20_200_303
@@ -45,10 +45,10 @@ AUTOCORRELATION = 0.8
 STEP_NOISE = 0.01
 PROCESS_NOISE = 0.01
 CHANGE = 0.03
-NOMINAL = 0.05  # false verdicts that a 95 % interval may give
+NOMINAL = 0.05  # the rate of false verdicts that a 95 % interval allows
 SPIKE = 10
 SINGLE_STEPS = 198
-SINGLES = 5  # times as many trials where gpubench is asked alone
+SINGLES = 5  # factor of the number of trials for gpubench alone
 MANY = 13
 
 
@@ -93,11 +93,11 @@ class Tool:
     arguments: tuple[str, ...] = ()
     python: Path = Path(sys.executable)
     rates: list[float] = field(default_factory=list)
-    """Of pairs called a change, or in the scenarios with one called slower."""
+    """Fractions of the pairs called a change, or in scenarios with a change called slower."""
     trouble: str | None = None
 
     def judge(self, pairs: Sequence[Pair]) -> list[str]:
-        """A word for each pair. Raises subprocess.SubprocessError or ValueError if the tool does not answer."""
+        """Return one word per pair. Raises subprocess.SubprocessError or ValueError if the tool does not answer."""
         if self.package is None:
             return [gpubench(pair) for pair in pairs]
         with tempfile.TemporaryDirectory() as folder:
@@ -163,20 +163,20 @@ def gpubench(pair: Pair) -> str:
 
 
 def verdict(pair: Pair) -> Verdict:
-    """Of `gpubench compare` on two folders of logs."""
+    """Return the verdict of `gpubench compare` on two folders of logs."""
     with tempfile.TemporaryDirectory() as folder:
         names = [Path(folder) / "before", Path(folder) / "after"]
         for name, processes in zip(names, pair, strict=True):
             name.mkdir()
             for number, steps in enumerate(processes):
                 (name / f"{number}.csv").write_text("step\n" + "\n".join(map(repr, steps)))
-        found, _ = sides.find([str(name) for name in names], Path(folder), column=Column.of("step", "s"))
+        found, _ = inputs.find([str(name) for name in names], Path(folder), column=Column.of("step", "s"))
         (comparison,) = compare.compare(found).comparisons
     return comparison.verdicts[0]
 
 
 def singles(trials: int, correlation: float = AUTOCORRELATION, slow: int | None = None) -> list[Verdict]:
-    """On pairs of single processes that are alike, but for one slow step of the second if its place is given."""
+    """Return verdicts on pairs of equal single processes, with one slow step in the second if its place is given."""
     rng = np.random.default_rng(SEED)
     found = []
     for _ in range(trials):
@@ -188,7 +188,7 @@ def singles(trials: int, correlation: float = AUTOCORRELATION, slow: int | None 
 
 
 def missed(verdicts: Sequence[Verdict]) -> float:
-    """Share of the intervals that leave out the truth, which is no change."""
+    """Return the fraction of intervals without the truth, which is no change."""
     return float(np.mean([not low <= 1 <= high for low, high in (one.interval or (1, 1) for one in verdicts)]))
 
 
@@ -197,7 +197,7 @@ def changed(verdicts: Sequence[Verdict]) -> float:
 
 
 def family(rng: np.random.Generator, metrics: int, repeats: int) -> Side:
-    """A run with so many times, each with its own noise."""
+    """Return a run with this many times, each with its own noise."""
     found = {}
     for name in ("step_time", *(f"phase_{number}" for number in range(1, metrics))):
         values = [float(value) for value in STEP_SECONDS * (1 + rng.normal(0, PROCESS_NOISE, repeats))]
@@ -218,7 +218,7 @@ def family(rng: np.random.Generator, metrics: int, repeats: int) -> Side:
 
 
 def wrong_somewhere(trials: int, metrics: int, repeats: int = 5) -> float:
-    """Share of the pairs of equal runs any of whose metrics is called a change."""
+    """Return the fraction of pairs of equal runs in which any metric is called a change."""
     rng = np.random.default_rng(SEED)
     wrong = 0
     for _ in range(trials):
@@ -230,7 +230,7 @@ def wrong_somewhere(trials: int, metrics: int, repeats: int = 5) -> float:
 
 
 def alone(trials: int) -> list[bars.Bar]:
-    """What only gpubench can be asked."""
+    """Return the bars that apply to gpubench alone."""
     found = [
         bars.at_most(f"intervals of single processes that miss, correlation {rho}", share, most, "{:.1%}")
         for rho, most in ((0.8, 0.07), (0.9, 0.09))

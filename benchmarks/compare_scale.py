@@ -1,10 +1,10 @@
-"""How long does `gpubench compare` take, and how much memory, for small runs, long runs and many runs?
+"""How much time and memory does `gpubench compare` take for small runs, long runs and many runs?
 
     .venv/bin/python benchmarks/compare_scale.py [--rounds 3] [--quick]
 
-The runs never ran: their steps are drawn at random, and written as `gpubench train-bench` writes them. Every case is a
-fresh process, start-up and imports included, with the file system's cache warm. Bars, for the best of the rounds on two
-noisy cores:
+The runs are simulated: their steps are drawn at random, and written as `gpubench train-bench` writes them. Every case
+is a fresh process, start-up and imports included, with the file system's cache warm. Bars, for the best of the rounds
+on two noisy cores:
 
     two small runs                 0.4 s
     two runs of 1,000,000 steps    3 s and 500 MB resident
@@ -31,9 +31,9 @@ from processes import Spent, observe, reason
 from tables import table
 
 from gpubench.events import ModelBuilt, Step
-from gpubench.runs import COMPLETED, ENVIRONMENT, SCHEMA_VERSION, STEPS, SUMMARY, RunWriter
-from gpubench.steady import Repeat
-from gpubench.summary import summarise
+from gpubench.runs.directory import COMPLETED, ENVIRONMENT, SCHEMA_VERSION, STEPS, SUMMARY, RunWriter
+from gpubench.runs.steps import Repeat
+from gpubench.runs.summary import summarise
 
 PHASES = {"data_wait": 0.02, "host_to_device": 0.03, "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "other": 0.05}
 WARMUP = 10
@@ -59,14 +59,14 @@ MACHINE: dict[str, Any] = {
 }
 
 
-LIBRARIES = ("typer.main", "typer._adapters", "numpy", "scipy.special", "msgspec", "yaml", "psutil", "rich.table")
+LIBRARIES = ("typer.main", "typer._adapters", "numpy", "msgspec", "yaml", "psutil", "rich.table")
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
     seconds: float
-    """The bar."""
+    """The bar in seconds."""
     megabytes: float | None
     baseline: Path
     candidate: Path
@@ -74,7 +74,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to be written: a step takes 10 ms / `speed`, with 2 % of noise and 1 % from repeat to repeat."""
+    """A run to write: a step takes 10 ms / `speed`, with 2 % of noise and 1 % from repeat to repeat."""
 
     results: Path
     experiment: str
@@ -95,7 +95,7 @@ def write_run(plan: Plan) -> Path:
         repeat = Repeat(number, built=built(number))
         totals = random.normal(1, 0.01) * random.normal(1, 0.02, plan.steps).clip(0.5) * 0.01 / plan.speed
         for place, total in enumerate(totals.tolist()):
-            phases = {name: round(total * share, 9) for name, share in PHASES.items()}  # clocks tick in nanoseconds
+            phases = {name: round(total * share, 9) for name, share in PHASES.items()}  # clocks have nanoseconds
             total = sum(phases.values())
             step = Step(number, 0, 0, place, began, total, phases, total, 8, 1 / (1 + place))
             began += total
@@ -122,7 +122,7 @@ def built(repeat: int) -> ModelBuilt:
 
 
 def cases(folder: Path, scale: float) -> list[Case]:
-    """Writes the runs; `scale` shortens them."""
+    """Write the runs; `scale` shortens them."""
     steps, runs, few = round(1_000_000 * scale), round(1000 * scale), max(2, round(10 * scale))
     plans = [
         *(Plan(folder, "small", repeats=3, steps=60, speed=1 + seed / 50, seed=seed) for seed in range(2)),
@@ -131,7 +131,7 @@ def cases(folder: Path, scale: float) -> list[Case]:
         *(Plan(folder, "few", repeats=3, steps=60, speed=1.0, seed=seed) for seed in range(few)),
     ]
     print(f"writing {len(plans)} runs, two of them with {steps:,} steps", file=sys.stderr)
-    # In processes of their own: a child's peak of memory is never below what its parent had when it was started.
+    # In separate processes, because a child's peak memory is never below its parent's memory at the start.
     with ProcessPoolExecutor(2, get_context("spawn")) as writers:
         written = list(writers.map(write_run, plans))
     small, long = written[:2], written[2:4]
@@ -143,7 +143,7 @@ def cases(folder: Path, scale: float) -> list[Case]:
 
 
 def measure(case: Case, rounds: int) -> list[Spent]:
-    """Of each round. Raises subprocess.CalledProcessError if one fails."""
+    """Measure every round. Raises subprocess.CalledProcessError if one fails."""
     command = [sys.executable, "-m", "gpubench", "compare", str(case.baseline), str(case.candidate)]
     observe(command)  # warms the caches
     return [observe(command)[1] for _ in range(rounds)]
@@ -171,7 +171,7 @@ def judge(case: Case, found: Sequence[Spent]) -> Iterator[bars.Bar]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each case")
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the size, 1 round: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a hundredth of the size, 1 round")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
@@ -179,7 +179,7 @@ def parse() -> argparse.Namespace:
 
 
 def imports(rounds: int) -> float:
-    """Seconds that Python takes to load what every comparison needs of others: no start-up can be below it."""
+    """Return the seconds that Python needs to import the libraries of every comparison, a lower limit of start-up."""
     command = [sys.executable, "-c", f"import {', '.join(LIBRARIES)}"]
     return best([observe(command)[1] for _ in range(max(rounds, 5))])
 

@@ -1,14 +1,14 @@
-"""Does a long run stay as quick and as small as a short one? What the host and the ranks take, by how much they did.
+"""Do time and memory per step stay constant in long runs, on the host and on the ranks?
 
     .venv/bin/python benchmarks/endurance.py [--steps 10000] [--samples 5000] [--quick]
 
-A training run and a pipeline of models that take next to no time, so that the host is kept as busy as it can be, each
-beside one of a tenth of the length. The most memory that the host held, summing up and the report included, the most
-that any of the ranks held, and what either held more for each step or sample beyond the short run's; how long it took
-from the last of them on disk to the end of the process. Bars for the host: 1,000 bytes for a step, 20,000 for a sample,
-whose evaluations and hand-overs it keeps for the summary, and to end 10 s and half a millisecond a step or sample. Bar
-for a rank of the pipeline, which has nothing to verify and so no reason to keep any of a sample's 65,536 bytes of
-latent: 1,000 bytes for a sample, which is what the memory of two equal runs differs by.
+It runs training and a pipeline with models that take next to no time, so that the host is as busy as possible, and each
+again with a tenth of the length. It reports the host's peak memory, including summary and report; the largest rank's
+peak memory; the additional memory of both per step or sample beyond the short run's; and the time from the last line on
+disk to the end of the process. Bars for the host: 1,000 bytes per step, 20,000 per sample, whose evaluations and
+hand-overs it keeps for the summary, and at most 10 s plus half a millisecond per step or sample to end. Bar for a rank
+of the pipeline: 1,000 bytes per sample, the difference between two equal runs. It verifies nothing, and so has no
+reason to keep any of a sample's 65,536 bytes of latent.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import psutil
 from kills import SMALL, environment, gpubench
 from tables import table
 
-GLANCE = 0.2  # seconds
+GLANCE = 0.2  # seconds between two readings of the memory
 UNHURRIED = 10.0  # seconds that any run may take to end
 TRAINING = ("train-bench", *SMALL, "--repeats", "1", "--steps")
 PIPELINE = (
@@ -38,11 +38,11 @@ PIPELINE = (
 class Case:
     name: str
     options: tuple[str, ...]
-    """Of the command, but for the last: how many."""
+    """The command without its last argument, the number."""
     lines: str
-    """The file that has a line for each."""
+    """The file with a line for each step or sample."""
     bytes_each: float
-    """That the host may hold more for each; so may `rank_bytes_each` for any rank, None where that is not judged."""
+    """Bytes that the host may hold per step or sample; `rank_bytes_each` is that of a rank, None if not judged."""
     rank_bytes_each: float | None
     seconds_each: float
 
@@ -51,10 +51,10 @@ class Case:
 class Observed:
     seconds: float
     most: int
-    """Bytes resident in the host; `rank` is the same of the largest rank."""
+    """Resident bytes of the host; `rank` is that of the largest rank."""
     rank: int
     ending: float
-    """Seconds from the last line to the end."""
+    """Seconds from the last line to the end of the process."""
 
 
 STEPS = Case("steps", TRAINING, "steps.jsonl", 1_000, None, 0.0005)
@@ -91,7 +91,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--samples", type=int, default=5_000)
-    parser.add_argument("--quick", action="store_true", help="a tenth of each, memory not judged: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tenth of each, memory not judged")
     options = parser.parse_args()
     if min(options.steps, options.samples) < 200:
         parser.error("--steps, --samples: at least 200")
@@ -99,7 +99,7 @@ def parse() -> argparse.Namespace:
 
 
 def observe(case: Case, number: int) -> Observed:
-    """Raises subprocess.CalledProcessError if the run fails, and RuntimeError if lines are missing."""
+    """Run a case. Raises subprocess.CalledProcessError if it fails, and RuntimeError if lines are missing."""
     print(f"{number} {case.name}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="gpubench-endurance-") as folder:
         command = gpubench(*case.options, str(number), "-q", "--results", folder)
@@ -125,12 +125,12 @@ def count(results: Path, name: str) -> int:
 
 
 def ranks(host: int) -> list[int]:
-    """The worker processes of a run: torch's launcher, which starts them where there are several, is none."""
+    """Return the worker processes of a run, without torch's launcher, which starts several of them."""
     found = []
     with suppress(psutil.Error):  # it has just ended
         for child in psutil.Process(host).children(recursive=True):
             with suppress(psutil.Error):
-                if "gpubench.worker" in child.cmdline() and "torch.distributed.run" not in child.cmdline():
+                if "gpubench.worker.process" in child.cmdline() and "torch.distributed.run" not in child.cmdline():
                     found.append(child.pid)
     return found
 

@@ -1,4 +1,4 @@
-"""Where peers are installed: environments of their own, made once and kept."""
+"""Virtual environments of the peers, which are created once and kept."""
 
 import argparse
 import subprocess
@@ -11,21 +11,21 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
 PLACE = Path.home() / ".cache" / "gpubench-benchmarks"
-READY = "ready.txt"  # the recipe, once all of it is installed
+READY = "ready.txt"  # the recipe, written once all of it is installed
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What is installed for a peer, and how much of this project's own environment it shares."""
+    """What is installed for a peer, and how much of the project's own environment it shares."""
 
     requirements: tuple[str, ...]
     constrained: bool = True
-    """All of the project's constraints hold, and not only its version of torch."""
+    """Whether all of the project's constraints hold, and not only its version of torch."""
     torch: bool = True
-    """With torch and what gpubench needs to build its models."""
+    """Whether torch and what gpubench needs to build its models are installed, too."""
 
     def create(self, folder: Path) -> Path:
-        """The interpreter of the environment in `folder`; what is already there and complete is kept.
+        """Return the interpreter of the environment in `folder`, which is kept if it is complete.
 
         Raises subprocess.CalledProcessError if something does not install.
         """
@@ -39,7 +39,7 @@ class Environment:
         constraints.write_text(pins)
         install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
         if self.torch:
-            run([*install, "torch"])  # alone and first: later on pip takes the build that is there
+            run([*install, "torch"])  # alone and first, so that pip keeps this build later on
             run([*install, "numpy", "pydantic", "msgspec"])
         run([*install, *self.requirements])
         (folder / READY).write_text(recipe)
@@ -53,7 +53,7 @@ class Environment:
 
 
 def create_beside(requirements: Sequence[str], folder: Path) -> Path:
-    """A folder for PYTHONPATH with `requirements` alone: what they need in turn is in this environment.
+    """Return a folder for PYTHONPATH with `requirements` alone; their own requirements are in this environment.
 
     Raises subprocess.CalledProcessError if one does not install.
     """
@@ -67,7 +67,7 @@ def create_beside(requirements: Sequence[str], folder: Path) -> Path:
 
 
 def versions(folder: Path, requirements: Sequence[str]) -> str:
-    """What is installed in `folder` of `requirements`, as "transformers 5.23.0, accelerate 1.15.0"."""
+    """Return the versions of `requirements` in `folder`, as "transformers 5.23.0, accelerate 1.15.0"."""
     places = [str(folder), *map(str, folder.glob("lib/python*/site-packages"))]
     found = {one.name.lower(): one.version for one in distributions(path=places)}
     names = [requirement.partition("<")[0].partition("=")[0] for requirement in requirements]
@@ -75,7 +75,7 @@ def versions(folder: Path, requirements: Sequence[str]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, known: Sequence[str], default: str) -> None:
-    """--peers, which becomes a list of names, and --environments."""
+    """Add --peers, which becomes a list of names, and --environments."""
     parser.add_argument(
         "--peers",
         type=partial(_chosen, known=known),
@@ -86,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser, known: Sequence[str], default: 
 
 
 def run(command: Sequence[str]) -> None:
-    """Raises subprocess.CalledProcessError, with what it said, if it fails."""
+    """Run a command. Raises subprocess.CalledProcessError, with its output, if it fails."""
     subprocess.run(command, capture_output=True, text=True, check=True)
 
 

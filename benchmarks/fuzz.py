@@ -1,14 +1,14 @@
-"""Does anything that can be put into a file or an option make gpubench crash, hang, or do what it should not?
+"""Does any damaged file or option make gpubench crash, hang or do something forbidden?
 
     .venv/bin/python benchmarks/fuzz.py [--seconds 300] [--seed 0] [--only configs,dotkeys,options,runs,csv,...]
-    .venv/bin/python benchmarks/fuzz.py --quick              # three cases of each, and no real runs
+    .venv/bin/python benchmarks/fuzz.py --quick              # three cases of each, and simulated runs
 
 Valid inputs (real runs of small models, presets, logs, traces, snapshots) are damaged at random and given to the real
-command line, each in a process forked for it, for a fixed time. A case passes if it ends by itself with one of the
-documented exit codes, with one `error:` line where it refuses and none where it does not, without a traceback, within
-1 GiB of memory, without control characters in what it says or live markup in a page, and with nothing changed but the
-page it was asked for. Everything else is a finding: its input is kept in `--findings`, with the command and what was
-said. The same seed and `--inputs` give the same cases. The exit code is 3 if there are findings.
+command line, each in a forked process, for a fixed time. A case passes if it ends by itself with a documented exit
+code, with one `error:` line if it refuses and none otherwise, without a traceback, within 1 GiB of memory, without
+control characters in its output or live markup in a page, and with no file changed but the requested page. Every other
+case is a finding: its input is kept in `--findings`, with the command and its output. The same seed and `--inputs`
+give the same cases. The exit code is 3 if there are findings.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 
 for name, value in {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
-    os.environ[name] = value  # before numpy is loaded: a process with threads cannot be forked in peace
+    os.environ[name] = value  # before numpy is loaded, because forking a process with threads is unsafe
 
 import bars  # noqa: E402
 from fuzzing import seeds  # noqa: E402
@@ -40,10 +40,10 @@ QUICK = 3
 class Tried:
     target: str
     number: int
-    """With the seed, all that made it."""
+    """The seed, which determines the case."""
     arguments: Sequence[str]
     about: str
-    """What was done to its input."""
+    """How the input was damaged."""
     ended: Ended
     complaint: str | None
 
@@ -53,7 +53,7 @@ class Tried:
 
 
 def attempt(target: str, number: int, seed: int, whole: seeds.Seeds, folder: Path) -> Tried:
-    """One case, in a new `folder`."""
+    """Run one case in a new `folder`."""
     random = Random(f"{seed} {target} {number}")
     inputs, here, home, out = (folder / name for name in ("in", "here", "home", "out"))
     for one in (inputs, here, home, out):
@@ -73,7 +73,7 @@ def attempt(target: str, number: int, seed: int, whole: seeds.Seeds, folder: Pat
 def attempts(
     targets: Sequence[str], seed: int, whole: seeds.Seeds, work: Path, findings: Path | None
 ) -> Iterator[Tried]:
-    """Cases of each target in turn, without end; the folders of findings are kept."""
+    """Yield cases of each target in turn, endlessly; the folders of findings are kept."""
     for number in itertools.count():
         for target in targets:
             folder = work / "case"
@@ -85,29 +85,28 @@ def attempts(
 
 
 def preload() -> None:
-    """What a case would load, once: not the names that decide anything, and nothing that starts a thread."""
+    """Load what a case would load, without what fixes configuration or starts a thread."""
     import gpubench.commands
-    import gpubench.comparison.compare
-    import gpubench.defaults
-    import gpubench.diagnosis.traces
-    import gpubench.diffusion.resuming
+    import gpubench.compare.compare
+    import gpubench.diagnosis.rules
     import gpubench.memory.advice
-    import gpubench.memory.files
-    import gpubench.memory_defaults
-    import gpubench.pipe_defaults
-    import gpubench.report.comparing
+    import gpubench.memory.snapshot
+    import gpubench.memory.target
+    import gpubench.pipeline.defaults
+    import gpubench.pipeline.resuming
+    import gpubench.report.comparison
     import gpubench.report.documents
     import gpubench.report.footprint_page
-    import gpubench.report.footprint_tables
     import gpubench.report.noise
     import gpubench.report.page
+    import gpubench.report.profile
     import gpubench.report.profile_page
-    import gpubench.report.profiling
-    import gpubench.terminal  # noqa: F401
+    import gpubench.report.terminal
+    import gpubench.settings.defaults  # noqa: F401
 
 
 def _keep(tried: Tried, folder: Path, kept: Path) -> None:
-    """The input, without the holes of a file that is larger than memory, and what was said."""
+    """Keep the input, without the holes of a file larger than memory, and the output."""
     kept.mkdir(parents=True, exist_ok=True)
     for path in (folder / "in").rglob("*"):
         if path.is_symlink() or path.is_file():
@@ -133,7 +132,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(TARGETS))
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="made where there are some")
-    parser.add_argument("--quick", action="store_true", help="three cases of each target, with runs that never ran")
+    parser.add_argument("--quick", action="store_true", help="three cases of each target, with simulated runs")
     parser.add_argument("--inputs", type=Path, help="where the real runs are kept from one time to the next")
     options = parser.parse_args()
     if unknown := set(options.only) - set(TARGETS):
@@ -155,7 +154,7 @@ def main() -> None:
 
 
 def conclude(targets: Sequence[str], counts: Counter[tuple[str, str]]) -> int:
-    """Prints how often each outcome was, and returns the exit code."""
+    """Print how often each outcome occurred, and return the exit code."""
     columns = ("refused", "accepted", "findings")
     rows = [(target, [counts[target, outcome] for outcome in columns]) for target in targets]
     rows.append(("all", [sum(column) for column in zip(*(found for _, found in rows), strict=True)]))

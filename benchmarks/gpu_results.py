@@ -1,4 +1,4 @@
-"""Runs a job of the GPU suite, and keeps of it what is small."""
+"""Run a job of the GPU suite, and keep its small files."""
 
 import json
 import shutil
@@ -27,8 +27,21 @@ NOTE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
+class Run:
+    """One run directory of a job."""
+
+    path: str
+    """The path in the output folder."""
+    status: str
+    metrics: dict[str, dict[str, Any]]
+    """Metrics by name."""
+    warnings: list[str]
+    profiled: profiled.Profiled | None
+
+
+@dataclass(frozen=True)
 class Result:
-    """How a job ended."""
+    """The result of a job."""
 
     name: str
     shows: str
@@ -37,22 +50,23 @@ class Result:
     """completed, failed, stopped (out of time) or skipped."""
     note: str
     seconds: float = 0.0
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    """One entry per run directory: its path in the output folder, status, metrics and warnings."""
+    runs: list[Run] = field(default_factory=list)
     printed: str = ""
-    """The end of what it printed, where that is all it leaves."""
+    """The end of its output, if the job leaves no run."""
     reference: Reference | None = None
     memory: memory_check.Check | None = None
-    """What a job leaves that holds a prediction of memory to a measurement."""
+    """The comparison of a memory prediction with a measurement, if the job makes one."""
 
 
 def attempt(job: Job, output: Path, remaining: float) -> Result:
-    """Runs `job` if the budget of `remaining` seconds allows, and keeps what it leaves behind in `output`."""
+    """Run `job` if the budget of `remaining` seconds allows, and keep its small files in `output`."""
     command = [sys.executable, *job.arguments]
     made = Result(job.name, job.shows, ["python", *job.arguments], "skipped", "", reference=job.reference)
     script = job.arguments[0]
     if not script.startswith("-") and not (ROOT / script).is_file():
         return replace(made, note=f"{script} is not there")
+    if not job.fits:
+        return replace(made, note="not even one sample fits into this GPU's memory")
     if remaining < job.seconds:
         return replace(
             made, note=f"needs about {job.seconds:.0f} s, and {max(remaining, 0):.0f} s of the budget are left"
@@ -69,13 +83,15 @@ def attempt(job: Job, output: Path, remaining: float) -> Result:
         ended = run_for([placed(part, scratch, output) for part in command], limit, ROOT, together=True)
         took = time.monotonic() - began
         paths = [path.parent for path in sorted(Path(scratch).glob("*/*/run.json"))]
-        # What became of each fix stands in the findings of the run that it was tried for.
+        # The result of each fix is in the findings of the run for which it was tried.
         runs = [keep(path, kept) for path in paths if not path.parent.name.endswith("-verify")]
         memory = checked(Path(scratch))
     printed = ended.printed + (f"\nstopped after {limit:.0f} s\n" if ended.code is None else "")
     (kept / "log.txt").write_text(printed[-LOG_CHARACTERS:])
     status = status_of(ended, job)
     note = "" if runs and status == "completed" else last_words(printed)[:NOTE_CHARACTERS]
+    if status == "failed" and memory and memory.broken:
+        note = "; ".join(memory.broken)
     if status == "completed" and (wrong := list(unlike(job, runs))):
         status, note = "failed", "; ".join(wrong)
     rest = "" if runs else "\n".join(printed.splitlines()[-LAST_LINES:])
@@ -83,7 +99,7 @@ def attempt(job: Job, output: Path, remaining: float) -> Result:
 
 
 def placed(part: str, scratch: str, output: Path) -> str:
-    """An argument with the folder that it stands for."""
+    """Return an argument with its folder filled in."""
     if part == RUNS:
         return scratch
     root, slash, rest = part.partition("/")
@@ -91,7 +107,7 @@ def placed(part: str, scratch: str, output: Path) -> str:
 
 
 def status_of(ended: Ended, job: Job) -> str:
-    """A bar that is undecided is no failure, nor is one that is missed where nothing is judged."""
+    """Return the status; an undecided bar is not a failure, nor is a missed one where nothing is judged."""
     if ended.code is None:
         return "stopped"
     fine = {0, bars.CODES[bars.UNDECIDED]} | (set() if job.judged else {bars.CODES[bars.MISSED]})
@@ -103,18 +119,18 @@ def checked(scratch: Path) -> memory_check.Check | None:
     return msgspec.json.decode(path.read_bytes(), type=memory_check.Check) if path.is_file() else None
 
 
-def unlike(job: Job, runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What the job should have shown and did not."""
+def unlike(job: Job, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what the job should have shown and did not."""
     for done in runs:
-        found = done["profiled"]
+        found = done.profiled
         if found is not None:
             yield from found.broken
             named = {finding.partition(" ")[0].rstrip(":") for finding in found.findings}
             yield from (f"{name} was not found" for name in job.finds if name not in named)
 
 
-def keep(path: Path, kept: Path) -> dict[str, Any]:
-    """Copies the small files of the run directory `path`, and returns what the table needs of it."""
+def keep(path: Path, kept: Path) -> Run:
+    """Copy the small files of the run directory `path`, and return what the table needs of it."""
     copy = kept / path.name
     copy.mkdir()
     for name in KEPT:
@@ -125,10 +141,10 @@ def keep(path: Path, kept: Path) -> dict[str, Any]:
         shutil.copyfile(steps, copy / STEPS)
     record = json.loads((path / "run.json").read_text())
     summary = json.loads((path / "summary.json").read_text()) if (path / "summary.json").is_file() else {}
-    return {
-        "path": str(copy.relative_to(kept.parent)),
-        "status": record["status"],
-        "metrics": {metric["name"]: metric for metric in summary.get("metrics", [])},
-        "warnings": summary.get("warnings", []),
-        "profiled": profiled.examine(path),
-    }
+    return Run(
+        str(copy.relative_to(kept.parent)),
+        record["status"],
+        {metric["name"]: metric for metric in summary.get("metrics", [])},
+        summary.get("warnings", []),
+        profiled.examine(path),
+    )

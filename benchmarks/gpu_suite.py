@@ -1,11 +1,12 @@
-"""Everything that needs a GPU, in one command: `python benchmarks/gpu_suite.py`.
+"""Everything that needs a GPU, in groups that fit a short loan of one: `python benchmarks/gpu_suite.py`.
 
-Runs a list of named jobs through the real command line, sized for one GPU with about 140 GB of memory (NVIDIA H200),
-and sums them up in one table. Every job has its time, and the suite has a budget: what no longer fits is listed as
-skipped. The output folder is written as the jobs finish, so that a suite that is stopped keeps what it has:
+Runs named jobs through the real command line, sized by the memory of the GPU that is here, and sums them up in one
+table. A call stops within its budget of under 8 minutes; the same call again goes on where that one stopped, and
+`--group` chooses. Groups come in the order of their worth and none needs another. The output folder is written as the
+jobs finish, so that a suite that is stopped keeps what it has:
 
-    summary.md      the table
-    summary.json    the same as data, with the commands
+    summary.md      the table over all groups
+    summary.json    the same as data, with the device and the commands
     JOB/log.txt     the end of what the job printed
     JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json, noise.json, findings.json
                     and, where that is small, steps.jsonl
@@ -15,89 +16,180 @@ failed. So has one whose profile does not hold together; see `profiled.py`. Thos
 memory to what is measured, and fail where it misses a bar; see `memory_check.py`. Those called compare-* judge runs of
 the jobs before them.
 
-`--dry-run` runs the same jobs with tiny models on the CPU, to show that the suite itself works.
+`--dry-run` prints the groups with their estimated minutes and runs nothing. `--rehearse` runs the same jobs with tiny
+models on the CPU, to show that the suite itself works.
 """
 
 import argparse
-import json
+import math
+import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-from gpu_jobs import JOBS
-from gpu_jobs.job import Job
+from gpu_jobs import groups
+from gpu_jobs.card import ASSUMED, GIB, Card
+from gpu_jobs.job import COMPILED, VERIFY, Group, Job
 from gpu_results import ROOT, Result, attempt
+from gpu_summary import Suite, recall, write
 from gpu_tables import summary
 from tables import table
 
-DRY_FACTOR = 0.5  # a dry job should take half of the real one's time
-DRY_PATIENCE = 10.0  # and, as the CPU may be anybody's, is not stopped soon
+REFERENCES = ROOT / "benchmarks" / "reference"
+REHEARSAL_FACTOR = 0.5  # a rehearsed job should take half of the real one's time
+REHEARSAL_PATIENCE = 10.0  # and, as others may use the CPU, is not stopped soon
 BUDGET = 460.0  # seconds; with the patience for a job that is stopped, under 8 minutes
+SETTLED = {"completed", "failed"}  # jobs that are not run again unless asked to
+
+
+class Refused(Exception):
+    """What cannot be done, and what to do instead."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if options.list:
-        print(table([("job", "about", "shows"), *((job.name, f"{job.seconds:.0f} s", job.shows) for job in JOBS)]))
-        return 0
-    jobs = [job for job in JOBS if not options.only or job.name.startswith(tuple(options.only))]
-    if options.dry_run:
-        jobs = [dried(job) for job in jobs]
-    output: Path = options.output
-    output.mkdir(parents=True, exist_ok=True)
-    ends = time.monotonic() + options.budget
-    results: list[Result] = []
-    for job in jobs:
-        print(f"{job.name}: {job.shows}", file=sys.stderr, flush=True)
-        results.append(attempt(job, output, ends - time.monotonic()))
-        print(f"  {results[-1].status} in {results[-1].seconds:.0f} s {results[-1].note}", file=sys.stderr, flush=True)
-        write(results, jobs[len(results) :], output)
-    print(summary(results))
-    return 0 if all(result.status in {"completed", "skipped"} for result in results) else 1
+    options.command = shlex.join(
+        ["python", "benchmarks/gpu_suite.py", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    try:
+        card = Card("a GPU", int(options.memory * GIB)) if options.memory else Card.here()
+        if options.dry_run:
+            print(planned(card or ASSUMED, options.group))
+            return 0
+        return run(options, card)
+    except Refused as refused:
+        print("error: {}\nhint: {}".format(*refused.args), file=sys.stderr)
+        return 2
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run everything that needs a GPU, and sum it up in one table.")
-    parser.add_argument("--output", type=Path, default=ROOT / "results" / "gpu-suite", metavar="DIR")
-    parser.add_argument(
-        "--only", action="append", type=beginning, metavar="JOB", help="jobs whose names begin so; may be repeated"
-    )
+    names = [group.name for group in groups(ASSUMED)]
+    parser = argparse.ArgumentParser(description="Run what needs a GPU, in groups, and sum it up in one table.")
+    parser.add_argument("--group", action="append", choices=names, help="may be repeated; default: all, in this order")
+    parser.add_argument("--job", action="append", metavar="NAME", help="jobs whose names begin so; may be repeated")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="default: results/gpu-suite/<GPU>")
+    parser.add_argument("--reference", action="store_true", help="write to benchmarks/reference/<GPU>")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="default: %(default).0f")
-    parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
-    parser.add_argument("--list", action="store_true", help="the jobs, and run nothing")
-    return parser.parse_args(arguments)
+    parser.add_argument("--again", action="store_true", help="run also what has completed or failed before")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--dry-run", action="store_true", help="print the groups, their jobs and minutes; run nothing")
+    mode.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
+    parser.add_argument(
+        "--memory", type=gibibytes, metavar="GIB", help="with --dry-run: sizes for a GPU with this much"
+    )
+    options = parser.parse_args(arguments)
+    if options.memory and not options.dry_run:
+        parser.error("--memory only goes with --dry-run: a run takes the memory of the GPU that is here")
+    if options.reference and options.output:
+        parser.error("--reference and --output name two places")
+    every = [job.name for group in groups(ASSUMED) for job in group.jobs]
+    for name in options.job or []:
+        if not any(one.startswith(name) for one in every):
+            parser.error(f"no job begins with {name!r}; there are {', '.join(every)}")
+    return options
 
 
-def beginning(name: str) -> str:
-    if not any(job.name.startswith(name) for job in JOBS):
-        raise argparse.ArgumentTypeError(
-            f"no job begins with {name!r}; there are {', '.join(job.name for job in JOBS)}"
+def gibibytes(text: str) -> float:
+    found = float(text)
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a size of memory")
+    return found
+
+
+def planned(card: Card, chosen: Sequence[str] | None) -> str:
+    """The groups, their jobs and how long each should take, as Markdown."""
+    selected = [group for group in groups(card) if not chosen or group.name in chosen]
+    rows = [
+        (
+            group.name if number == 0 else "",
+            f"{group.seconds / 60:.1f} min" if number == 0 else "",
+            job.name,
+            f"{job.seconds:.0f} s",
+            job.shows if job.fits else f"skipped: not even one sample fits into {card.memory_bytes / GIB:.1f} GiB",
         )
-    return name
+        for group in selected
+        for number, job in enumerate(group.jobs)
+    ]
+    total = sum(group.seconds for group in selected) / 60
+    sized = f"Sized for {card}; times are those of an H200. {total:.1f} min in all, in calls of {BUDGET:.0f} s.\n"
+    return f"{sized}\n{table([('group', 'about', 'job', 'about', 'shows'), *rows])}"
 
 
-def dried(job: Job) -> Job:
+def run(options: argparse.Namespace, card: Card | None) -> int:
+    if card is None:
+        if not options.rehearse:
+            raise Refused(
+                "no NVIDIA GPU is visible", "--rehearse runs tiny models on the CPU, --dry-run prints what would run"
+            )
+        card = ASSUMED
+    output = place(options, card)
+    output.mkdir(parents=True, exist_ok=True)
+    suite = recall(output) or Suite.of(card, rehearsed=options.rehearse)
+    if (suite.name, suite.memory_bytes, suite.rehearsed) != (card.name, card.memory_bytes, options.rehearse):
+        raise Refused(f"{output} holds results of {suite.title}", "choose another folder with --output")
+    suite.called.append(options.command)
+    every = [rehearsed(job) if options.rehearse else job for group in groups(card) for job in group.jobs]
+    wanted = {job.name for job in chosen(options, groups(card))}
+    ends = time.monotonic() + options.budget
+    done: dict[str, Result] = {result.name: result for result in suite.jobs}
+    for job in every:
+        if job.name in wanted and (options.again or not settled(job, done.get(job.name))):
+            say(f"{job.name}: {job.shows}")
+            done[job.name] = found = attempt(job, output, ends - time.monotonic())
+            say(f"  {found.status} in {found.seconds:.0f} s {found.note}")
+        suite.jobs = [done[one.name] for one in every if one.name in done]
+        suite.waiting = [one.name for one in every if one.name not in done]
+        write(suite, output)
+    print(summary(suite.jobs))
+    return 0 if all(done[name].status in {"completed", "skipped"} for name in wanted) else 1
+
+
+def place(options: argparse.Namespace, card: Card) -> Path:
+    """The folder for results. Raises Refused where it is kept for measurements and there will be none."""
+    slug = "rehearsal" if options.rehearse else card.slug
+    output: Path = options.output or (REFERENCES if options.reference else ROOT / "results" / "gpu-suite") / slug
+    if output.resolve().is_relative_to(REFERENCES) and (options.rehearse or card.simulated):
+        what = "a rehearsal" if options.rehearse else card.name
+        raise Refused(
+            f"{what} measures nothing: {REFERENCES} is for real devices", "choose another folder with --output"
+        )
+    return output
+
+
+def chosen(options: argparse.Namespace, available: Sequence[Group]) -> list[Job]:
+    return [
+        job
+        for group in available
+        for job in group.jobs
+        if (not options.group or group.name in options.group)
+        and (not options.job or job.name.startswith(tuple(options.job)))
+    ]
+
+
+def settled(job: Job, before: Result | None) -> bool:
+    """Whether it has been run as it is now."""
+    return before is not None and before.status in SETTLED and before.command == ["python", *job.arguments]
+
+
+def rehearsed(job: Job) -> Job:
     """The same job in a size for a CPU. No published figure is comparable with that, and no fault is worth its fix."""
-    arguments = tuple(part for part in job.arguments if part != "--verify" or not job.finds)
-    given, seconds = (*arguments, *job.dry), DRY_FACTOR * job.seconds
-    return replace(job, arguments=given, seconds=seconds, patience=DRY_PATIENCE, reference=None, finds=(), judged=False)
+    left_out = {COMPILED} | ({VERIFY} if job.finds else set())
+    arguments = tuple(part for part in job.arguments if part not in left_out)
+    return replace(
+        job,
+        arguments=(*arguments, *job.rehearsed),
+        seconds=REHEARSAL_FACTOR * job.seconds,
+        patience=REHEARSAL_PATIENCE,
+        reference=None,
+        finds=(),
+        judged=False,
+    )
 
 
-def write(results: Sequence[Result], waiting: Sequence[Job], output: Path) -> None:
-    """summary.json and summary.md, with the jobs that have not had their turn, each replaced in one go."""
-    jobs = [asdict(result) | {"memory": msgspec.to_builtins(result.memory)} for result in results]
-    document = {"jobs": jobs, "waiting": [job.name for job in waiting]}
-    text = f"# GPU suite\n\n{summary(results)}"
-    text += "".join(f"\n## {result.name}\n\n```\n{result.printed}\n```\n" for result in results if result.printed)
-    if waiting:
-        text += f"\nNot run yet: {', '.join(job.name for job in waiting)}.\n"
-    for name, content in (("summary.json", json.dumps(document, indent=2) + "\n"), ("summary.md", text)):
-        aside = output / f".{name}"
-        aside.write_text(content)
-        aside.replace(output / name)
+def say(line: str) -> None:
+    print(line.rstrip(), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the GPU suite found, as Markdown."""
+"""The results of the GPU suite as Markdown."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ HEAD = (
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Markdown, one row per run, or per job where there is none; then sources and warnings."""
+    """Return Markdown with one row per run, or per job without runs; then sources and warnings."""
     lines = [table([HEAD, *(row for result in results for row in rows_of(result))])]
     lines += below(profiled.HEAD, profiled_rows(results))
     lines += below(memory_check.HEAD, [memory_check.row(one.name, one.memory) for one in results if one.memory])
     sources = {result.reference.source for result in results if result.reference}
     lines += ["", *(f"Reference: {source}." for source in sorted(sources))] if sources else []
-    said = [f"- {result.name}: {warning}" for result in results for run in result.runs for warning in run["warnings"]]
+    said = [f"- {result.name}: {warning}" for result in results for run in result.runs for warning in run.warnings]
     lines += ["", "Warnings:", "", *said] if said else []
     return "\n".join(lines) + "\n"
 
 
 def profiled_rows(results: Sequence[Result]) -> list[list[str]]:
-    return [profiled.row(result.name, run["profiled"]) for result in results for run in result.runs if run["profiled"]]
+    return [profiled.row(result.name, run.profiled) for result in results for run in result.runs if run.profiled]
 
 
 def below(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table, if there is anything in it."""
+    """Return a table, if it has rows."""
     if not rows:
         return []
     return ["", table([head, *rows])]
@@ -41,9 +41,9 @@ def below(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def rows_of(result: Result) -> Iterator[list[str]]:
     status = "" if result.status == "completed" else result.status
     note = ": ".join(part for part in (status, result.note) if part)
-    for number, done in enumerate(result.runs or [{"metrics": {}}]):
-        cells = Cells(done["metrics"])
-        reference = result.reference
+    for number, metrics in enumerate([run.metrics for run in result.runs] or [{}]):
+        cells = Cells(metrics)
+        reference = result.reference if number == 0 else None
         throughput = cells.estimate("throughput")
         yield [
             result.name if number == 0 else f"{result.name} ({number + 1})",
@@ -63,7 +63,7 @@ def rows_of(result: Result) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Cells:
-    """The metrics of one run as text; empty where a metric is absent."""
+    """Return the metrics of one run as text; empty for an absent metric."""
 
     metrics: dict[str, dict[str, Any]]
 

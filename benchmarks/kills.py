@@ -1,11 +1,11 @@
-"""What does `kill -9` leave behind? Each command's host process killed at random instants of a short run.
+"""What does `kill -9` leave behind? The host process of each command is killed at random instants of a short run.
 
     .venv/bin/python benchmarks/kills.py [--instants 50] [--seed 0] [--commands train-bench,compare]
 
-One run of each command goes to its end, and says how long that takes; the instants are drawn evenly from it. After
-each kill: no process of the run is left, everything in its directory reads, its status is true (readers call a run
-whose host is gone interrupted), and `gpubench compare` says what it is. Then one more run, beside all the killed ones,
-goes to its end. Bar: nothing is wrong after any kill.
+One complete run of each command measures its duration, from which the instants are drawn evenly. After each kill: no
+process of the run is left, every file in its directory is readable, its status is right (readers call a run without a
+host interrupted), and `gpubench compare` reports that. Then one more run, beside all the killed ones, must complete.
+Bar: nothing is wrong after any kill.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import psutil
 from tables import table
 from wholeness import asides, complaints
 
-from gpubench.runs import RUN, Run
+from gpubench.runs.directory import RUN, Run
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false", "--device=cpu")
@@ -39,7 +39,7 @@ RUNS = {
 }
 COMPARE = "compare"
 MARK = "_KILLED_RUN"  # in the environment of all that a run starts, and of nothing else
-LEAVE_SECONDS = 30.0  # that a worker may take to see that its host is gone, torch's own start included
+LEAVE_SECONDS = 30.0  # in which a worker must notice that its host is gone, including torch's start
 UNBORN = f"no {RUN} yet"
 
 
@@ -106,7 +106,7 @@ def parse() -> argparse.Namespace:
 
 
 def runs(tally: Tally, results: Path, instants: Sequence[float]) -> Tally:
-    """Kills runs of a command that has a run directory."""
+    """Kill runs of a command that has a run directory."""
     command = [*gpubench(*RUNS[tally.name]), "-q", "--results", str(results)]
     span, finished = to_the_end(command, results)
     known = {finished}
@@ -127,7 +127,7 @@ def runs(tally: Tally, results: Path, instants: Sequence[float]) -> Tally:
 
 
 def compares(tally: Tally, results: Path, instants: Sequence[float]) -> Tally:
-    """Kills comparisons of two finished runs, which write a page and must leave the runs alone."""
+    """Kill comparisons of two finished runs, which write a page and must not change the runs."""
     measure = [*gpubench(*RUNS["train-bench"]), "-q", "--results", str(results)]
     sides = [to_the_end(measure, results)[1] for _ in range(2)]
     page = results / "page.html"
@@ -143,7 +143,7 @@ def compares(tally: Tally, results: Path, instants: Sequence[float]) -> Tally:
         tally.states["page" if page.exists() else "no page"] += 1
         tally.asides += len(asides(results))
         if page.exists() and not page.read_text().rstrip().endswith("</html>"):
-            tally.wrong.append("the page breaks off")
+            tally.wrong.append("the page is incomplete")
         if digest(sides) != before:
             tally.wrong.append("the runs were written to")
     compare_with(tally, *sides)
@@ -160,7 +160,7 @@ def environment() -> dict[str, str]:
 
 
 def to_the_end(command: Sequence[str], results: Path) -> tuple[float, Path]:
-    """(seconds, run directory) of a run that nobody kills. Raises subprocess.CalledProcessError if it fails."""
+    """Return (seconds, run directory) of a complete run. Raises subprocess.CalledProcessError if it fails."""
     before, began = directories(results), time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
     seconds = time.monotonic() - began
@@ -169,7 +169,7 @@ def to_the_end(command: Sequence[str], results: Path) -> tuple[float, Path]:
 
 
 def killed(command: Sequence[str], after: float) -> bool:
-    """Whether it still ran after so many seconds, and was killed then."""
+    """Kill the run after `seconds`; return whether it still ran then."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     try:
         process.wait(after)
@@ -181,7 +181,7 @@ def killed(command: Sequence[str], after: float) -> bool:
 
 
 def stay(tally: Tally) -> None:
-    """Counts the processes that outlive their host, and ends them."""
+    """Count the processes that outlive their host, and end them."""
     _, left = psutil.wait_procs(family(), timeout=LEAVE_SECONDS)
     tally.left += len(left)
     for process in left:
@@ -190,7 +190,7 @@ def stay(tally: Tally) -> None:
 
 
 def family() -> list[psutil.Process]:
-    """Whatever a run has started, and whoever is its parent now."""
+    """Return all processes that a run has started, whatever their parents are now."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -210,7 +210,7 @@ def state(path: Path) -> str:
 
 
 def compare_with(tally: Tally, path: Path, finished: Path) -> None:
-    """`gpubench compare` either judges and says that the run was interrupted, or refuses in a line and says why."""
+    """Check that `gpubench compare` says that the run was interrupted, or refuses it with a reason."""
     done = subprocess.run(
         gpubench(COMPARE, str(path), str(finished)), capture_output=True, text=True, env=environment()
     )

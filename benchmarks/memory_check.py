@@ -1,14 +1,14 @@
-"""Does a prediction of memory hold? The same training step measured on the GPU and predicted without it.
+"""Is a prediction of memory right? The same training step is measured on the GPU and predicted without it.
 
     .venv/bin/python benchmarks/memory_check.py --config=gpt2 --precision=bf16 [--device-model h200] [--read-back]
 
-Every option that is not its own goes to `gpubench memory`, twice, side by side: the measurement needs the GPU, the
+Every option that is not its own goes to `gpubench memory`, twice, in parallel: the measurement needs the GPU, the
 prediction one core. Bars: 2 % on what is allocated at the peak, 5 % on the most that is reserved. The exit code is 1 if
-phases do not sum, or if the two runs turn out to have different settings. What the device holds beside the allocator is
-an assumption of the prediction: it is told beside what was measured, and has no bar.
-`--read-back` also reads the allocator's own snapshot of the measured run, which is to show the same peak. On a CPU
-there is nothing to hold a prediction for a GPU to: figures are told, and not judged. Both run directories and
-`memory_check.json` are left in `--results`.
+phases do not add up, or if the two runs have different settings. What the device holds outside the allocator is an
+assumption of the prediction: it is shown beside the measured figure, and has no bar.
+`--read-back` also reads the allocator's own snapshot of the measured run, which should show the same peak. On a CPU a
+prediction for a GPU cannot be checked: figures are shown, and not judged. Both run directories and
+`memory_check.json` are kept in `--results`.
 """
 
 import argparse
@@ -25,15 +25,18 @@ import msgspec
 import yaml
 from processes import reason
 
-from gpubench.dotkeys import flatten
+from gpubench.devices import visible_gpus
+from gpubench.hardware import find_accelerator
 from gpubench.memory.footprint import Footprint, Footprints
-from gpubench.runs import CONFIG, MEMORY, TRACES
+from gpubench.runs.directory import CONFIG, MEMORY, TRACES
+from gpubench.settings.loading import flatten
 
 ALLOCATED, RESERVED = 0.02, 0.05
 READ_BACK = 0.02
-"""Of the measured peak: a snapshot tells what was asked for, and its reader makes blocks of it again."""
+"""A fraction of the measured peak: a snapshot has the requested sizes, from which its reader computes blocks."""
 DOCUMENT = "memory_check.json"
 MEASURED, PREDICTED = "measured", "predicted"  # experiments
+ASSUMED = "h200"
 GIB = 2**30
 SETTINGS = {
     "model": "model.name",
@@ -54,7 +57,7 @@ class Figures(msgspec.Struct, frozen=True):
     reserved: int | None
     """The most; None on a CPU."""
     other: int
-    """Beside the allocator: the context, and libraries."""
+    """Bytes outside the allocator: the context and libraries."""
     amounts: dict[str, int]
     """By category, at the peak."""
 
@@ -73,7 +76,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The whole of memory_check.json."""
+    """The contents of memory_check.json."""
 
     settings: dict[str, Any]
     """By the names in SETTINGS."""
@@ -81,9 +84,9 @@ class Check(msgspec.Struct, frozen=True):
     measured: Figures
     predicted: Figures
     snapshot: int | None
-    """Allocated at the peak, as the allocator's own record has it."""
+    """Bytes allocated at the peak, from the allocator's own recording."""
     broken: list[str]
-    """What should hold and does not."""
+    """Violated conditions."""
 
     @property
     def judged(self) -> bool:
@@ -92,7 +95,7 @@ class Check(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Followed:
-    """One of the two runs, of one rank."""
+    """One of the two runs, on one rank."""
 
     settings: dict[str, Any]
     """By the names in SETTINGS."""
@@ -100,7 +103,7 @@ class Followed:
 
     @classmethod
     def read(cls, path: Path) -> "Followed":
-        """From a run directory."""
+        """Read it from a run directory."""
         given = flatten(yaml.safe_load((path / CONFIG).read_text()))
         (found,) = msgspec.json.decode((path / MEMORY).read_bytes(), type=Footprints).ranks
         return cls({name: given[key] for name, key in SETTINGS.items()}, found)
@@ -137,7 +140,7 @@ def judge(found: Check) -> Iterator[bars.Bar]:
 
 
 def _off(found: Check) -> Iterator[tuple[str, float, float]]:
-    """(what, how far it is off, how far it may be), both as shares of what was measured."""
+    """Yield (what, deviation, largest allowed deviation), as fractions of the measured figure."""
     if not found.judged:
         return
     for name, got, wanted, bar in (
@@ -156,7 +159,7 @@ HEAD = (
 
 
 def row(name: str, found: Check) -> list[str]:
-    """One row of a table below HEAD; each pair is predicted, then measured, in GiB."""
+    """Return one row of a table below HEAD; each pair is predicted, then measured, in GiB."""
     measured, predicted = found.measured, found.predicted
     verdict = "; ".join(found.broken) or (bars.MET if found.judged else "not judged on a CPU")
     phases = dict.fromkeys((predicted.phase, measured.phase))
@@ -186,9 +189,9 @@ def command(experiment: str, results: Path, *options: str) -> list[str]:
 
 
 def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
-    """Raises subprocess.CalledProcessError if a run fails."""
+    """Run both. Raises subprocess.CalledProcessError if a run fails."""
     device = [f"--device={options.device}"] if options.device else []
-    target = ("--predict", f"--device-model={options.device_model}")
+    target = ("--predict", *_target(options.device_model))
     with subprocess.Popen(
         command(PREDICTED, options.results, *passed, *target), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as foretelling:
@@ -204,12 +207,22 @@ def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
     return check(Followed.read(measured), Followed.read(predicted), max(peaks, default=None))
 
 
+def _target(model: str | None) -> tuple[str, ...]:
+    """Return options that name the predicted GPU: `model`, or the local one, or without a GPU an H200."""
+    here = next(iter(visible_gpus()), None)
+    if model or here is None or not here.memory_bytes:
+        return (f"--device-model={model or ASSUMED}",)
+    listed = find_accelerator(here.name, here.memory_bytes)
+    known = (f"--device-model={listed.key}",) if listed else ()
+    return (*known, f"--device-memory={here.memory_bytes}")
+
+
 def _said(command: Sequence[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
 
 
 def _read_back(path: Path) -> int:
-    """What the allocator's own record has as allocated at the peak."""
+    """Return what the allocator's own recording shows as allocated at the peak."""
     asked = [sys.executable, "-m", "gpubench", "memory", "--json", f"--snapshot={path}"]
     document = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
     return msgspec.convert(document["memory"], Footprints).ranks[0].peak.level.allocated
@@ -218,7 +231,7 @@ def _read_back(path: Path) -> int:
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--results", type=Path, default=Path("results") / "memory-check")
-    parser.add_argument("--device-model", default="h200", help="to predict for: the GPU that is here")
+    parser.add_argument("--device-model", help="to predict for; default: the GPU that is here")
     parser.add_argument("--device", help="to measure on; default: what gpubench chooses")
     parser.add_argument("--read-back", action="store_true", help="read the snapshot of the measured run as well")
     return parser.parse_known_args(arguments)

@@ -1,15 +1,15 @@
-"""What will it take? gpubench's prediction of a training step's memory beside what other estimators say.
+"""How much memory does a training step take? gpubench's prediction compared with those of other estimators.
 
     .venv/bin/python benchmarks/memory_peers.py [--rounds 2] [--only gpt2] [--peers all]
 
 The models of the presets at their own batch, in fp32 and by autocast in bf16, with AdamW, for an H200. Each answer
-comes from a fresh process, in rounds there and back, start-up included: the least wall clock and processor time of the
-rounds, and the most memory of all its processes together. `counts` is what an estimator says that its figure is:
-all that the device must have (total), or what tensors ask for. No GPU is needed: where a measured reference is
-committed under benchmarks/reference/h200, it stands in a row of its own, and each figure has its ratio.
+comes from a fresh process, start-up included, in rounds that run forwards and backwards: the least wall-clock and
+processor time of the rounds, and the largest memory of all its processes together. `counts` is the meaning of an
+estimator's figure: all that the device must have (total), or what tensors request. No GPU is needed: if
+benchmarks/reference/h200 has a measured reference, it has a row of its own, and each figure has its ratio.
 
-Then predictions for a CPU, where the truth is at hand: see `peers/memory_on_cpu.py`. Bar: GPT-2 124M predicted in 8 s
-and 800 MB.
+Then there are predictions for a CPU, which can be measured here: see `peers/memory_on_cpu.py`. Bar: GPT-2 124M
+predicted in 8 s and 800 MB.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from memory_subject import PARTS, Subject
 from processes import Spent, observe, reason
 from tables import table
 
-from gpubench.configuration import load
 from gpubench.hardware import find_by_key
 from gpubench.memory.footprint import Amounts, Footprints
-from gpubench.memory_defaults import complete_memory
-from gpubench.runs import MEMORY
-from gpubench.settings import MemorySettings
+from gpubench.memory.target import complete_memory
+from gpubench.runs.directory import MEMORY
+from gpubench.settings.loading import load
+from gpubench.settings.schema import MemorySettings
 
 HERE = Path(__file__).resolve().parent
 REFERENCE = HERE / "reference" / "h200" / "summary.json"
@@ -57,7 +57,7 @@ ON_CPU = (
 @dataclass(frozen=True)
 class Answer:
     peak: int
-    """Bytes; so are the parts."""
+    """Bytes; the parts are bytes, too."""
     parts: Mapping[str, int | None]
 
 
@@ -67,7 +67,7 @@ class Estimator:
     script: str | None
     counts: str
     requirements: tuple[str, ...] = ()
-    """What pip installs beside this environment, without what they need in turn: that is here."""
+    """What pip installs for it; its own requirements are in this environment."""
     folder: Path | None = None
     trouble: str | None = None
     answers: dict[Subject, Answer] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Estimator:
             self.trouble = f"does not install: {reason(error)}"
 
     def ask(self, subject: Subject) -> None:
-        """Once more, in a fresh process. Raises CalledProcessError, ValueError or LookupError if none comes."""
+        """Run it in a fresh process. Raises CalledProcessError, ValueError or LookupError without an answer."""
         with tempfile.TemporaryDirectory(prefix="gpubench-memory-") as folder:
             command = predicting(subject, folder) if self.script is None else asking(self.script, subject)
             said, spent = observe(command, self.environment(), family=True)
@@ -90,7 +90,7 @@ class Estimator:
         self.spent.setdefault(subject, []).append(spent)
 
     def environment(self) -> dict[str, str]:
-        """One thread, no network, no GPU, and nothing that configures gpubench."""
+        """Return variables for one thread, no network, no GPU, and no configuration of gpubench."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
         path = os.pathsep.join(str(one) for one in (HERE.parent, HERE, self.folder) if one)
         quiet = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -140,14 +140,14 @@ def asking(script: str, argument: object) -> list[str]:
 
 
 def predicted(results: Path) -> Answer:
-    """gpubench's, from its run directory."""
+    """Return gpubench's answer, from its run directory."""
     (path,) = results.glob(f"*/*/{MEMORY}")
     (found,) = msgspec.json.decode(path.read_bytes(), type=Footprints).ranks
     return Answer(found.peak.level.total, parts_of(found.peak.amounts))
 
 
 def answered(said: str) -> Answer:
-    """A peer's, which is the last line of what it printed."""
+    """Return a peer's answer, the last line of its output."""
     parts = json.loads(said.splitlines()[-1])
     return Answer(parts.pop("peak"), parts)
 
@@ -174,7 +174,7 @@ def subjects(models: Sequence[str]) -> Iterator[Subject]:
 
 
 def references() -> dict[tuple[str, str, int], Answer]:
-    """What the GPU suite measured with AdamW, as it keeps it, by model, precision and batch size."""
+    """Return what the GPU suite measured with AdamW, by model, precision and batch size."""
     if not REFERENCE.is_file():
         return {}
     jobs = json.loads(REFERENCE.read_text())["jobs"]
@@ -204,7 +204,7 @@ def rows(subject: Subject, entered: Sequence[Estimator], measured: Answer | None
 
 
 def ask(entered: Sequence[Estimator], asked: Sequence[Subject], rounds: int) -> None:
-    """Every estimator once a round, there and back. A peer that fails is out for that subject."""
+    """Run every estimator once per round, forwards and backwards; a peer that fails is left out for that subject."""
     for subject, number in product(asked, range(rounds)):
         for estimator in entered if number % 2 == 0 else reversed(entered):
             if estimator.trouble:
@@ -219,7 +219,7 @@ def ask(entered: Sequence[Estimator], asked: Sequence[Subject], rounds: int) -> 
 
 
 def on_cpu() -> Iterator[list[str]]:
-    """Predicted for a CPU, against the same run on it."""
+    """Compare predictions for a CPU with runs on it."""
     environment = estimators()[0].environment()
     for settings in ON_CPU:
         print(f"on the CPU: {settings}", file=sys.stderr)
@@ -238,7 +238,7 @@ CPU_HEAD = ("on the CPU", "predicted, MiB", "tracked", "the allocator's count", 
 
 
 def judge(ours: Estimator) -> Iterator[bars.Bar]:
-    """For each precision of the model that has a bar."""
+    """Yield the bars for each precision of the model that has them."""
     for subject, spent in ours.spent.items():
         if subject.model == BARRED:
             name = f"{subject.model} {subject.precision}"

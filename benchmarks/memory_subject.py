@@ -1,7 +1,7 @@
-"""The training step whose memory every estimator is asked for, and the form in which they answer.
+"""The training step whose memory every estimator predicts, and the format of the answers.
 
-Each estimator is a fresh process that finds the `Subject` as its one argument and prints its answer: bytes, those of
-`PARTS` where it tells them apart, and its `peak`.
+Each estimator is a fresh process that gets the `Subject` as its only argument and prints its answer: bytes by `PARTS`,
+as far as it has them, and its `peak`.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from gpubench.models import Workload
+    from gpubench.worker.models import Workload
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "rest")
 LEARNING_RATE = 1e-4
@@ -44,8 +44,8 @@ class Subject:
 
     def build(self) -> "Workload":
         """With random weights, on the CPU or wherever new tensors go at the time."""
-        from gpubench.models import build
-        from gpubench.settings import DataSettings, ModelSettings
+        from gpubench.settings.schema import DataSettings, ModelSettings
+        from gpubench.worker.models import build
 
         sizes = DataSettings(image_size=self.image_size, sequence_length=self.sequence_length)
         return build(ModelSettings(name=self.model), sizes, seed=0)
@@ -57,5 +57,5 @@ class Subject:
 
 
 def answer(peak: int, **parts: int | None) -> None:
-    """Bytes; None for a part that is not told."""
+    """Bytes; None for a part that the estimator does not report."""
     print(json.dumps({"peak": peak, **parts}))

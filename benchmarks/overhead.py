@@ -1,17 +1,17 @@
-"""What does gpubench cost, and is its claim true?
+"""How much does gpubench slow training down, and is the speed that it reports right?
 
     .venv/bin/python benchmarks/overhead.py [--peers trainer,lightning,optimum-benchmark] [--rounds 6]
 
-The same training runs in a bare loop, in `gpubench train-bench`, and in the peers that were asked for, each in a fresh
-process and the peers in virtual environments of their own. One stopwatch, which knows nothing of the contender, times
-the same steps of all. Two questions are put to every contender:
+The same training runs in a bare loop, in `gpubench train-bench`, and in the requested peers, each in a fresh process
+and the peers in virtual environments of their own. One stopwatch, independent of the contender, times the same steps of
+all. Two ratios are measured for every contender:
 
     cost    the stopwatch's rate relative to the bare loop's. Bar for gpubench: within 1 %.
     claim   the rate it claims relative to the stopwatch's.   Bar for gpubench: within 0.5 %.
 
-Rounds run there and back (A B C, C B A, ...) and a ratio is taken within a round; its 95 % interval is Student's t on
-the logarithms over rounds. Where processes differ among themselves by more than the bar, that interval is too wide to
-tell, so that gpubench's loop and the bare one also alternate inside one process (peers/alternation.py).
+Rounds run forwards and backwards (A B C, C B A, ...) and a ratio is taken within a round; its 95 % interval is
+Student's t on the logarithms over rounds. If processes differ among themselves by more than the bar, that interval is
+too wide to decide, so that gpubench's loop and the bare one also alternate inside one process (peers/alternation.py).
 """
 
 import argparse
@@ -33,7 +33,7 @@ from processes import reason
 from subject import CLAIM, STOPWATCH, Subject
 from tables import table
 
-from gpubench.stats import student_interval
+from gpubench.runs.stats import student_interval
 
 HERE = Path(__file__).resolve().parent
 COST_BAR = 0.01
@@ -43,7 +43,7 @@ PATIENCE = 1800.0  # seconds that one process may take
 
 @dataclass
 class Contender:
-    """Somebody who trains the subject, and what came of it."""
+    """A program that trains the subject, and its results."""
 
     name: str
     script: str | None
@@ -54,11 +54,11 @@ class Contender:
     """The stopwatch's samples per second in each round."""
     claims: list[float] = field(default_factory=list)
     claim_logs: list[float] = field(default_factory=list)
-    """log(claim / stopwatch), over the window that was claimed for where the contender says which."""
+    """log(claim / stopwatch), over the window of the claim if the contender states it."""
     trouble: str | None = None
 
     def race(self, subject: Subject) -> None:
-        """One fresh process. Raises subprocess.SubprocessError or OSError if it does not do what it should."""
+        """Run a fresh process. Raises subprocess.SubprocessError or OSError if it fails."""
         if self.script is None:
             self._race_gpubench(subject)
             return
@@ -84,7 +84,7 @@ class Contender:
 
 
 def arguments(subject: Subject) -> list[str]:
-    """gpubench as it comes, less what it does after the last step anyway, and with nothing left to choose by itself."""
+    """gpubench with its defaults, without its work after the last step, and with all choices fixed."""
     settings = {
         "model": "subject:gpubench_model",
         "device": subject.device,
@@ -160,7 +160,7 @@ def versions(entered: Sequence[Contender], place: Path) -> Iterator[str]:
 
 
 def race(entered: Sequence[Contender], subject: Subject, rounds: int) -> None:
-    """Every contender once a round, there and back. A peer that fails is out; without the others there is no answer."""
+    """Run every contender once per round, forwards and backwards; a peer that fails is left out."""
     for number in range(rounds):
         for contender in entered if number % 2 == 0 else reversed(entered):
             if contender.trouble:
@@ -224,7 +224,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6, help="fresh processes of each contender")
     parser.add_argument("--units", type=int, default=100, help="units of four blocks in the alternation")
     parser.add_argument("--block", type=int, default=2, help="steps in one of its blocks")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 20 steps and 6 units: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds of 20 steps and 6 units")
     options = parser.parse_args()
     if options.warmup < 1:
         parser.error("--warmup: the window opens with the end of a step, so at least 1")

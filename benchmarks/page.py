@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what the benchmarks found the last time that each of them ran."""
+"""Writes docs/benchmarks.md: the latest result of each benchmark."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,15 +23,14 @@ LINES = {
 def page(
     benchmarks: Sequence[Benchmark], records: Mapping[str, Record], references: Mapping[str, str]
 ) -> Iterator[str]:
-    """Lines of Markdown. `references` are results of the GPU suite, a text for each machine."""
-    yield "# What the benchmarks found"
+    """Lines of Markdown. `references` are results of the GPU suite, one text per machine."""
+    yield "# Benchmark results"
     yield ""
-    yield "    make benchmarks                                   # all that this machine can, one after the other"
+    yield "    make benchmarks                                   # all benchmarks that this machine can run"
     yield "    .venv/bin/python benchmarks/suite.py --only NAME  # one section of this page"
     yield ""
-    yield "Written by these commands, and not by hand. What each of them measures, and how, is in"
-    yield "[benchmarks/README.md](../benchmarks/README.md)."
-    machines = list(dict.fromkeys(_alone(record.machine) for record in records.values()))
+    yield "These commands write this page. [benchmarks/README.md](../benchmarks/README.md) describes the methods."
+    machines = list(dict.fromkeys(_hardware(record.machine) for record in records.values()))
     for number, machine in enumerate(machines):
         yield from _machine(machine, f" {number + 1}" if len(machines) > 1 else "")
     yield ""
@@ -43,8 +42,8 @@ def page(
     yield from _on_gpus(references)
 
 
-def _alone(machine: Machine) -> Machine:
-    """Whatever was run on it."""
+def _hardware(machine: Machine) -> Machine:
+    """The machine without the version of gpubench that ran on it."""
     return msgspec.structs.replace(machine, gpubench="")
 
 
@@ -80,14 +79,14 @@ def _section(benchmark: Benchmark, record: Record | None, machines: Sequence[Mac
         "",
     )
     if record is None:
-        yield f"{_verdict(benchmark, record).capitalize()}."
+        yield f"{_capitalised(_verdict(benchmark, record))}."
         return
-    where = f" on machine {machines.index(_alone(record.machine)) + 1}" if len(machines) > 1 else ""
+    where = f" on machine {machines.index(_hardware(record.machine)) + 1}" if len(machines) > 1 else ""
     took = units.seconds(record.seconds)
-    yield f"Ran{where} until {record.finished} and took {took}: gpubench {record.machine.gpubench}."
+    yield f"Finished{where} at {record.finished} after {took}: gpubench {record.machine.gpubench}."
     yield ""
     if record.bars:
-        yield table([("what", "ours", "bar", "verdict"), *_judged(record)])
+        yield table([("measured", "gpubench", "bar", "verdict"), *_judged(record)])
     else:
         yield f"{record.verdict.capitalize()}."
     if record.trouble:
@@ -95,7 +94,11 @@ def _section(benchmark: Benchmark, record: Record | None, machines: Sequence[Mac
     if record.printed:
         yield from ("", *_fenced(record.printed))
     if record.verdict == STOPPED:
-        yield from ("", "It was out of time; the above is what it had printed by then.")
+        yield from ("", "The benchmark timed out. The output above is incomplete.")
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _judged(record: Record) -> Iterator[tuple[str, str, str, str]]:
@@ -110,11 +113,11 @@ def _fenced(text: str) -> Iterator[str]:
 def _on_gpus(references: Mapping[str, str]) -> Iterator[str]:
     yield from ("", "## On GPUs", "")
     if not references:
-        yield "No GPU has run the suite yet: what it would measure is in `benchmarks/gpu_suite.py --list`."
+        yield "No GPU has run the suite yet. `benchmarks/gpu_suite.py --dry-run` lists its measurements."
     for name, text in references.items():
         yield from (f"### {name}", "", text.strip(), "")
 
 
 def references(folder: Path) -> dict[str, str]:
-    """Results of the GPU suite that are kept below `folder`, by machine, without their title."""
+    """Results of the GPU suite below `folder`, by machine, without their title."""
     return {path.parent.name: path.read_text().partition("\n")[2] for path in sorted(folder.glob("*/summary.md"))}

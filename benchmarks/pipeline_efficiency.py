@@ -2,17 +2,17 @@
 
 Three tables, each made by `gpubench pipe-infer` or by the modules behind it:
 
-    the pipeline itself   an evaluation of fixed latency, so that nothing but the pipeline can be slow:
+    the pipeline itself   an evaluation of fixed latency, so that only the pipeline can be slow:
                           makespan over the ideal (M + N - 1) S/N t, for M samples over N ranks of S evaluations.
-                          t is an evaluation with the scheduler's step behind it, as the shortest program takes for
-                          them here and now: it waits for the fixed latency as the dummy does, calls the scheduler's
-                          step, and uses blocking send and recv of the latent alone. It checks nothing, and what it
-                          takes above the ideal is the price of sending on this machine.
+                          t is an evaluation with the scheduler's step after it, as measured in a minimal program
+                          on this machine: it waits for the fixed latency as the dummy does, calls the scheduler's
+                          step, and uses blocking send and recv of the latent alone. It checks nothing; what it takes
+                          above the ideal is the cost of sending on this machine.
     a real UNet           the tiny one, over the ideal made of the run's own evaluations, scheduler's steps included
     a hand-over           its bytes, and the time to pack and to unpack it, by scheduler
 
-The scheduler's step is no loss of the pipeline's: every program pays for it. It takes some tenths of a millisecond
-after a wait of 20 ms, which is more than hand-overs cost. Bars are for the makespan of the first table.
+The scheduler's step is not a loss of the pipeline: every program has it. It takes some tenths of a millisecond after a
+wait of 20 ms, which is more than hand-overs cost. Bars are for the makespan of the first table.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Shortest:
-    """The shortest program that does a pipeline's work, in seconds."""
+    """The minimal program that does a pipeline's work, in seconds."""
 
     samples: int
     ranks: int
@@ -76,7 +76,7 @@ class Shortest:
 
 
 def run(folder: Path, samples: int, ranks: int, *arguments: str) -> Pipeline:
-    """One `gpubench pipe-infer`; the best of its repeats, as only the machine's other work makes one slower."""
+    """Run `gpubench pipe-infer` and return its best repeat, as only other work on the machine makes one slower."""
     print(f"{samples} samples over {ranks} ranks {' '.join(arguments)}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "gpubench", "pipe-infer", "--quiet", "--json", "--results", str(folder)]
     command += ["--device", "cpu", "--performance.cpu_threads=1", "--samples", str(samples), "--steps", str(STEPS)]
@@ -99,7 +99,7 @@ def run(folder: Path, samples: int, ranks: int, *arguments: str) -> Pipeline:
 
 
 def shortest(samples: int, ranks: int, repeats: int, latency: float) -> Shortest:
-    """The best of some rounds of the shortest program, with evaluations of `latency` seconds."""
+    """Return the best of several rounds of the minimal program, with evaluations of `latency` seconds."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     arguments = ["--bare", str(samples), str(repeats), str(latency)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -110,12 +110,12 @@ def shortest(samples: int, ranks: int, repeats: int, latency: float) -> Shortest
 
 
 def bare_rank(samples: int, repeats: int, latency: float) -> None:
-    """One rank of the shortest program. The first prints makespan and mean evaluation of the best round."""
+    """One rank of the minimal program. The first rank prints makespan and mean evaluation of the best round."""
     import torch
     import torch.distributed as dist
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 
-    from gpubench.pipeline.dummy import _sleep_until
+    from gpubench.pipeline.denoisers import _sleep_until
 
     torch.set_num_threads(1)
     scheduler = DDIMScheduler()
@@ -126,7 +126,7 @@ def bare_rank(samples: int, repeats: int, latency: float) -> None:
     own = scheduler.timesteps[first : first + STEPS // ranks]
     latent = torch.zeros(1, *LATENT)
     rounds = []
-    for _ in range(1 + repeats):  # the first opens the connections
+    for _ in range(1 + repeats):  # the first round opens the connections
         dist.barrier()
         began, evaluating = time.perf_counter(), 0.0
         for _ in range(samples):
@@ -182,8 +182,7 @@ def handovers() -> Iterator[list[str]]:
     import torch
 
     from gpubench.pipeline.batch import Batch
-    from gpubench.pipeline.handover import pack, unpack
-    from gpubench.pipeline.proof import prove
+    from gpubench.pipeline.handover import pack, prove, unpack
     from gpubench.pipeline.schedulers import build, create
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Processes: what one takes with all that it starts, how long one may take, and why one failed."""
+"""Run processes: measure a process with its children, limit its time, and say why it failed."""
 
 import os
 import signal
@@ -14,25 +14,25 @@ from typing import IO
 import psutil
 
 MB = 1e6
-GLANCE = 0.05  # seconds between two looks at what is in memory
-PATIENCE = 15.0  # seconds in which an interrupted process may put its things in order
+GLANCE = 0.05  # seconds between two readings of the memory
+PATIENCE = 15.0  # seconds in which an interrupted process may clean up
 
 
 @dataclass(frozen=True)
 class Spent:
     seconds: float
     processor: float
-    """Seconds that processors worked."""
+    """Seconds of processor time."""
     megabytes: float
-    """The most that was in memory: of the largest process or, where the family was looked at, of all together."""
+    """Largest resident memory: of the largest process, or if the family was sampled, of all together."""
 
 
 def observe(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, family: bool = False
 ) -> tuple[str, Spent]:
-    """What `command` printed, and what it took, start-up included.
+    """Return the output of `command` and what it took, start-up included.
 
-    Raises subprocess.CalledProcessError, with what it said, if it fails.
+    Raises subprocess.CalledProcessError, with the output, if it fails.
     """
     ended, most = threading.Event(), [0]
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
@@ -82,10 +82,10 @@ def _resident(process: int) -> int:
 @dataclass(frozen=True)
 class Ended:
     code: int | None
-    """None where it was out of time."""
+    """The exit code; None if it ran out of time."""
     printed: str
     errors: str
-    """Empty where they were printed among the rest."""
+    """Empty if stderr is part of the output."""
 
 
 def run_for(
@@ -96,10 +96,10 @@ def run_for(
     *,
     together: bool = False,
 ) -> Ended:
-    """Runs `command` in `folder` for at most `limit` seconds.
+    """Run `command` in `folder` for at most `limit` seconds.
 
-    One that is out of time is interrupted as by Ctrl-C, then killed with its family; so is one whose caller is
-    interrupted.
+    A command that runs out of time, or whose caller is interrupted, is interrupted as by Ctrl-C, then killed with its
+    family.
     """
     errors = subprocess.STDOUT if together else subprocess.PIPE
     with subprocess.Popen(
@@ -131,13 +131,13 @@ def run_for(
 
 
 def reason(error: Exception) -> str:
-    """The line in which a failed process says why, without its "error:"."""
+    """Return the line in which a failed process says why, without its "error:"."""
     said = error.stderr or error.stdout if isinstance(error, subprocess.CalledProcessError) else None
     return last_words(str(said or error)).removeprefix("error: ") or repr(error)
 
 
 def last_words(printed: str) -> str:
-    """The last line that says error, or else the last."""
+    """Return the last line with "error", or else the last line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     named = [line for line in lines if line.lower().startswith("error:")]
     return (named or lines or [""])[-1]

@@ -1,4 +1,4 @@
-"""What a profiled run showed, kept small, and whether its figures hold together."""
+"""A summary of a profiled run, and whether its figures are consistent."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpubench.findings import Finding, Findings
-from gpubench.runs import FINDINGS, PROFILE, TRACES
+from gpubench.runs.directory import FINDINGS, PROFILE, TRACES
 from gpubench.trace.profile import Profile, Rank, Step
 
 PATIENCE = 120.0  # seconds for one trace to be read again
@@ -20,27 +20,27 @@ PATIENCE = 120.0  # seconds for one trace to be read again
 class Profiled:
     headline: str
     overhead: float | None
-    """Time of a recorded step over that of a clean one, less 1."""
+    """Time of a recorded step divided by that of a clean one, less 1."""
     trace_bytes: int
-    """Of all files, compressed."""
+    """Bytes of all trace files, compressed."""
     read_seconds: float
     """What `gpubench profile --trace` takes for the files that the profile was made from."""
     device: dict[str, int] | None
-    """The breakdown of the lowest rank, in nanoseconds; so are the two below."""
+    """The breakdown of the lowest rank, in nanoseconds; the next two fields, too."""
     idle: dict[str, int]
     host: dict[str, int]
     launches: int
     unlinked: int
     """Device work without a launch in the trace."""
     findings: list[str]
-    """Each with what it saves at most and, where its fix was tried, what became of that."""
+    """Findings with their largest saving and, if the fix was tried, its result."""
     keep: dict[str, object]
     broken: list[str] = field(default_factory=list)
-    """What should hold and does not."""
+    """Violated conditions."""
 
 
 def examine(run: Path) -> Profiled | None:
-    """Of a run directory; None where nothing was recorded."""
+    """Summarise a run directory; None if nothing was recorded."""
     if not (run / PROFILE).is_file() or not (run / FINDINGS).is_file():
         return None
     profile = msgspec.json.decode((run / PROFILE).read_bytes(), type=Profile)
@@ -74,7 +74,7 @@ def _read_again(traces: Sequence[Path]) -> tuple[Profile | None, float]:
 
 
 class _Document(msgspec.Struct):
-    """What `gpubench profile --json` prints of traces."""
+    """Return what `gpubench profile --json` prints about traces."""
 
     profile: Profile
 
@@ -93,7 +93,7 @@ def _broken(profile: Profile) -> Iterator[str]:
 
 
 def _sums(rank: Rank) -> dict[str, list[tuple[int, Sequence[int]]]]:
-    """What should sum to what: each whole with its parts."""
+    """Return each whole with its parts, which should add up to it."""
     places: list[Rank | Step] = [rank, *rank.steps]
     devices = [one.device for one in places if one.device]
     return {

@@ -1,6 +1,6 @@
-"""What a benchmark left the last time it ran, with the machine it ran on.
+"""Records of each benchmark's last run, with the machine it ran on.
 
-One JSON file each, so that none of them has to run again for the others' sake.
+Each benchmark has a JSON file of its own, so that it can be repeated alone.
 """
 
 import json
@@ -12,20 +12,21 @@ from bars import CODES, MET, MISSED, UNDECIDED, Bar
 from processes import observe
 
 from gpubench import __version__, units
-from gpubench.provenance import git_state
+from gpubench.runs.directory import git_state
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "diffusers", "transformers", "numpy", "scipy")
 PYTHON = ".venv/bin/python"  # as a reader types it
 CAPTURE = (
-    "import json; from gpubench.environment import capture_env_metadata; print(json.dumps(capture_env_metadata()))"
+    "import json; from gpubench.worker.environment import capture_env_metadata; "
+    "print(json.dumps(capture_env_metadata()))"
 )
 FAILED, STOPPED, NOT_JUDGED = "failed", "stopped", "not judged"
 WORST_FIRST = (MISSED, UNDECIDED, MET)
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Each a line of text."""
+    """The machine, one line of text per field."""
 
     processor: str
     memory: str
@@ -37,8 +38,8 @@ class Machine(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls) -> "Machine":
-        """Raises subprocess.CalledProcessError where torch does not load."""
-        # In a process of its own: the suite stays small beside what it measures.
+        """Read it from this machine. Raises subprocess.CalledProcessError if torch does not load."""
+        # In a separate process, so that the suite itself stays small.
         said, _ = observe([sys.executable, "-c", CAPTURE])
         found = json.loads(said)
         cpu, host, packages = found["cpu"], found["host"], found["packages"]
@@ -71,11 +72,11 @@ class Record(msgspec.Struct, frozen=True):
     """Date and time, UTC."""
     seconds: float
     code: int | None
-    """None where it was out of time."""
+    """The exit code; None if it ran out of time."""
     bars: list[Bar]
     printed: str
     trouble: str
-    """What it said on its way out, where it did not end well."""
+    """Its last output, if it did not end well."""
 
     @property
     def verdict(self) -> str:
@@ -91,7 +92,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def keep(record: Record, folder: Path) -> None:
-    """Replaces what was there in one go."""
+    """Replace the record atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{record.name}.json"
     aside.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")

@@ -1,10 +1,10 @@
-"""What has to travel between ranks for each scheduler of diffusers, and what becomes of a sample if it does not.
+"""What must be handed over between ranks for each scheduler of diffusers, and the effect of leaving it out.
 
     .venv/bin/python benchmarks/schedulers.py
 
-Writes docs/schedulers.md. A loop with a toy model in the place of the denoiser is cut once at every border between two
-of its evaluations, continued by a scheduler built anew, and compared with the loop in one piece, bit by bit: once with
-the latents alone and a generator seeded anew, once with all that gpubench hands over. Bar: that is exact everywhere.
+Writes docs/schedulers.md. A loop with a toy model as the denoiser is cut once at every border between two evaluations,
+continued by a new scheduler, and compared bit by bit with the uncut loop: once with the latents alone and a newly
+seeded generator, once with everything that gpubench hands over. Bar: the latter is exact everywhere.
 """
 
 import sys
@@ -16,11 +16,10 @@ from pathlib import Path
 import bars
 import torch
 
-from gpubench.diffusion.scheduler_names import parse_options, scheduler_names
 from gpubench.errors import SettingsError
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handover import pack, unpack
-from gpubench.pipeline.proof import TOY_LATENT, prove, toy_model
+from gpubench.pipeline.handover import TOY_LATENT, pack, prove, toy_model, unpack
+from gpubench.pipeline.scheduler_names import parse_options, scheduler_names
 from gpubench.pipeline.schedulers import Sampler, build, create
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedulers.md"
@@ -76,7 +75,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         FLOW,
     ),
 }
-"""Settings that change what a class keeps or draws; eta is the run's. A class not named here has only its defaults."""
+"""Settings that change what a class keeps or draws; eta is the run's. Classes not listed have only their defaults."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +92,16 @@ class Row:
     exact_alone: int
     """Borders where the latents alone suffice."""
     exact: int
-    """Borders where everything that is handed over does."""
+    """Borders where the whole hand-over suffices."""
 
     @property
     def suffices(self) -> bool:
-        """The latents alone do, everywhere."""
+        """Whether the latents alone suffice everywhere."""
         return self.exact_alone == self.evaluations - 1
 
     @property
     def holds(self) -> bool:
-        """All that is handed over does, everywhere."""
+        """Whether the whole hand-over suffices everywhere."""
         return self.exact == self.evaluations - 1
 
     @property
@@ -163,7 +162,7 @@ def advance(sampler: Sampler, batch: Batch, end: int) -> None:
 
 
 def finish(sampler: Sampler, batch: Batch) -> bytes | None:
-    """The bytes of the final latents; None where the scheduler, wrongly resumed, breaks."""
+    """Return the bytes of the final latents; None if the wrongly resumed scheduler raises an error."""
     try:
         advance(sampler, batch, sampler.total)
     except (IndexError, TypeError, AttributeError, ValueError, RuntimeError):
@@ -178,38 +177,41 @@ def page(rows: list[Row], refused: dict[str, str]) -> Iterator[str]:
     versions = f"diffusers {version('diffusers')} and torch {version('torch').partition('+')[0]}"
     yield f"""# Schedulers
 
-What has to travel with a sample from one rank to the next, for every scheduler of diffusers, so that the sample comes
-out as it would from one process, bit for bit.
+`gpubench pipe-infer --scheduler NAME` splits the evaluations of any scheduler listed below over ranks. Every
+sample is bit-identical to that of one process. [Other schedulers](#refused) are refused. Without `--scheduler`, the
+model's own is used. `--sampling.options` takes the options of a row, and `--sampling.eta` takes `eta`.
 
-    .venv/bin/python benchmarks/schedulers.py
+The number of evaluations determines how long a sample takes. The size determines how much each hand-over sends.
 
-Made by that script with {versions} on a CPU, in fp32, with a toy model in the place
-of the denoiser. For each line a loop was cut once at every border between two of its evaluations, and continued by a
-scheduler and a generator made anew. Of {len(rows)} configurations {whole} are exact at every border with the hand-over;
-{silent} are not with the latents alone.
+| column | meaning |
+|---|---|
+| steps | denoising steps, as in `--steps` |
+| evaluations | calls of the model in these steps. Evaluations are split over ranks, not steps |
+| draws | whether steps draw from the sample's generator. Its state is always handed over: 5056 bytes on a CPU, \
+16 on a GPU |
+| carried | attributes that differ from what `set_timesteps` left, at any border: of the scheduler, and \
+`old_pred_original_sample` of its caller |
+| size | latents and carried tensors at the border where they are largest, in multiples of the latents |
+| latents alone | borders where the result is bit-identical if only the latents are handed over, of all borders |
+| hand-over | borders where the result is bit-identical with the whole hand-over, of all borders |
 
-- **evaluations**: how often the model is asked; this is what is split over ranks, and not the number of steps.
-- **draws**: whether steps draw from the sample's generator. Its state always travels, whatever it says here: 5056 bytes
-  for a generator of the CPU, 16 for one of a GPU.
-- **carried**: attributes of the scheduler (and for `old_pred_original_sample`, of its caller) that differ from what
-  `set_timesteps` left at one border or another.
-- **size**: of latents and carried tensors at the border where they are largest, in units of the latents.
-- **latents alone**, **hand-over**: borders where the result is the same bit for bit, of all borders.
-
-Options are what `--sampling.options` takes; `eta` is `--sampling.eta`. Every line of this table is tested.
+Of {len(rows)} configurations, {whole} are exact at every border with the hand-over.
+With the latents alone, {silent} are not.
 
 | scheduler | options | steps | evaluations | draws | carried | size | latents alone | hand-over |
 |---|---|---|---|---|---|---|---|---|"""
     for row in rows:
         yield row.line
     yield """
-CosineDPMSolverMultistepScheduler and DPMSolverSDEScheduler draw from a Brownian tree of torchsde, and so need
-`pip install 'gpubench[torchsde]'`. The tree does not travel: it grows again, the same, from the sample's seed.
-DPMSolverSDEScheduler has one seed for its whole batch, and so takes one sample at a time. SCMScheduler turns latents
-into fp32, and so needs `--precision fp32`.
+| scheduler | condition |
+|---|---|
+| CosineDPMSolverMultistepScheduler | `pip install 'gpubench[torchsde]'`, for its Brownian tree. The tree is not \
+handed over: each rank makes the same tree from the sample's seed |
+| DPMSolverSDEScheduler | the same; one sample at a time (`--micro-batch 1`), because a batch has one seed |
+| SCMScheduler | `--precision fp32`, because it converts latents to fp32 |
 
-A scheduler that cannot be used with the model, because it does not take the model's own schedule or raises an error
-at a step, is refused with its reason before anything is timed.
+A scheduler that does not accept the model's own schedule, or raises an error at a step, is refused with the reason
+before anything is timed.
 
 ## Refused
 
@@ -217,6 +219,14 @@ at a step, is refused with its reason before anything is timed.
 |---|---|"""
     for scheduler, reason in refused.items():
         yield f"| {scheduler} | {reason} |"
+    yield f"""
+## How it was measured
+
+    .venv/bin/python benchmarks/schedulers.py
+
+This script writes the page. The figures were measured with {versions} on a CPU, in fp32, with a toy
+model as the denoiser. For each row, the loop is cut once at every border between two evaluations, and continued with a
+new scheduler and a new generator. The tests check every row (`tests/test_schedulers.py`)."""
 
 
 def main() -> int:

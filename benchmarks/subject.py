@@ -1,7 +1,7 @@
-"""The work that every contender is given, and the stopwatch that times them all alike.
+"""The work of every contender, and the stopwatch that times them all in the same way.
 
-Each contender is a fresh process that finds the `Subject` in its environment. It trains the same network with the same
-AdamW on the same four random batches, and leaves what it says of its own speed in `claim.json`; the stopwatch leaves
+Each contender is a fresh process that gets the `Subject` in its environment. It trains the same network with the same
+AdamW on the same four random batches, and writes the speed that it reports to `claim.json`; the stopwatch writes
 `stopwatch.json` beside it.
 """
 
@@ -23,7 +23,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained, for how long, and the folder that the results go to."""
+    """What is trained, for how long, and the folder for the results."""
 
     model: str
     image_size: int
@@ -40,7 +40,7 @@ class Subject:
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def environment(self) -> dict[str, str]:
-        """For the process that is to find this subject: threads as in gpubench's own workers, one GPU, no network."""
+        """Return variables for a contender's process: threads as in gpubench's workers, one GPU, no network."""
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] if self.device == "cuda" else ""
         return {
             VARIABLE: json.dumps(asdict(self)),
@@ -48,8 +48,8 @@ class Subject:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
-            # Memory that is freed stays with the process. Or what one happens to hold at the top of its heap decides
-            # how much is given back and faulted in again at each step: a tenth of the step, of resnet18 on a CPU.
+            # Freed memory stays with the process. Otherwise the top of its heap decides how much memory is returned and
+            # faulted in again at each step: a tenth of the step, for resnet18 on a CPU.
             "MALLOC_TRIM_THRESHOLD_": str(2**30),
             "MALLOC_MMAP_THRESHOLD_": str(2**30),
             "TOKENIZERS_PARALLELISM": "false",
@@ -74,7 +74,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Work:
-    """A subject come alive on its device."""
+    """A subject, built on its device."""
 
     module: Any
     loss: Callable[[Any, Any], Any]
@@ -83,7 +83,7 @@ class Work:
 
 
 def settle(subject: Subject) -> None:
-    """One thread, and float32 in full, as gpubench sets them; for contenders that leave both to the user."""
+    """Set one thread and full float32, as gpubench does, for contenders that leave both to the user."""
     import torch
 
     torch.set_num_threads(1)
@@ -96,8 +96,8 @@ def build(subject: Subject) -> Work:
     """The network with its batches on the device, and the optimizer that gpubench would choose there."""
     import torch
 
-    from gpubench.models import build as workload_of
-    from gpubench.settings import DataSettings, ModelSettings
+    from gpubench.settings.schema import DataSettings, ModelSettings
+    from gpubench.worker.models import build as workload_of
 
     settle(subject)
     workload = workload_of(ModelSettings(name=subject.model), DataSettings(image_size=subject.image_size), seed=0)
@@ -118,8 +118,8 @@ def _moved(batch: Any, device: Any) -> Any:
 
 def gpubench_model() -> tuple[Any, Any, Any]:
     """The subject for `gpubench train-bench --model subject:gpubench_model`."""
-    from gpubench.models import build as workload_of
-    from gpubench.settings import DataSettings, ModelSettings
+    from gpubench.settings.schema import DataSettings, ModelSettings
+    from gpubench.worker.models import build as workload_of
 
     subject = Subject.from_environment()
     workload = workload_of(ModelSettings(name=subject.model), DataSettings(image_size=subject.image_size), seed=0)
@@ -128,11 +128,11 @@ def gpubench_model() -> tuple[Any, Any, Any]:
 
 
 def start_stopwatch(subject: Subject) -> None:
-    """Notes the time after each of the first `subject.total` optimizer steps that this process takes.
+    """Record the time after each of the first `subject.total` optimizer steps of this process.
 
-    It hangs on the hook that PyTorch calls behind every optimizer's step, so it needs nothing of the contender and
-    costs all of them the same. A time is the host's on a CPU, and a CUDA event's on a GPU, where nothing is made to
-    wait. The times, in seconds from the first, are written as the process ends.
+    It uses the hook that PyTorch calls after every optimizer's step, so that it needs nothing from the contender and
+    costs all of them the same. On a CPU a time is the host's; on a GPU it is a CUDA event's, and nothing waits for it.
+    The times, in seconds from the first one, are written when the process ends.
     """
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -1,9 +1,9 @@
-"""Everything that this machine can measure of gpubench, one after the other: `python benchmarks/suite.py`.
+"""Run every benchmark that this machine can, one after the other: `python benchmarks/suite.py`.
 
-Runs each benchmark of listing.py in a process of its own, keeps what it printed and whether its bars were met in
-benchmarks/measured/, and writes docs/benchmarks.md anew after each: what is interrupted keeps what has run, and
-`--only NAME` refreshes one section. One that fails or is out of time is shown as that, and the others go on. A bar that
-is missed is a result: the exit code is 1 only where a benchmark did not come to one.
+Each benchmark of listing.py runs in a process of its own. Its output and verdicts are kept in benchmarks/measured/, and
+docs/benchmarks.md is written again after each benchmark, so that an interrupted suite keeps its results; `--only NAME`
+refreshes one section. A benchmark that fails or runs out of time is reported, and the others continue. A missed bar is
+a result: the exit code is 1 only if a benchmark did not complete.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tables import table
 from gpubench import units
 from gpubench.devices import visible_gpus
 
-LIMIT = 1800.0  # far above what any takes, as peers may have to be installed first
+LIMIT = 1800.0  # far above any benchmark's time, because peers may have to be installed first
 MEASURED = ROOT / "benchmarks" / "measured"
 REFERENCES = ROOT / "benchmarks" / "reference"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -73,7 +73,7 @@ def run_all(options: argparse.Namespace, benchmarks: Sequence[Benchmark]) -> int
 
 
 def attempt(benchmark: Benchmark, machine: Machine, limit: float) -> Record:
-    """Runs it for at most `limit` seconds."""
+    """Run a benchmark for at most `limit` seconds."""
     with tempfile.TemporaryDirectory(prefix="gpubench-suite-") as folder:
         judged = Path(folder) / "bars.json"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
@@ -91,7 +91,7 @@ def attempt(benchmark: Benchmark, machine: Machine, limit: float) -> Record:
 
 
 def write(benchmarks: Sequence[Benchmark], measured: Path, path: Path) -> None:
-    """The page, in one go, of all that is on record."""
+    """Write the page of all records, atomically."""
     records = {one.name: record for one in benchmarks if (record := recall(measured, one.name))}
     aside = path.with_name(f".{path.name}")
     aside.write_text("\n".join(page(benchmarks, records, references(REFERENCES))) + "\n", encoding="utf-8")
@@ -114,7 +114,7 @@ def parse(arguments: Sequence[str] | None, benchmarks: Sequence[Benchmark]) -> a
     parser = argparse.ArgumentParser(description="Run all benchmarks that this machine can, and write their page.")
     names = [one.name for one in benchmarks]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="may be repeated; see --list")
-    parser.add_argument("--list", action="store_true", help="what there is, and run nothing")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks, and run nothing")
     parser.add_argument(
         "--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each benchmark; default: %(default).0f"
     )

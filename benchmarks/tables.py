@@ -1,10 +1,10 @@
-"""Rows as a Markdown table, whose columns also line up where nobody renders it."""
+"""Rows as a Markdown table whose columns also align as plain text."""
 
 from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the head. A bar inside a cell would end it, and becomes a slash."""
+    """Return the table; the first row is the head. A "|" inside a cell, which would end it, becomes a slash."""
     clean = [[" ".join(cell.replace("|", "/").split()) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in clean) for column in range(len(clean[0]))]
     lines = [

@@ -1,12 +1,12 @@
-"""How long does it take to tell what a large trace shows, and how much memory?
+"""How much time and memory does it take to analyse a large trace?
 
     .venv/bin/python benchmarks/trace_speed.py [--rounds 3] [--peers traceinsight] [--quick]
 
-The trace is made on the spot: training steps as torch.profiler writes them, of 1.7 million events (340 MB), with the
-mix of events that a DDP run on a V100 had. Every contender is a fresh process that is given its path; the file is in
-the file system's cache. Bar, for the best of the rounds on two cores: 10 s and 1.2 GB.
+The trace is generated: training steps in torch.profiler's format, of 1.7 million events (340 MB), with the mix of
+events of a DDP run on a V100. Every contender is a fresh process that gets its path; the file is in the file system's
+cache. Bar, for the best of the rounds on two cores: 10 s and 1.2 GB.
 
-    gpubench       reads the trace and tells everything that `gpubench profile` does
+    gpubench       reads the trace and does the analysis of `gpubench profile`
     json.loads     only decodes it: the least that anything built on it takes
     traceinsight   HolisticTraceAnalysis: loads the trace; breakdown, kernels, idle causes
 """
@@ -39,8 +39,8 @@ EVENTS_OF_OPERATOR = 8
 GPUBENCH = """
 import sys
 from pathlib import Path
-from gpubench.trace.analysis import analyse
-from gpubench.trace.reading import read
+from gpubench.trace.analyse import analyse
+from gpubench.trace.load import read
 rank, = analyse([read(Path(sys.argv[1]))]).ranks
 assert sum(rank.idle.values()) == rank.device.idle > 0 and rank.kernels and rank.steps
 """
@@ -71,7 +71,7 @@ class Contender:
             self.trouble = f"does not install: {reason(error)}"
 
     def race(self, trace: Path, rounds: int) -> None:
-        """Raises subprocess.CalledProcessError if it fails; a peer is out instead."""
+        """Run it. Raises subprocess.CalledProcessError if gpubench fails; a peer that fails is left out."""
         try:
             self.rounds = [observe([str(self.python), "-c", self.program, str(trace)])[1] for _ in range(rounds)]
         except subprocess.CalledProcessError as error:
@@ -81,12 +81,12 @@ class Contender:
 
     @property
     def seconds(self) -> float:
-        """The best."""
+        """The best round's seconds."""
         return min(one.seconds for one in self.rounds)
 
     @property
     def megabytes(self) -> float:
-        """The most."""
+        """The largest memory of the rounds."""
         return max(one.megabytes for one in self.rounds)
 
     def row(self) -> list[str]:
@@ -97,7 +97,7 @@ class Contender:
 
 
 def write_trace(path: Path, events: int) -> None:
-    """Steps of a loader, operators with a launch each, an all-reduce now and then, and a wait at the end."""
+    """Yield steps with a loader, operators with a launch each, an occasional all-reduce, and a wait at the end."""
     with path.open("w") as file:
         file.write('{"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2},\n')
         file.write('"deviceProperties": [{"id": 0, "name": "V100", "numSms": 80}],\n"traceEvents": [\n')
@@ -109,7 +109,7 @@ def write_trace(path: Path, events: int) -> None:
 
 
 def step(number: int) -> Iterator[str]:
-    """Events of a step: the loader, operators that take the host 15 us each and the device 12, and a wait."""
+    """Yield a step's events: the loader, operators of 15 us on the host and 12 us on the device, and a wait."""
     wall = 8_000 + OPERATORS_OF_STEP * 15 + 2_000
     began = 5e9 + number * wall
     yield host(f"ProfilerStep#{number}", "user_annotation", began, wall)
@@ -178,7 +178,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each contender")
     environments.add_options(parser, [PEER], "none")
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the size, 1 round: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a fiftieth of the size, 1 round")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: at least 1")

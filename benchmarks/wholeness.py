@@ -1,4 +1,4 @@
-"""Whether everything in a run directory reads, however its run ended."""
+"""Check that everything in a run directory is readable, however its run ended."""
 
 import csv
 import gzip
@@ -12,21 +12,20 @@ import yaml
 from safetensors.numpy import load as load_tensors
 
 from gpubench.errors import RunDirectoryError
-from gpubench.runs import COMPLETED, INTERRUPTED, ROOM, RUN, RUNNING, SUMMARY, Run
+from gpubench.runs.directory import COMPLETED, INTERRUPTED, RESERVED, RUN, RUNNING, SUMMARY, Run
 
-HEAD, CHECKSUM = 12, 4  # bytes before and behind a record of TensorBoard
+HEAD, CHECKSUM = 12, 4  # bytes before and after a TensorBoard record
 
 
 def asides(folder: Path) -> list[Path]:
-    """What was being written when the end came: a document's hidden other half, which no reader looks at."""
-    return [path for path in folder.rglob(".*") if path.is_file() and path.name != ROOM]
+    """Return hidden files left by an interrupted write, which no reader uses."""
+    return [path for path in folder.rglob(".*") if path.is_file() and path.name != RESERVED]
 
 
 def complaints(folder: Path) -> Iterator[str]:
-    """What is wrong with the directory of a run whose host was killed; nothing, if all is well.
+    """Yield what is wrong with the directory of a run whose host was killed.
 
-    A directory without run.json is one that was not yet a run: then nothing in it may claim to be more than its
-    configuration.
+    A directory without run.json is not a run yet: nothing in it may claim to be more than its configuration.
     """
     yield from (f"{path}: {problem}" for path in _visible(folder) if (problem := _problem(path)))
     if not (folder / RUN).exists():
@@ -56,13 +55,13 @@ def _problem(path: Path) -> str | None:
         return "nothing here can read it"
     try:
         read(path.read_bytes())
-    except Exception as error:  # whatever a reader stumbles over
+    except Exception as error:  # any error of a reader
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _lines(content: bytes) -> None:
-    """All but a line that the end came into."""
+    """Raise ValueError if a line is not JSON; an incomplete last line is allowed."""
     for line in content.splitlines(keepends=True):
         if line.endswith(b"\n"):
             json.loads(line)
@@ -79,7 +78,7 @@ def _table(content: bytes) -> None:
 
 
 def _tensorboard(content: bytes) -> None:
-    """Its records as its own reader takes them: a length, what is in it, and checksums; the last may be torn."""
+    """Check a TensorBoard file: each record has length, contents and checksums; the last one may be incomplete."""
     place = 0
     while place + HEAD <= len(content):
         (length,) = struct.unpack_from("<Q", content, place)

@@ -8,7 +8,7 @@ from random import Random
 
 from fuzzing.mutations import ESCAPES, HOSTILE, YAMLS, mutate
 from fuzzing.seeds import Seeds
-from gpubench.setting_keys import COMMANDS, fields
+from gpubench.settings.loading import COMMANDS, fields
 
 FORMATS = ("terminal", "json", "html", "markdown", "csv")
 SKIPPED = {"tensorboard", "profiler_traces", "report.html", "run.log", "wandb"}

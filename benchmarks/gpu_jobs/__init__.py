@@ -1,9 +1,22 @@
-"""The jobs of the GPU suite, in the order in which they have their turn."""
+"""The jobs of the GPU suite, in groups that a short loan of a GPU holds, the one that is worth most first."""
 
-from gpu_jobs.comparisons import PIPED, TRAINED
+from gpu_jobs.card import Card
+from gpu_jobs.job import Group
 from gpu_jobs.memories import memories
 from gpu_jobs.pipelines import pipelines
-from gpu_jobs.profiles import planted, profiles
-from gpu_jobs.training import TRAINING
+from gpu_jobs.profiles import profiles
+from gpu_jobs.testing import testing
+from gpu_jobs.training import compilation, overhead, speed
 
-JOBS = (*TRAINING[:2], TRAINED, *TRAINING[2:], *pipelines(), PIPED, *planted(), *profiles(), *memories())
+
+def groups(card: Card) -> tuple[Group, ...]:
+    """Sized for `card`."""
+    return (
+        Group("tests", "does it run at all, and is it right?", testing()),
+        Group("speed", "how fast is training in each arithmetic, and of which peak?", speed(card)),
+        Group("memory", "do predictions of memory hold?", tuple(memories(card))),
+        Group("overhead", "what does measuring cost, and are equal runs called equal?", overhead(card)),
+        Group("profiles", "are planted faults found, and do their fixes help?", tuple(profiles(card))),
+        Group("pipelines", "is what ranks hand over bit-identical, and what does it cost?", pipelines()),
+        Group("compile", "what does torch.compile give?", compilation(card)),
+    )

@@ -1,9 +1,11 @@
-"""One command of the GPU suite, and the options that many of them have."""
+"""One command of the GPU suite, a group of them, and the options that many commands have."""
 
 from dataclasses import dataclass
 
 RUNS = "RUNS"  # in a job's arguments: the folder for its run directories
 OUTPUT = "OUTPUT"  # where an argument begins so: the suite's own folder, with the runs of the jobs before
+VERIFY = "--verify"
+COMPILED = "--vs=performance.compile=true"
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,40 @@ class Job:
     shows: str
     seconds: float
     """How long it should take on an H200."""
-    dry: tuple[str, ...] = ()
-    """What is appended in a dry run; later options win."""
+    rehearsed: tuple[str, ...] = ()
+    """What is appended in a rehearsal; later options win."""
     reference: Reference | None = None
+    """For the first of its runs."""
     finds: tuple[str, ...] = ()
     """What its diagnosis must name, by the ids of findings."""
     after: tuple[str, ...] = ()
-    """The jobs whose runs it needs."""
+    """The jobs of its group whose runs it needs."""
     patience: float = 2.0
     """It is stopped after so many times as long."""
     judged: bool = True
     """Whether a bar that it misses is a failure."""
+    fits: bool = True
+    """Whether the GPU has the memory for it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Jobs that are run together, and need none of another group."""
+
+    name: str
+    shows: str
+    jobs: tuple[Job, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(job.seconds for job in self.jobs)
 
 
 def cli(command: str, *arguments: str) -> tuple[str, ...]:
     return ("-m", "gpubench", command, "--quiet", "--results", RUNS, *arguments)
 
 
-DRY = (
+REHEARSED = (
     "--device=cpu",
     "--repeats=1",
     "--training.warmup_steps=2",
@@ -51,8 +69,6 @@ DRY = (
     "--performance.cpu_threads=1",
     "--batch-size=4",
 )
-DRY_RESNET = (*DRY, "--model=resnet-tiny", "--performance.compile=false")
-DRY_GPT2 = (*DRY, "--model=gpt2-tiny", "--data.sequence_length=32")
-DRY_BERT = (*DRY, "--model=bert-tiny", "--data.sequence_length=32")
-
-GPU_TESTS = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
+TINY_RESNET = (*REHEARSED, "--model=resnet-tiny")
+TINY_GPT2 = (*REHEARSED, "--model=gpt2-tiny", "--data.sequence_length=32")
+TINY_BERT = (*REHEARSED, "--model=bert-tiny", "--data.sequence_length=32")

@@ -1,29 +1,30 @@
-"""Diffusion inference with the UNets of SD 1.5 and SDXL."""
+"""Diffusion inference with the UNets of SD 1.5 and SDXL, with random weights at full size."""
 
-from collections.abc import Iterator
+from gpu_jobs.job import OUTPUT, VERIFY, Job, cli
 
-from gpu_jobs.job import Job, cli
-
-PIPE = ("--repeats=1", "--steps=20", "--samples=4", "--verify", "--pipeline.deadline=120")
-DRY_PIPE = (
-    "--device=cpu",
-    "--unet=tiny",
-    "--precision=fp32",
-    "--steps=4",
-    "--samples=2",
-    "--performance.cpu_threads=1",
-)
+PIPE = ("--repeats=1", VERIFY, "--pipeline.deadline=120")
+TINY = ("--device=cpu", "--unet=tiny", "--precision=fp32", "--steps=4", "--samples=2", "--performance.cpu_threads=1")
 
 
-def pipelines() -> Iterator[Job]:
-    """Random weights at full size; two ranks share the GPU, so that they show what is right and not what is fast."""
-    for unet, seconds in (("sd15", 60.0), ("sdxl", 120.0)):
-        for precision in ("fp16", "bf16"):
-            for ranks in (1, 2):
-                yield Job(
-                    f"pipe-{unet}-{precision}-{ranks}",
-                    cli("pipe-infer", *PIPE, f"--unet={unet}", f"--precision={precision}", f"--world-size={ranks}"),
-                    f"{unet} UNet, {precision}, 20 steps over {ranks} rank{'s' * (ranks > 1)} on one GPU, bit by bit",
-                    ranks * seconds,
-                    DRY_PIPE,
-                )
+def pipelines() -> tuple[Job, ...]:
+    """Two ranks share the GPU, so that they show whether the result is right, and not what is fast."""
+    one, two = _pipe("sd15", "fp16", 1, 20, 4, 60.0), _pipe("sd15", "fp16", 2, 20, 4, 110.0)
+    judged = Job(
+        "compare-ranks",
+        ("-m", "gpubench", "compare", f"{OUTPUT}/{one.name}", f"{OUTPUT}/{two.name}"),
+        "one rank against two that share the GPU, judged",
+        20.0,
+        after=(one.name, two.name),
+    )
+    return (two, one, judged, _pipe("sdxl", "bf16", 2, 8, 2, 90.0))
+
+
+def _pipe(unet: str, precision: str, ranks: int, steps: int, samples: int, seconds: float) -> Job:
+    size = (f"--unet={unet}", f"--precision={precision}", f"--steps={steps}", f"--samples={samples}")
+    return Job(
+        f"pipe-{unet}-{precision}-{ranks}",
+        cli("pipe-infer", *PIPE, *size, f"--world-size={ranks}"),
+        f"{unet} UNet, {precision}, {steps} steps over {ranks} rank{'s' * (ranks > 1)} on one GPU, bit by bit",
+        seconds,
+        TINY,
+    )

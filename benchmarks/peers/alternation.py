@@ -23,18 +23,17 @@ import torch
 from subject import BATCHES, LEARNING_RATE, Subject, settle
 
 from gpubench import events
-from gpubench.channel import Activity, Channel
-from gpubench.data import Feed
-from gpubench.defaults import complete
-from gpubench.host.door import listen
-from gpubench.models import build
-from gpubench.precision import arithmetic
+from gpubench.host.launch import listen
 from gpubench.ranks import Ranks, machine
-from gpubench.settings import TrainSettings
-from gpubench.timing import StepTimer, clock_of
-from gpubench.trainer import build_trainer
-from gpubench.training import train
-from gpubench.worker import FLUSH_SECONDS
+from gpubench.settings.defaults import complete
+from gpubench.settings.schema import TrainSettings
+from gpubench.worker.channel import Activity, Channel
+from gpubench.worker.dataloader import Feed
+from gpubench.worker.models import build
+from gpubench.worker.precision import arithmetic
+from gpubench.worker.process import FLUSH_SECONDS
+from gpubench.worker.timing import StepTimer, clock_of
+from gpubench.worker.training import build_trainer, train
 
 Block = Callable[[], None]
 

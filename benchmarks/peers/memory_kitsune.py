@@ -7,7 +7,7 @@ import torch
 from kitsune.predict import predict_memory  # type: ignore[import-not-found]
 from memory_subject import Subject, answer
 
-from gpubench.data.batches import tensors
+from gpubench.worker.dataloader import tensors
 
 subject = Subject.given()
 workload = subject.build()

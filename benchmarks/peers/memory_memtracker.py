@@ -5,7 +5,7 @@ from memory_subject import Subject, answer
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from gpubench.data.batches import tensors
+from gpubench.worker.dataloader import tensors
 
 CPU = torch.device("cpu")
 

@@ -13,17 +13,15 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpubench.channel import Activity
-from gpubench.configuration import load
 from gpubench.memory.analysis import footprint
 from gpubench.memory.history import History
-from gpubench.memory.predicting import Target
-from gpubench.memory_defaults import complete_memory
+from gpubench.memory.predict import predict
+from gpubench.memory.target import Target, complete_memory
+from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
-from gpubench.settings import MemorySettings
-from gpubench.tracker.measurement import measure
-from gpubench.tracker.mode import Tracker
-from gpubench.tracker.prediction import predict
+from gpubench.settings.loading import load
+from gpubench.settings.schema import MemorySettings
+from gpubench.worker.channel import Activity
 
 CPU = torch.device("cpu")
 STEPS = 3

@@ -12,6 +12,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <cstring>
 #include <map>
@@ -29,6 +30,17 @@ void fc_note(const char *function);
 namespace {
 using c10::IValue;
 using torch::jit::Stack;
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+using Kernel = c10::SafeKernelFunction;
+Kernel kernel_of(const c10::OperatorHandle &op, c10::DispatchKey key) { return op.getComputedKernelForDispatchKey(key); }
+#else  // the dispatch table is private; an explicit instantiation may name private members
+using Kernel = c10::KernelFunction;
+template <auto member> struct Reach { friend const auto &entry_of(const c10::OperatorHandle &op) { return (op.*member)->op; } };
+const auto &entry_of(const c10::OperatorHandle &);
+template struct Reach<&c10::OperatorHandle::operatorDef_>;
+Kernel kernel_of(const c10::OperatorHandle &op, c10::DispatchKey key) { return entry_of(op).lookup(c10::DispatchKeySet(key)); }
+#endif
 
 thread_local int depth = 0;
 struct Nested {
@@ -110,10 +122,10 @@ const std::set<std::string> shaped_by_data = {"aten::nonzero", "aten::masked_sel
                                               "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::repeat_interleave.Tensor"};
 
 struct OnHost : c10::OperatorKernel {
-    c10::SafeKernelFunction original;
+    Kernel original;
     Computed computed = nullptr;
     bool copies, random;
-    OnHost(c10::SafeKernelFunction original, Computed computed, bool copies, bool random)
+    OnHost(Kernel original, Computed computed, bool copies, bool random)
         : original(std::move(original)), computed(computed), copies(copies), random(random) {}
 
     void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
@@ -300,7 +312,7 @@ extern "C" __attribute__((visibility("default"))) int fc_install(void) {
         auto found = substitutes.find(full);
         if (found == substitutes.end() && !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) { fc_note(full.c_str()); continue; }
         library.impl(overload.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OnHost>(
-            op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA), found == substitutes.end() ? nullptr : found->second,
+            kernel_of(*op, c10::DispatchKey::CUDA), found == substitutes.end() ? nullptr : found->second,
             full == "aten::copy_", op->hasTag(at::Tag::nondeterministic_seeded))));
         number++;
     }

@@ -1,6 +1,8 @@
 """Builds the fake CUDA libraries that this environment's torch, a CUDA build, asks for.
 
-    python build.py CUDA_INCLUDE_FOLDER OUT_FOLDER
+    python build.py CUDA_INCLUDE_FOLDER... OUT_FOLDER
+
+NVIDIA's packages for CUDA 13 share one folder of headers; those for CUDA 12 have one each.
 
 What torch's libraries leave undefined says which functions, libraries and symbol versions are needed. Functions that
 the C files here do not define become stubs that return 0; those whose name says that they create something make it.
@@ -35,11 +37,14 @@ UNVERSIONED = {  # functions without a symbol version, by how their name begins
     "curand": "libcurand.so",
     "cu": "libcuda.so",
 }
-SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp)\.so|ld-linux")
+SYSTEM = re.compile(r"lib(c|m|dl|rt|z|pthread|gcc_s|stdc\+\+|gomp|quadmath)\.so|ld-linux")
 
 
 def output(*command: str | Path) -> str:
-    return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(done.args)}\n{done.stderr}")
+    return done.stdout
 
 
 def needed(torch_lib: Path) -> tuple[set[str], dict[str, dict[str, str]]]:
@@ -99,14 +104,23 @@ def stub(name: str) -> str:
     return f'int {name}(void **made) {{ fc_note("{name}"); {body} return 0; }}'
 
 
-def build(torch_lib: Path, include: Path, out: Path) -> None:
+def build(torch_lib: Path, includes: list[Path], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     sonames, functions = needed(torch_lib)
-    names = re.findall(r"CUPTI_RUNTIME_TRACE_CBID_(\w+)\s*=\s*(\d+),", (include / "cupti_runtime_cbid.h").read_text())
+    callbacks = next(path for folder in includes if (path := folder / "cupti_runtime_cbid.h").exists())
+    names = re.findall(r"CUPTI_RUNTIME_TRACE_CBID_(\w+)\s*=\s*(\d+),", callbacks.read_text())
     (out / "callback_names.h").write_text(
         "".join(f'[{number}] = "{name}",\n' for name, number in names if name != "INVALID")
     )
-    flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", f"-I{include}", f"-I{HERE}", f"-I{out}"]
+    flags = [
+        "-std=gnu11",
+        "-O2",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-fPIC",
+        *(f"-I{folder}" for folder in [*includes, HERE, out]),
+    ]
     runtime = next(soname for soname in sonames if soname.startswith("libcudart"))
     for soname in sorted(sonames, key=lambda soname: soname != runtime):  # the others link to it
         objects = []
@@ -141,18 +155,20 @@ def build(torch_lib: Path, include: Path, out: Path) -> None:
         print(f"{soname}: {len(written)} functions written, {len(stubs)} stubs")
 
 
-def build_arithmetic(site: Path, include: Path, out: Path) -> None:
+def build_arithmetic(site: Path, includes: list[Path], out: Path) -> None:
     torch = site / "torch"
-    includes = [f"-I{folder}" for folder in (torch / "include", torch / "include/torch/csrc/api/include", include)]
+    includes = [torch / "include", torch / "include/torch/csrc/api/include", *includes]
     runtime = next(out.glob("libcudart.so.*[0-9]"))
+    modern = "_ZN3c105Error11add_contextENSt7__cxx11" in output("nm", "-D", torch / "lib/libc10.so")  # not in torch 2.6
     output(
         "g++",
         "-std=c++20",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(modern)}",
         "-O1",
         "-w",
         "-fPIC",
         "-shared",
-        *includes,
+        *(f"-I{folder}" for folder in includes),
         HERE / "arithmetic.cpp",
         "-o",
         out / "fake_cuda_arithmetic.so",
@@ -167,6 +183,6 @@ def build_arithmetic(site: Path, include: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     site = Path(sysconfig.get_paths()["purelib"])
-    include, out = map(Path, sys.argv[1:3])
-    build(site / "torch/lib", include, out)
-    build_arithmetic(site, include, out)
+    *includes, out = map(Path, sys.argv[1:])
+    build(site / "torch/lib", includes, out)
+    build_arithmetic(site, includes, out)

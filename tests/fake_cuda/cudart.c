@@ -289,6 +289,15 @@ void *fc_range(const void *pointer, size_t *bytes) {
     *bytes = range->bytes;
     return range->base;
 }
+/* Whether bytes lie in memory that the device knows; an expandable segment is mapped in several ranges. */
+static int known(const void *pointer, size_t bytes) {
+    for (const char *at = pointer, *end = at + bytes; at < end;) {
+        struct range *range = range_at(at);
+        if (!range) return 0;
+        at = range->base + range->bytes;
+    }
+    return 1;
+}
 static int type_of(const void *pointer) {
     struct range *range = range_at(pointer);
     return range ? range->type : cudaMemoryTypeUnregistered;
@@ -634,8 +643,11 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 
 static uint64_t rounded(size_t bytes) { return (bytes + PAGE - 1) & ~(PAGE - 1); }
 
-static void *reserve(size_t bytes, int protection) {  /* aligned to 2 MiB, and backed by nothing until it is written */
-    char *base = mmap(NULL, bytes + PAGE, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+/* Aligned to 2 MiB, and backed by nothing until it is written. RLIMIT_DATA limits private memory and not shared memory:
+ * with arithmetic, device memory is limited with the rest of the process; without, a full-sized model is never written. */
+void *fc_reserve(size_t bytes, int protection) {
+    int sharing = arithmetic ? MAP_PRIVATE : MAP_SHARED;
+    char *base = mmap(NULL, bytes + PAGE, protection, sharing | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return NULL;
     char *aligned = (char *)(((uintptr_t)base + PAGE - 1) & ~(PAGE - 1));
     if (aligned > base) munmap(base, (size_t)(aligned - base));
@@ -650,7 +662,7 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     if (!bytes) { *pointer = NULL; return cudaSuccess; }
     uint64_t size = rounded(bytes);
     if (fc_take(current, size)) { *pointer = NULL; return fail(cudaErrorMemoryAllocation); }
-    *pointer = reserve(size, PROT_READ | PROT_WRITE);
+    *pointer = fc_reserve(size, PROT_READ | PROT_WRITE);
     if (!*pointer) { fc_give(current, size); return fail(cudaErrorMemoryAllocation); }
     fc_add_range(*pointer, size, cudaMemoryTypeDevice, current);
     return cudaSuccess;
@@ -755,9 +767,7 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, enum cudaMemcp
         enum cudaMemcpyKind real = kind_of(to, from);
         if (kind == cudaMemcpyDefault) kind = real;
         if (kind != real) return fail(cudaErrorInvalidValue);  /* a pointer that the device does not know, or a wrong direction */
-        struct range *a = range_at(to), *b = range_at(from);
-        if ((a && (char *)to + bytes > a->base + a->bytes) || (b && (char *)from + bytes > b->base + b->bytes))
-            return fail(cudaErrorInvalidValue);
+        if ((range_at(to) && !known(to, bytes)) || (range_at(from) && !known(from, bytes))) return fail(cudaErrorInvalidValue);
         pageable = (kind == cudaMemcpyHostToDevice && type_of(from) == cudaMemoryTypeUnregistered) ||
                    (kind == cudaMemcpyDeviceToHost && type_of(to) == cudaMemoryTypeUnregistered);
         if (pageable && capturing(stream)) return fail(cudaErrorStreamCaptureUnsupported);
@@ -803,8 +813,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t hand
     READY;
     if (!bytes) return cudaSuccess;
     LOCKED;
-    struct range *range = range_at(to);
-    if (!range || (char *)to + bytes > range->base + range->bytes) return fail(cudaErrorInvalidValue);
+    if (!known(to, bytes)) return fail(cudaErrorInvalidValue);
     struct fc_stream *stream = stream_of(handle);
     int64_t start, end = issue(stream, 1500 + (double)bytes / model.device_bandwidth, &start);
     put_off((struct pending){.due = end, .deed = SET, .to = to, .bytes = bytes, .as.pattern = {(unsigned char)value}});
@@ -957,14 +966,21 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureSta
     *status = stream_of(handle)->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
+#if CUDART_VERSION >= 13000
+#define EDGES const cudaGraphEdgeData **edges,
+#else
+#define EDGES
+#endif
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *count) {
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, EDGES size_t *count) {
     struct graph *capture = stream_of(handle)->capture;
     cudaStreamIsCapturing(handle, status);
     if (id) *id = capture ? capture->id : 0;
     if (graph) *graph = (cudaGraph_t)capture;
     if (nodes) *nodes = NULL;
+#if CUDART_VERSION >= 13000
     if (edges) *edges = NULL;
+#endif
     if (count) *count = 0;
     return cudaSuccess;
 }
@@ -1031,7 +1047,7 @@ cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) {
     for (size_t i = 0; i < variable_count; i++)
         if (variables[i].host == symbol) {
             if (!variables[i].device) {
-                variables[i].device = reserve(rounded(variables[i].size), PROT_READ | PROT_WRITE);
+                variables[i].device = fc_reserve(rounded(variables[i].size), PROT_READ | PROT_WRITE);
                 fc_add_range(variables[i].device, rounded(variables[i].size), cudaMemoryTypeDevice, current);
             }
             *pointer = variables[i].device;
