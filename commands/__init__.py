@@ -1,4 +1,4 @@
-"""The command line: one module per subcommand, registered here, and the one place where errors are shown."""
+"""The command line. It registers one module per subcommand, and is the only place that prints errors."""
 
 import io
 import sys
@@ -17,7 +17,7 @@ app = typer.Typer(
     name="gpubench",
     add_completion=True,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # its users are engineers: an ordinary traceback serves them best
+    pretty_exceptions_enable=False,  # an ordinary traceback is more useful to engineers
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -41,25 +41,29 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def gpubench(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version, torch's, and the GPUs."
+        False,
+        "--version",
+        callback=_version,
+        is_eager=True,
+        help="Show the versions of gpubench and PyTorch, and the GPUs.",
     ),
 ) -> None:
-    """How fast does it run, why is it not faster, will it fit, and did the change help?"""
+    """Measure PyTorch programs: how fast, why not faster, will it fit in memory, and did a change help?"""
 
 
 def main() -> None:
-    """Runs the command line. Expected errors become `error:` and `hint:`; any other is a bug and keeps its trace."""
+    """Runs the command line. Prints expected errors as `error:` and `hint:`; any other error keeps its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without block characters is no reason to fail
+            stream.reconfigure(errors="replace")  # a terminal without block characters must not cause an error
     try:
         code = app(standalone_mode=False)
     except GpubenchError as error:
         show(error)
         code = error.exit_code
     except typer.TyperException as error:
-        if message := error.format_message():  # none where help was shown instead
-            show(UsageError(message, "gpubench --help shows how it is used"))
+        if message := error.format_message():  # empty if help was shown instead
+            show(UsageError(message, "gpubench --help shows the usage"))
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
@@ -67,14 +71,14 @@ def main() -> None:
 
 
 def show(error: GpubenchError) -> None:
-    """On stderr, and under torchrun once a machine: its other ranks would only repeat it."""
+    """Prints an error on stderr; under torchrun only on one rank of each machine, because all ranks have the same."""
     if launched_by_torchrun() and Ranks.from_environment().local_rank != 0:
-        time.sleep(AFTER_YOU_SECONDS)  # torchrun ends all ranks with the first one that exits
+        time.sleep(AFTER_YOU_SECONDS)  # torchrun ends all ranks once the first one exits
         return
     from rich.console import Console
     from rich.markup import escape
 
-    from gpubench.report.plain import clean  # a file's name, or a model's own words, may hold anything
+    from gpubench.text import clean  # file names and messages of models may contain control characters
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold red]error:[/] {escape(clean(error.message))}")

@@ -12,10 +12,10 @@ from gpubench.commands import options, output
 from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpubench.comparison.evidence import Side
-    from gpubench.comparison.foreign import Column
-    from gpubench.comparison.result import Comparisons, GateResult, Noise
-    from gpubench.terminal import Terminal
+    from gpubench.compare.evidence import Side
+    from gpubench.compare.inputs import Column
+    from gpubench.compare.result import Comparisons, GateResult, Noise
+    from gpubench.report.terminal import Terminal
 
 EPILOG = """Examples:
 
@@ -31,9 +31,9 @@ gpubench compare old.csv new.csv --column step_ms --unit ms
 
 gpubench compare --null results/before
 
-A path is a run directory, a folder of runs that repeat each other, a run id, an experiment, or latest~N.
+A path is a run directory, a folder of repeated runs, a run id, an experiment, or latest~N.
 
-Exit codes: 0; 2 what was asked cannot be done; 3 a --fail-on condition is met; 4 with --strict, one is undecided.
+Exit codes: 0 compared, 1 output error, 2 usage error, 3 --fail-on is met, 4 --strict and undecided, 130 interrupted.
 """
 REGRESSED, UNDECIDED = 3, 4
 RETRY = "--html FILE writes a page instead"
@@ -54,69 +54,79 @@ class Better(StrEnum):
 
 def compare(
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="BASELINE CANDIDATE...", help="Runs, groups of runs, or logs.")
+        list[str] | None, typer.Argument(metavar="BASELINE CANDIDATE...", help="Runs, groups of runs, or log files.")
     ] = None,
     metric: Annotated[
         list[str] | None,
-        options.option("NAME", "Judge this metric, or those that a pattern like phase_* names.", options.VERDICT),
+        options.option(
+            "NAME", "Judge only this metric, or those that match a pattern such as phase_*.", options.VERDICT
+        ),
     ] = None,
     margin: Annotated[
-        str, options.option("X%", "Changes up to this do not matter; 0.5% by default.", options.VERDICT)
+        str, options.option("X%", "Changes up to this size count as equal; 0.5% by default.", options.VERDICT)
     ] = "0.5%",
     force: Annotated[
-        bool, typer.Option("--force", help="Judge although the workloads differ.", rich_help_panel=options.VERDICT)
+        bool,
+        typer.Option("--force", help="Compare runs even if their workloads differ.", rich_help_panel=options.VERDICT),
     ] = False,
     null: Annotated[
         bool,
         typer.Option(
             "--null",
-            help="Learn from one group of equal runs what the smallest change is that shows here.",
+            help="Estimate the smallest detectable change from one group of identical runs.",
             rich_help_panel=options.VERDICT,
         ),
     ] = False,
     fail_on: Annotated[
         list[str] | None,
-        options.option("METRIC>X%", "Exit 3 if the metric got worse by more than X %; repeatable.", options.GATE),
+        options.option("METRIC>X%", "Exit with 3 if the metric is worse by more than X %; repeatable.", options.GATE),
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit 4 if a --fail-on condition is undecided.", rich_help_panel=options.GATE),
+        typer.Option(
+            "--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=options.GATE
+        ),
     ] = False,
     results: Annotated[
         Path,
         typer.Option(
-            metavar="DIR", envvar="GPUBENCH_RESULTS", help="Where names are looked up.", rich_help_panel=options.INPUT
+            metavar="DIR",
+            envvar="GPUBENCH_RESULTS",
+            help="Directory in which names of runs are looked up.",
+            rich_help_panel=options.INPUT,
         ),
     ] = Path("results"),
     skip_invalid: Annotated[
         bool,
-        typer.Option("--skip-invalid", help="Leave damaged runs of a group out.", rich_help_panel=options.INPUT),
+        typer.Option("--skip-invalid", help="Skip damaged runs of a group.", rich_help_panel=options.INPUT),
     ] = False,
     column: Annotated[
-        str | None, options.option("NAME", "Read other tools' CSV or JSON lines: this column.", options.INPUT)
+        str | None, options.option("NAME", "Column to read from CSV or JSON lines of another tool.", options.INPUT)
     ] = None,
     unit: Annotated[
-        str | None, options.option("UNIT", "Of the column, such as ms or samples/s.", options.INPUT)
+        str | None, options.option("UNIT", "Unit of the column, such as ms or samples/s.", options.INPUT)
     ] = None,
     better: Annotated[
-        Better | None, typer.Option(help="Which way the column improves.", rich_help_panel=options.INPUT)
+        Better | None,
+        typer.Option(help="Whether lower or higher values of the column are better.", rich_help_panel=options.INPUT),
     ] = None,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="What stdout gets.", rich_help_panel=options.OUTPUT)
+        Format | None, typer.Option("--format", help="Format of the result on stdout.", rich_help_panel=options.OUTPUT)
     ] = None,
     json: options.Json = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page there.", rich_help_panel=options.OUTPUT)
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the result as an HTML page.", rich_help_panel=options.OUTPUT),
     ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Is it faster, by how much, is that real, and what explains it?"""
+    """Compare runs: which one is faster, by how much, is the difference significant, and what explains it?"""
     names, fails = paths or [], fail_on or []
     chosen = Format.JSON if json else format_ or Format.TERMINAL
     _refuse(
         (json and format_ not in (None, Format.JSON), f"--json and --format {format_} contradict", "leave one out"),
-        (strict and not fails, "--strict without --fail-on has nothing to judge", 'add --fail-on "step_time>2%"'),
+        (strict and not fails, "--strict without --fail-on has no effect", 'add --fail-on "step_time>2%"'),
         (bool(unit or better) and not column, "--unit and --better describe a --column", "add --column NAME"),
         (bool(column) and not unit, f"--column {column} needs its --unit", "such as --unit ms"),
         (null and len(names) != 1, "--null takes one group of runs", "gpubench compare --null results/EXPERIMENT"),
@@ -128,14 +138,14 @@ def compare(
     if html:
         output.check_file(html, "--html")
 
-    # The numbers' libraries are imported here: help and refusals need none of them.
-    from gpubench.comparison import compare as comparison
-    from gpubench.comparison import gate, sides
-    from gpubench.terminal import Terminal
+    # Numerical libraries are imported only now, because help and usage errors do not need them.
+    from gpubench.compare import compare as comparison
+    from gpubench.compare import gate, inputs
+    from gpubench.report.terminal import Terminal
 
     fraction, conditions = _margin(margin), [gate.parse_condition(text) for text in fails]
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    found, left_out = sides.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
+    found, left_out = inputs.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
     if null:
         from gpubench.report.phrases import omission
 
@@ -163,7 +173,7 @@ def _refuse(*contradictions: tuple[bool, str, str]) -> None:
 
 
 def _margin(text: str) -> float:
-    from gpubench.comparison.gate import percent
+    from gpubench.compare.gate import percent
 
     margin = percent(text)
     if margin is None or margin >= 1:
@@ -174,7 +184,7 @@ def _margin(text: str) -> float:
 def _column(name: str | None, unit: str | None, better: Better | None) -> "Column | None":
     if name is None or unit is None:
         return None
-    from gpubench.comparison.foreign import Column
+    from gpubench.compare.inputs import Column
 
     return Column.of(name, unit, better.value if better else None)
 
@@ -184,7 +194,8 @@ def _document(
 ) -> str:
     if chosen is Format.HTML:
         return _page(comparisons, found)
-    from gpubench.report import comparing, documents
+    from gpubench.report import documents
+    from gpubench.report.comparison import show
 
     if chosen is Format.JSON:
         return documents.to_json(comparisons)
@@ -192,7 +203,7 @@ def _document(
         return documents.to_csv(comparisons)
     if chosen is Format.MARKDOWN:
         return documents.to_markdown(comparisons, everything=everything)
-    return terminal.render(partial(comparing.show, everything=everything), comparisons)
+    return terminal.render(partial(show, everything=everything), comparisons)
 
 
 def _page(comparisons: "Comparisons", found: "Sequence[Side]") -> str:
@@ -202,8 +213,8 @@ def _page(comparisons: "Comparisons", found: "Sequence[Side]") -> str:
 
 
 def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
-    """On record in every run it was learned from, where a later comparison finds it."""
-    from gpubench.comparison import noise
+    """Writes the noise to every run that it was measured with, where later comparisons find it."""
+    from gpubench.compare import noise
 
     for run in side.runs:
         if run.record is None:
@@ -225,7 +236,7 @@ def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
 
 
 def _exit_code(results: "Sequence[GateResult]", strict: bool, terminal: "Terminal") -> int:
-    """A regression outweighs what is undecided; either is named on stderr in one line."""
+    """Returns the exit code. A regression takes precedence over an undecided condition; stderr names either."""
     from gpubench.report import phrases
 
     outcomes = (("regressed", "regression", REGRESSED), ("inconclusive", "undecided", UNDECIDED if strict else 0))

@@ -12,12 +12,11 @@ from gpubench.commands import options, output, trying
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import finish, measured, print_configurations, resolved
 from gpubench.errors import UsageError
-from gpubench.origins import COMMAND_LINE
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
-    from gpubench.configuration import Configuration
-    from gpubench.settings import MemorySettings
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import MemorySettings
 
 EPILOG = """Examples:
 
@@ -29,45 +28,47 @@ gpubench memory --snapshot snapshot.pickle --html memory.html
 
 gpubench memory --trace run.pt.trace.json.gz
 
-Every setting of --print-config is an option by its dot-key: --training.optimizer=sgd.
+Every setting of --print-config is an option by its dotted name: --training.optimizer=sgd.
 
-Exit codes: 0 done, 1 the run failed, 2 usage or a file that tells of no memory, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory data, 130 interrupted.
 """
 
-Steps = Annotated[str | None, options.option("N", "Optimizer steps to follow, not to time; 3 by default.", MEASUREMENT)]
+Steps = Annotated[
+    str | None, options.option("N", "Optimizer steps to record; they are not timed; 3 by default.", MEASUREMENT)
+]
 Predict = Annotated[
     bool,
-    typer.Option("--predict", help="Predict for a GPU, without one.", rich_help_panel=MEASUREMENT),
+    typer.Option("--predict", help="Predict the memory on a GPU; needs no GPU.", rich_help_panel=MEASUREMENT),
 ]
-DeviceModel = Annotated[str | None, options.option("NAME", "GPU to predict for, as h200 or a100-80gb.", MEASUREMENT)]
-DeviceMemory = Annotated[str | None, options.option("SIZE", "Memory to fit into, as 80GiB.", MEASUREMENT)]
+DeviceModel = Annotated[
+    str | None, options.option("NAME", "GPU to predict for, such as h200 or a100-80gb.", MEASUREMENT)
+]
+DeviceMemory = Annotated[str | None, options.option("SIZE", "Memory to fit into, such as 80GiB.", MEASUREMENT)]
 FindBatchSize = Annotated[
     bool,
-    typer.Option("--find-batch-size", help="Find the largest batch that fits.", rich_help_panel=MEASUREMENT),
+    typer.Option("--find-batch-size", help="Find the largest batch size that fits.", rich_help_panel=MEASUREMENT),
 ]
 Spare = Annotated[
-    str | None, options.option("P%", "Share of the memory that this batch leaves free; 5% by default.", MEASUREMENT)
+    str | None, options.option("P%", "Share of memory that this batch must leave free; 5% by default.", MEASUREMENT)
 ]
 Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Verify the fixes that are proposed: run each, for what it saves and costs.",
+        help="Run each proposed fix and measure what it saves and costs.",
         rich_help_panel=MEASUREMENT,
     ),
 ]
 Check = Annotated[
     bool,
-    typer.Option(
-        "--check", help="With --predict: measure as well, and lay the two side by side.", rich_help_panel=MEASUREMENT
-    ),
+    typer.Option("--check", help="With --predict: also measure, and compare the two.", rich_help_panel=MEASUREMENT),
 ]
 Snapshot = Annotated[
     Path | None,
     typer.Option(
         "--snapshot",
         metavar="FILE",
-        help="Read a snapshot of the CUDA allocator, of any program.",
+        help="Read a snapshot of the CUDA allocator, written by any program.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -76,13 +77,15 @@ Trace = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Read a trace recorded with profile_memory, of any program.",
+        help="Read a trace of any program, recorded with profile_memory=True.",
         rich_help_panel=INPUT,
     ),
 ]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", metavar="FILE", help="Of a file: write a page as well.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--html", metavar="FILE", help="With --snapshot or --trace: also write an HTML page.", rich_help_panel=OUTPUT
+    ),
 ]
 
 
@@ -113,8 +116,8 @@ def memory(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Show what fills the memory at each phase, and what would fit."""
-    from gpubench.settings import MemorySettings
+    """Show what uses the memory in each phase, and which batch size fits."""
+    from gpubench.settings.schema import MemorySettings
 
     if snapshot or trace:
         file = "--snapshot" if snapshot else "--trace"
@@ -124,9 +127,8 @@ def memory(
     if html:
         raise UsageError("--html belongs to a file", "a run's own page is report.html in its directory")
 
-    from gpubench.configuration import load
-    from gpubench.memory_defaults import complete_memory
-    from gpubench.origins import telling
+    from gpubench.memory.target import complete_memory
+    from gpubench.settings.loading import load, telling
 
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
     with telling(base.origins):
@@ -142,13 +144,19 @@ def memory(
 
 
 def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:
-    """Raises UsageError for options that would do nothing."""
+    """Raises UsageError for options that would have no effect."""
+    from gpubench.settings.loading import COMMAND_LINE
+
     memory, device = base.settings.memory, base.settings.device
     predicting, finding = memory.predict, memory.find_batch_size
     for wrong, said, hint in (
         (verify and predicting, "--verify runs what memory.predict=true only predicts", "leave one of them out"),
-        (verify and finding, "--verify is for one batch, and memory.find_batch_size=true for many", "leave one out"),
-        (check and not predicting, "--check lays a measurement beside a prediction", "add --predict"),
+        (
+            verify and finding,
+            "--verify is for one batch size, and memory.find_batch_size=true tries several",
+            "leave one out",
+        ),
+        (check and not predicting, "--check compares a prediction with a measurement", "add --predict"),
         (check and finding, "--check is for one batch; memory.find_batch_size=true runs its own", "leave --check out"),
         (
             bool(memory.device_model) and not predicting,
@@ -181,9 +189,9 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
 
 
 def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySettings]":
-    """The same run, measured. Raises DeviceError where what was predicted for is not here."""
-    from gpubench.defaults import completed
-    from gpubench.memory_defaults import complete_memory
+    """Returns the same run as a measurement. Raises DeviceError if this machine lacks the predicted device."""
+    from gpubench.memory.target import complete_memory
+    from gpubench.settings.defaults import completed
 
     changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}
     return completed(run.with_overrides(changes, "--check"), complete_memory)
@@ -191,10 +199,10 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
 
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
     from gpubench.memory.advice import advise
-    from gpubench.memory.files import of_snapshot, of_trace_file
-    from gpubench.report import footprint_page, footprint_tables
-    from gpubench.runs import to_json
-    from gpubench.terminal import Terminal
+    from gpubench.memory.snapshot import of_snapshot, of_trace_file
+    from gpubench.report import footprint, footprint_page
+    from gpubench.report.terminal import Terminal
+    from gpubench.runs.directory import to_json
 
     if launched_by_torchrun() and not is_rank_zero():
         return
@@ -208,9 +216,9 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
     if html:
         output.write_file(html, footprint_page.page(found, findings, label))
     if json:
-        text = to_json(footprint_tables.to_document(found, findings))
+        text = to_json(footprint.to_document(found, findings))
     else:
-        show = partial(footprint_tables.show, label=label)
+        show = partial(footprint.show, label=label)
         text = Terminal(quiet=False, verbosity=0).render(show, found, findings)
     output.write(text, "gpubench memory --snapshot FILE --html PAGE")
 
@@ -224,16 +232,15 @@ def _of_run(
     quiet: bool,
     verbose: int,
 ) -> None:
-    from gpubench import notebook
     from gpubench.host import live_memory
-    from gpubench.host.memory_recording import MemoryRecorder
-    from gpubench.report import footprints, frame
-    from gpubench.terminal import Terminal
+    from gpubench.host.memory_recorder import MemoryRecorder
+    from gpubench.report import footprints, frame, notebook
+    from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured([run, *beside], MemoryRecorder, live_memory, terminal)
     stopped = trying.memory(run, outcomes[0], terminal, verify=verify)
-    outcomes[0] = replace(outcomes[0], summary=outcomes[0].recorder.summary())  # of the batch that was found
+    outcomes[0] = replace(outcomes[0], summary=outcomes[0].recorder.summary())  # now that of the batch that was found
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     pair = notebook.judge_pair(paths, ("predicted", "measured")) if beside else None
     finish(frame.to_json(outcomes, pair) if json else terminal.render(footprints.show, outcomes, pair), outcomes)

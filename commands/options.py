@@ -1,6 +1,6 @@
-"""The options that every command shares, in the same words.
+"""The options that the commands share, with the same help texts.
 
-Values stay text here: the settings say what is valid, so that one place answers a wrong one.
+Values stay text here, so that only the settings check them.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.zoo import MODELS
 
 if TYPE_CHECKING:
-    from gpubench.settings import RunSettings
+    from gpubench.settings.schema import RunSettings
 
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
@@ -22,7 +22,7 @@ SAMPLING, PIPELINE = "Sampling", "Pipeline"
 
 
 def option(metavar: str, help_: str, panel: str, *names: str, values: Iterable[str] = ()) -> Any:
-    """`values` are what a shell completes; where none are named, the words of a metavar such as cpu|cuda."""
+    """Declares an option. Shells complete `values`, or else the words of a metavar such as cpu|cuda."""
     known = sorted(values or (word for word in metavar.split("|") if word.islower() and "|" in metavar))
 
     def complete(incomplete: str) -> list[str]:
@@ -38,9 +38,11 @@ def option(metavar: str, help_: str, panel: str, *names: str, values: Iterable[s
     )
 
 
-Config = Annotated[str | None, option("NAME|FILE", "Preset or YAML file to start from.", MODEL, values=presets())]
+Config = Annotated[
+    str | None, option("NAME|FILE", "Preset or YAML file with settings; options override it.", MODEL, values=presets())
+]
 Model = Annotated[
-    str | None, option("NAME", "Built-in model, module:callable, or a folder with config.json.", MODEL, values=MODELS)
+    str | None, option("NAME", "Built-in model, module:callable, or folder with config.json.", MODEL, values=MODELS)
 ]
 Data = Annotated[
     str | None, option("SOURCE", "synthetic, synthetic-host, image-folder, text or module:callable.", MODEL)
@@ -48,50 +50,49 @@ Data = Annotated[
 Precision = Annotated[str | None, option("fp32|tf32|amp|bf16", "Arithmetic of the forward and backward pass.", MODEL)]
 BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass.", MODEL)]
 Steps = Annotated[str | None, option("N", "Optimizer steps measured in each repeat.", MEASUREMENT)]
-WorldSize = Annotated[str | None, option("N", "Ranks, one process each.", MEASUREMENT)]
-Repeats = Annotated[str | None, option("N", "Fresh processes that repeat the measurement.", MEASUREMENT)]
+WorldSize = Annotated[str | None, option("N", "Number of ranks; each is one process.", MEASUREMENT)]
+Repeats = Annotated[str | None, option("N", "Times to repeat the measurement, each in new processes.", MEASUREMENT)]
 TargetPrecision = Annotated[
     str | None,
     option(
-        "P%", "Repeat, whatever --repeats says, until the throughput's 95 % interval is within P % of it.", MEASUREMENT
+        "P%", "Repeat until the 95 % interval of the throughput is within P % of it; ignores --repeats.", MEASUREMENT
     ),
 ]
 MeasurePeak = Annotated[
-    bool, typer.Option("--measure-peak", help="Time a large matrix product as a ceiling.", rich_help_panel=MEASUREMENT)
+    bool,
+    typer.Option(
+        "--measure-peak", help="Also time a large matrix product: attainable FLOP/s.", rich_help_panel=MEASUREMENT
+    ),
 ]
 Vs = Annotated[
     list[str] | None,
     typer.Option(
         "--vs",
         metavar="KEY=VALUE",
-        help="Run again with this setting changed, interleaved A B B A; repeat it to change more.",
+        help="Also run with this setting changed, interleaved A B B A, and compare; repeatable.",
         rich_help_panel=MEASUREMENT,
     ),
 ]
-Device = Annotated[str | None, option("cpu|cuda", "Where to run; the GPU if there is one.", MEASUREMENT)]
-Experiment = Annotated[str | None, option("NAME", "Folder under results that groups the runs.", OUTPUT)]
-Results = Annotated[str | None, option("DIR", "Where run directories are written.", OUTPUT)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", rich_help_panel=OUTPUT)]
+Device = Annotated[str | None, option("cpu|cuda", "Device to run on; by default cuda if there is a GPU.", MEASUREMENT)]
+Experiment = Annotated[str | None, option("NAME", "Subdirectory of results that groups runs.", OUTPUT)]
+Results = Annotated[str | None, option("DIR", "Directory for run directories.", OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not show progress.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[
-    int, typer.Option("-v", "--verbose", count=True, help="Say more; twice, everything.", rich_help_panel=OUTPUT)
+    int, typer.Option("-v", "--verbose", count=True, help="Print more; twice for everything.", rich_help_panel=OUTPUT)
 ]
 PrintConfig = Annotated[
     bool,
-    typer.Option(
-        "--print-config", help="Show every setting and where it comes from, and stop.", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--print-config", help="Print every setting and its source, and exit.", rich_help_panel=OUTPUT),
 ]
 
 
 def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
-    """What the command line sets of `cls`: by its named options, and by any other as `--section.key=value` or
-    `--section.no-key`.
+    """Returns the settings of `cls` on the command line: named options, `--section.key=value`, `--section.no-key`.
 
-    Raises UsageError where that is no option, or goes against the torchrun that this is under.
+    Raises UsageError for an unknown option, or one that contradicts torchrun.
     """
-    from gpubench.configuration import parse_unknown_overrides
-    from gpubench.setting_keys import canonical, fields
+    from gpubench.settings.loading import canonical, fields, parse_unknown_overrides
 
     known = fields(cls)
     named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
@@ -102,20 +103,19 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
     """Raises UsageError for options that only a run can follow where `file` is read, the option that names it, and
     SettingsError for those that nobody knows."""
-    from gpubench.configuration import parse_unknown_overrides, refuse_unknown
-    from gpubench.setting_keys import canonical
+    from gpubench.settings.loading import canonical, parse_unknown_overrides, refuse_unknown
 
     settings = parse_unknown_overrides(ctx.args, cls)
     refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
     for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"
         raise UsageError(
-            f"{option} is for a run, and {file} reads of one that is over", f"leave it out, or leave {file} out"
+            f"{option} is for a new run, but {file} reads a finished one", f"leave it out, or leave {file} out"
         )
 
 
 def _given(ctx: typer.Context) -> dict[str, Any]:
-    """The named options that the user gave, in the settings' own terms; every other is left to what lies below."""
+    """Returns the named options that the user gave, by setting."""
     given = {
         name: value
         for name, value in ctx.params.items()
@@ -125,7 +125,7 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _torchrun_s(overrides: dict[str, Any]) -> dict[str, Any]:
-    """The world size that torchrun decided on. Raises UsageError where the command line contradicts it."""
+    """Returns the world size that torchrun has set. Raises UsageError if the command line contradicts it."""
     decided = str(Ranks.from_environment().world_size)
     asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
     if asked != decided:

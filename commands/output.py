@@ -1,4 +1,4 @@
-"""Where a result goes: to stdout whole, or into a file whole."""
+"""Writes a complete result to stdout or to a file."""
 
 import errno
 import os
@@ -9,8 +9,8 @@ from gpubench.errors import RunFailed, UsageError
 
 
 def write(text: str, hint: str) -> None:
-    """The result, on stdout. A reader that had enough is no error; a full disk is, and `hint` is the way round it."""
-    if sys.stdout is None:  # closed before Python began
+    """Writes the result to stdout. A closed pipe is not an error. A full disk is, and `hint` suggests another way."""
+    if sys.stdout is None:  # closed before Python started
         raise RunFailed("cannot write to stdout: it is closed", hint)
     try:
         sys.stdout.write(text)
@@ -18,14 +18,14 @@ def write(text: str, hint: str) -> None:
     except OSError as error:
         if error.errno != errno.EPIPE:
             raise RunFailed(f"cannot write to stdout: {error.strerror}", hint) from None
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more as it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again at exit
 
 
 def check_file(path: Path, option: str, *inputs: Path) -> None:
-    """Raises UsageError unless a file can be there, none of `inputs`; before the work, so that none is in vain."""
+    """Raises UsageError unless a file can be written at `path` that is none of `inputs`. Call it before the work."""
     for one in inputs:
         if path.exists() and one.exists() and path.samefile(one):
-            raise UsageError(f"{option} {path} is what is to be read", "name another file")
+            raise UsageError(f"{option} {path} is an input of this command", "name another file")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a directory", f"name a file in it: {path / 'page.html'}")
     if not path.parent.is_dir():
@@ -33,11 +33,11 @@ def check_file(path: Path, option: str, *inputs: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Written aside and renamed, so that nobody ever reads half of it. Raises RunFailed if it cannot be.
+    """Writes a temporary file and renames it, so that readers never see an incomplete file. Raises RunFailed.
 
-    A link stays one: what it points at is replaced. A pipe or a device is written to and stays what it is.
+    A link is kept and its target replaced. A pipe or a device is written to directly.
     """
-    from gpubench.runs import write_document  # here, as help needs nothing of it
+    from gpubench.runs.directory import write_document  # imported here, because help does not need it
 
     target = Path(os.path.realpath(path))
     try:

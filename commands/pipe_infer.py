@@ -13,9 +13,9 @@ from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
-    from gpubench.configuration import Configuration
-    from gpubench.diffusion.resuming import Finished
-    from gpubench.diffusion.settings import PipeSettings
+    from gpubench.pipeline.resuming import Finished
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import PipeSettings
 
 EPILOG = """Examples:
 
@@ -29,7 +29,7 @@ gpubench pipe-infer --world-size 3 --scheduler DPMSolverMultistepScheduler --ste
 
 torchrun --nproc-per-node 4 -m gpubench pipe-infer
 
-Every setting of --print-config is an option by its dot-key: --pipeline.deadline=120.
+Every setting of --print-config is an option by its dotted name: --pipeline.deadline=120.
 """
 
 
@@ -38,63 +38,68 @@ def pipe_infer(
     config: options.Config = None,
     model: Annotated[str | None, options.option("DIR", "Folder of a local diffusers pipeline.", options.MODEL)] = None,
     unet: Annotated[
-        str | None, options.option("dummy|tiny|unet2d|sd15|sdxl", "Random weights instead.", options.MODEL)
+        str | None,
+        options.option(
+            "dummy|tiny|unet2d|sd15|sdxl", "Architecture with random weights, instead of --model.", options.MODEL
+        ),
     ] = None,
     step_ms: Annotated[
-        str | None, options.option("MS", "Milliseconds of one evaluation of the dummy.", options.MODEL)
+        str | None, options.option("MS", "Duration of one evaluation of the dummy, in milliseconds.", options.MODEL)
     ] = None,
-    prompts: Annotated[str | None, options.option("FILE", "One prompt a line.", options.MODEL)] = None,
+    prompts: Annotated[str | None, options.option("FILE", "Text file with one prompt per line.", options.MODEL)] = None,
     precision: Annotated[
         str | None, options.option("fp32|fp16|bf16", "Type of weights and latents.", options.MODEL)
     ] = None,
     scheduler: Annotated[
-        str | None, options.option("CLASS", "diffusers scheduler; the model's own by default.", options.SAMPLING)
+        str | None,
+        options.option("CLASS", "Class name of a diffusers scheduler; the model's own by default.", options.SAMPLING),
     ] = None,
     steps: Annotated[str | None, options.option("N", "Denoising steps of each sample.", options.SAMPLING)] = None,
     guidance_scale: Annotated[
-        str | None, options.option("X", "Classifier-free guidance; 1 or less is none.", options.SAMPLING)
+        str | None, options.option("X", "Scale of classifier-free guidance; 1 or less turns it off.", options.SAMPLING)
     ] = None,
-    samples: Annotated[str | None, options.option("N", "Images to make.", options.SAMPLING)] = None,
+    samples: Annotated[str | None, options.option("N", "Images to generate.", options.SAMPLING)] = None,
     micro_batch: Annotated[
-        str | None, options.option("N", "Images that are evaluated and travel together.", options.SAMPLING)
+        str | None, options.option("N", "Images that are evaluated and handed over together.", options.SAMPLING)
     ] = None,
     world_size: options.WorldSize = None,
     split: Annotated[
         str | None,
         options.option(
             "even|balanced|A,B,...",
-            "Evaluations of each rank; even leaves the remainder to the last.",
+            "Evaluations per rank; with even, the last rank takes the remainder.",
             options.PIPELINE,
         ),
     ] = None,
     in_flight: Annotated[
-        str | None, options.option("N", "Hand-overs under way at each end of a rank.", options.PIPELINE)
+        str | None,
+        options.option("N", "Maximum number of hand-overs in flight on each side of a rank.", options.PIPELINE),
     ] = None,
     verify: Annotated[
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="Verify the samples: each against single-process diffusers, bit by bit; by default for small models.",
+            help="Compare each sample bit by bit with single-process diffusers; default for small models.",
             rich_help_panel=options.PIPELINE,
             show_default=False,
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        options.option("off|sequential|replicas", "What is measured beside the pipeline.", options.MEASUREMENT),
+        options.option("off|sequential|replicas", "What to measure in addition, for comparison.", options.MEASUREMENT),
     ] = None,
     repeats: options.Repeats = None,
     vs: options.Vs = None,
     device: options.Device = None,
     resume: Annotated[
         str | None,
-        options.option("RUN", "Run directory of a run that ended early: make only what it lacks.", options.PIPELINE),
+        options.option(
+            "RUN", "Run directory of a run that ended early: generate the missing samples.", options.PIPELINE
+        ),
     ] = None,
     inject: Annotated[
         str | None,
-        options.option(
-            "FAULT", "Provoke a fault, to see it named: KIND,rank=R,sample=S[,seconds=T].", options.PIPELINE
-        ),
+        options.option("FAULT", "Inject a fault, for tests: KIND,rank=R,sample=S[,seconds=T].", options.PIPELINE),
     ] = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
@@ -103,10 +108,10 @@ def pipe_infer(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Split the denoising steps of a diffusion model over ranks: how fast, how idle, and is every sample the same?"""
-    from gpubench.configuration import load
-    from gpubench.diffusion.settings import PipeSettings
-    from gpubench.pipe_defaults import complete
+    """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
+    from gpubench.pipeline.defaults import complete
+    from gpubench.settings.loading import load
+    from gpubench.settings.schema import PipeSettings
 
     overrides = options.overrides(ctx, PipeSettings)
     done = None
@@ -124,7 +129,7 @@ def pipe_infer(
         return
 
     from gpubench.host import live_pipeline
-    from gpubench.host.pipe_recording import PipeRecorder
+    from gpubench.host.pipeline_recorder import PipeRecorder
     from gpubench.report import pipelining
 
     carry_out(
@@ -139,13 +144,13 @@ def pipe_infer(
 
 
 def show_finished(path: Path, *, json: bool) -> None:
-    """What the run at `path` showed. Raises what it had failed with though its samples are all there."""
+    """Shows the results of the run at `path`. If the run failed although its samples are complete, raises its error."""
     from gpubench.errors import recorded
     from gpubench.report import finished
-    from gpubench.runs import FAILED, Run
+    from gpubench.runs.directory import FAILED, Run
 
     if json:
-        output.write(finished.to_json(path), "the run directory has it all")
+        output.write(finished.to_json(path), "the run directory has all results")
     record = Run.open(path).record
     if record.status == FAILED and record.error:
         raise recorded(record.error)
@@ -154,15 +159,15 @@ def show_finished(path: Path, *, json: bool) -> None:
 def resumed(
     path: Path, config: str | None, overrides: dict[str, Any], vs: list[str] | None
 ) -> "tuple[Finished, Configuration[PipeSettings]]":
-    """What the run at `path` finished, and its configuration for the rest: no fault again, and one repeat.
+    """Returns the finished samples of the run at `path`, and its configuration for the others.
 
-    Raises UsageError, RunDirectoryError or SettingsError where the rest cannot be made.
+    The configuration has one repeat and no injected fault. Raises UsageError, RunDirectoryError or SettingsError if the
+    other samples cannot be made.
     """
-    from gpubench.configuration import load
-    from gpubench.diffusion.resuming import finished, refuse_changes, refuse_other_files, run_at
-    from gpubench.diffusion.settings import PipeSettings
-    from gpubench.runs import CONFIG
-    from gpubench.setting_keys import canonical
+    from gpubench.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
+    from gpubench.runs.directory import CONFIG
+    from gpubench.settings.loading import canonical, load
+    from gpubench.settings.schema import PipeSettings
 
     if vs:
         raise UsageError("--resume makes the rest of one run, and --vs starts two", "leave one of them out")

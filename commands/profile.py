@@ -12,8 +12,8 @@ from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
-    from gpubench.configuration import Configuration
-    from gpubench.settings import ProfileSettings
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import ProfileSettings
 
 EPILOG = """Examples:
 
@@ -27,9 +27,9 @@ gpubench profile --trace rank0.json.gz --trace rank1.json.gz --html profile.html
 
 gpubench profile --trace before.json.gz --against after.json.gz
 
-Every setting of --print-config is an option by its dot-key: --profiling.with_stack=true.
+Every setting of --print-config is an option by its dotted name: --profiling.with_stack=true.
 
-Exit codes: 0 done, 1 the run failed, 2 usage or a file that is no trace, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, 2 usage error or a file that is not a trace, 130 interrupted.
 """
 
 Traces = Annotated[
@@ -37,27 +37,30 @@ Traces = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Diagnose a trace that exists, of any PyTorch program; repeat it for more ranks.",
+        help="Diagnose an existing trace of any PyTorch program; repeat it for more ranks.",
         rich_help_panel=INPUT,
     ),
 ]
 Against = Annotated[
     list[Path] | None,
     typer.Option(
-        "--against", metavar="FILE", help="Set another trace, from after a change, beside it.", rich_help_panel=INPUT
+        "--against",
+        metavar="FILE",
+        help="Compare --trace with this trace, recorded after a change.",
+        rich_help_panel=INPUT,
     ),
 ]
 Html = Annotated[
     Path | None,
     typer.Option(
-        "--html", metavar="FILE", help="Of a trace: write a self-contained page as well.", rich_help_panel=OUTPUT
+        "--html", metavar="FILE", help="With --trace: also write a self-contained HTML page.", rich_help_panel=OUTPUT
     ),
 ]
 Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Verify the fixes that are proposed: runs with each, interleaved with runs without.",
+        help="Run each proposed fix, interleaved with runs without it, and measure its effect.",
         rich_help_panel=MEASUREMENT,
     ),
 ]
@@ -85,8 +88,8 @@ def profile(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Name the bottleneck, from phase down to operation, and what mending it saves."""
-    from gpubench.settings import ProfileSettings
+    """Find the bottleneck of a training run, and estimate what fixing it saves."""
+    from gpubench.settings.schema import ProfileSettings
 
     if trace or against:
         options.refuse_beside(ctx, ProfileSettings, "--trace", "trace", "against", "html", "json", "quiet", "verbose")
@@ -97,9 +100,8 @@ def profile(
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
 
-    from gpubench.configuration import load
-    from gpubench.defaults import complete
-    from gpubench.origins import telling
+    from gpubench.settings.defaults import complete
+    from gpubench.settings.loading import load, telling
 
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
@@ -119,12 +121,13 @@ def profile(
 def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool, verbose: int) -> None:
     from functools import partial
 
-    from gpubench.diagnosis.traces import of_files
-    from gpubench.report import profile_page, profiling
-    from gpubench.report.profile_against import Against
-    from gpubench.runs import to_json
-    from gpubench.terminal import Terminal
-    from gpubench.trace.difference import kernel_changes
+    from gpubench.diagnosis.rules import of_files
+    from gpubench.report import profile as report
+    from gpubench.report import profile_page
+    from gpubench.report.profile import Against
+    from gpubench.report.terminal import Terminal
+    from gpubench.runs.directory import to_json
+    from gpubench.trace.analyse import kernel_changes
 
     if not traces:
         raise UsageError("--against needs a --trace to set beside", "gpubench profile --trace BEFORE --against AFTER")
@@ -140,13 +143,11 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     if html:
         output.write_file(html, profile_page.trace_page(profile, findings, before))
     if json:
-        text = to_json(profiling.to_document(profile, findings, before))
+        text = to_json(report.to_document(profile, findings, before))
     elif before:
-        text = terminal.render(
-            profiling.show_against, before.profile, profile, before.changes, before.findings, findings
-        )
+        text = terminal.render(report.show_against, before.profile, profile, before.changes, before.findings, findings)
     else:
-        text = terminal.render(partial(profiling.show, unfolded=verbose > 0), profile, findings)
+        text = terminal.render(partial(report.show, unfolded=verbose > 0), profile, findings)
     output.write(text, "gpubench profile --trace FILE --html PAGE")
 
 
@@ -154,9 +155,9 @@ def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, 
     from functools import partial
 
     from gpubench.host import live
-    from gpubench.host.profile_recording import ProfileRecorder
+    from gpubench.host.recorder import ProfileRecorder
     from gpubench.report import frame, profiled
-    from gpubench.terminal import Terminal
+    from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured([run], ProfileRecorder, live, terminal)

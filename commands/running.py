@@ -1,4 +1,4 @@
-"""What every command that starts workers does once its settings are known."""
+"""The part that all commands with workers share: they complete settings, run them, and report the results."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -9,21 +9,20 @@ from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
-    from gpubench.configuration import Configuration, S
-    from gpubench.defaults import Choice
-    from gpubench.host.benchmark import Outcome
     from gpubench.host.live import Drawing
-    from gpubench.host.recording import Recorder
-    from gpubench.terminal import Terminal
+    from gpubench.host.recorder import Recorder
+    from gpubench.host.schedule import Outcome
+    from gpubench.report.terminal import Terminal
+    from gpubench.settings.defaults import Choice
+    from gpubench.settings.loading import Configuration, S
 
 
 def resolved(
     base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[S, list[Choice]]]"
 ) -> "list[Configuration[S]]":
-    """The configuration without gaps, and the other one of `--vs`. May refuse, so before a run directory is made."""
-    from gpubench.configuration import parse_assignments
-    from gpubench.defaults import completed
-    from gpubench.origins import told
+    """Returns the complete configuration, and that of `--vs`. Raises errors before a run directory is created."""
+    from gpubench.settings.defaults import completed
+    from gpubench.settings.loading import parse_assignments, told
 
     precision = base.settings.measurement.target_precision
     if launched_by_torchrun() and precision is not None:
@@ -36,7 +35,7 @@ def resolved(
 
 
 def print_configurations(runs: "Sequence[Configuration[Any]]", command: str) -> None:
-    """On stdout, one behind the other; under torchrun once."""
+    """Prints the configurations on stdout, one after the other; under torchrun on one rank only."""
     if is_rank_zero():
         output.write("---\n".join(run.to_yaml() for run in runs), f"gpubench {command} --print-config > FILE")
 
@@ -51,10 +50,9 @@ def carry_out(
     quiet: bool,
     verbose: int,
 ) -> None:
-    """Runs one configuration, or two in turn; shows and writes up what came of it, and raises what went wrong."""
-    from gpubench import notebook
-    from gpubench.report import frame
-    from gpubench.terminal import Terminal
+    """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
+    from gpubench.report import frame, notebook
+    from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured(runs, recorder, drawing, terminal)
@@ -72,26 +70,26 @@ def measured(
     *,
     independent: bool = False,
 ) -> "list[Outcome]":
-    """Runs them in turn and writes them up. Of the user's own torchrun only rank 0 comes back.
+    """Runs the configurations interleaved and writes their reports. Under the user's torchrun only rank 0 returns.
 
-    `independent` as in `benchmark.run`.
+    `independent` as in `schedule.run`.
     """
-    from gpubench import notebook
-    from gpubench.host import benchmark
+    from gpubench.host import schedule
+    from gpubench.report import notebook
 
     if launched_by_torchrun() and not is_rank_zero():
-        benchmark.join(runs[0].settings)
-    recorders = benchmark.open_runs(recorder, runs, sys.argv)
+        schedule.join(runs[0].settings)
+    recorders = schedule.open_runs(recorder, runs, sys.argv)
     with terminal.view(drawing) as view:
-        outcomes: list[Outcome] = benchmark.run(recorders, view, independent=independent)
+        outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
     for outcome in outcomes:
         notebook.write_up(outcome.recorder.writer.path)
     return outcomes
 
 
 def finish(text: str, outcomes: "Sequence[Outcome]") -> None:
-    """Says what came of it, and raises what went wrong."""
-    output.write(text, "the run directory has it all")
+    """Prints the results, and raises the error of the run, if any."""
+    output.write(text, "the run directory has all results")
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error

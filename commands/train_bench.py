@@ -19,7 +19,7 @@ gpubench train-bench --precision bf16 --vs precision=fp32
 
 gpubench compare latest~1 latest
 
-Every setting of --print-config is an option by its dot-key: --training.epochs=5.
+Every setting of --print-config is an option by its dotted name: --training.epochs=5.
 
 Presets: {", ".join(presets())}.
 
@@ -48,11 +48,11 @@ def train_bench(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Measure how fast a model trains here, and where each step's time goes."""
-    # Settings are imported here, and what measures and draws only when they are known to be right: help needs neither.
-    from gpubench.configuration import load
-    from gpubench.defaults import complete
-    from gpubench.settings import TrainSettings
+    """Measure how fast a model trains on this machine, and where the time of a step goes."""
+    # Settings are imported here, and the modules that measure and draw only once the settings are valid.
+    from gpubench.settings.defaults import complete
+    from gpubench.settings.loading import load
+    from gpubench.settings.schema import TrainSettings
 
     base = load(TrainSettings, config, options.overrides(ctx, TrainSettings))
     runs = resolved(base, vs, complete)
@@ -61,7 +61,7 @@ def train_bench(
         return
 
     from gpubench.host import live
-    from gpubench.host.train_recording import TrainRecorder
+    from gpubench.host.recorder import TrainRecorder
     from gpubench.report import training
 
     carry_out(runs, TrainRecorder, live, training.show, json=json, quiet=quiet, verbose=verbose)

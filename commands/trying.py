@@ -1,4 +1,4 @@
-"""The runs that try what a diagnosis proposes: each fix beside the run without it, each batch on the device itself."""
+"""The runs that try what a diagnosis proposes: fixes compared with the run without them, and batch sizes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -7,23 +7,22 @@ from gpubench.commands.running import measured
 from gpubench.errors import GpubenchError, Interrupted, SettingsError
 
 if TYPE_CHECKING:
-    from gpubench.comparison.result import Comparisons
-    from gpubench.configuration import Configuration
-    from gpubench.host.benchmark import Outcome
-    from gpubench.host.recording import Recorder
-    from gpubench.settings import MemorySettings
-    from gpubench.terminal import Terminal
-    from gpubench.trying.batches import Searched
-    from gpubench.trying.memory import Tried
+    from gpubench.compare.result import Comparisons
+    from gpubench.host.recorder import Recorder
+    from gpubench.host.schedule import Outcome
+    from gpubench.report.terminal import Terminal
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import MemorySettings
+    from gpubench.verify import Searched, Tried
 
 T = TypeVar("T")
 
 
 def check(run: "Configuration[Any]") -> None:
-    """Raises SettingsError where the runs that try fixes could have no folder, before the one to be mended is run."""
-    from gpubench.origins import source
-    from gpubench.run_names import TRIALS
-    from gpubench.settings import MOST_OF_A_NAME
+    """Raises SettingsError if the name of the trials' folder would be too long. Call it before the first run."""
+    from gpubench.foreign_files import TRIALS
+    from gpubench.settings.loading import source
+    from gpubench.settings.schema import MOST_OF_A_NAME
 
     name, most = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
     if (size := len(name.encode())) > most:
@@ -35,27 +34,26 @@ def check(run: "Configuration[Any]") -> None:
 
 
 def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
-    """Writes down what each fix of a profile saves; returns what ended that, if it did not come to its end."""
-    from gpubench.defaults import complete, completed
-    from gpubench.trying import speed
-    from gpubench.trying.bench import Bench
+    """Tries the fixes of a profile and records their savings. Returns the error if it did not finish, or None."""
+    from gpubench.settings.defaults import complete, completed
+    from gpubench.verify import Bench, verify_speed
 
     recorder = outcome.recorder
     if recorder.findings is None or outcome.error:
         return None
     bench = Bench(lambda one: completed(one, complete), _timed(terminal), _judge)
-    return _keep(speed.verify(run, recorder.findings, bench), recorder.conclude, recorder)
+    return _keep(verify_speed(run, recorder.findings, bench), recorder.conclude, recorder)
 
 
 def memory(
     run: "Configuration[MemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
 ) -> GpubenchError | None:
-    """Writes down what each batch size and each advice comes to; returns what ended that, as `fixes` does."""
-    from gpubench.defaults import completed
-    from gpubench.host.memory_recording import MemoryRecorder
-    from gpubench.memory_defaults import complete_memory
-    from gpubench.trying import batches
-    from gpubench.trying import memory as advised
+    """Tries batch sizes and memory fixes and records the results. Returns an error or None, as `fixes` does."""
+    from gpubench import verify as advised
+    from gpubench.host.memory_recorder import MemoryRecorder
+    from gpubench.memory.target import complete_memory
+    from gpubench.settings.defaults import completed
+    from gpubench.verify import confirm
 
     recorder = outcome.recorder
     assert isinstance(recorder, MemoryRecorder)
@@ -75,24 +73,24 @@ def memory(
         lambda one: completed(one, complete_memory), _timed(terminal), _judge, _followed(terminal)
     )
     if recorder.batch_sizes:
-        return _keep(batches.confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
+        return _keep(confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
     if verify and recorder.advice:
-        return _keep(advised.verify(outcome, run, recorder.advice, bench), keep_trades, recorder)
+        return _keep(advised.verify_memory(outcome, run, recorder.advice, bench), keep_trades, recorder)
     return None
 
 
 def _keep(found: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any]") -> GpubenchError | None:
-    """Keeps what becomes known, as it does; returns what ended it."""
+    """Keeps each result as it arrives. Returns the error that ended the trials, or None."""
     import msgspec
 
-    from gpubench import notebook
+    from gpubench.report import notebook
 
     ended: GpubenchError | None = None
     try:
         for one in found:
             keep(one)
-    except KeyboardInterrupt:  # the second, between two measurements
-        ended = Interrupted("interrupted", "what had been measured by then is kept")
+    except KeyboardInterrupt:  # the second Ctrl-C, between two measurements
+        ended = Interrupted("interrupted", "the run directory keeps the results so far")
     except GpubenchError as error:
         ended = error
     if isinstance(ended, Interrupted) and recorder.findings:
@@ -102,16 +100,15 @@ def _keep(found: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any
 
 
 def _judge(*outcomes: "Outcome") -> "Comparisons | None":
-    from gpubench import notebook
-    from gpubench.report import frame
+    from gpubench.report import frame, notebook
 
     return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
 
 
 def _followed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
-    """Follows the memory of configurations, one after the other: each stands for itself."""
+    """Returns a function that follows the memory of configurations, one after the other."""
     from gpubench.host import live_memory
-    from gpubench.host.memory_recording import MemoryRecorder
+    from gpubench.host.memory_recorder import MemoryRecorder
 
     def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
         outcomes = []
@@ -125,8 +122,8 @@ def _followed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]],
 
 
 def _timed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
-    """Measures how fast configurations are, interleaved."""
+    """Returns a function that times configurations, interleaved."""
     from gpubench.host import live
-    from gpubench.host.train_recording import TrainRecorder
+    from gpubench.host.recorder import TrainRecorder
 
     return lambda runs: measured(runs, TrainRecorder, live, terminal, independent=True)

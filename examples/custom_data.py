@@ -1,7 +1,7 @@
-"""Data of one's own: any torch Dataset, read by a real DataLoader with its workers.
+"""A custom dataset: any torch Dataset, read by a DataLoader with worker processes.
 
 gpubench train-bench --model resnet18 --data custom_data:photos --data.workers=2
-gpubench profile --model resnet18 --data custom_data:photos    # and is the step waiting for it?
+gpubench profile --model resnet18 --data custom_data:photos    # does the step wait for data?
 """
 
 import io
@@ -17,7 +17,7 @@ CLASSES = 10
 
 
 class Photos(Dataset[tuple[Tensor, int]]):
-    """Samples (image float32 [3, SIZE, SIZE] in 0..1, label), each decoded from its JPEG when it is asked for."""
+    """Samples (image float32 [3, SIZE, SIZE] in 0..1, label), decoded from JPEG on each access."""
 
     def __init__(self, files: list[bytes]) -> None:
         self.files = files
@@ -33,7 +33,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
 
 
 def photos() -> Photos:
-    """Called once in each rank. What lies in the folder photos, or made-up ones where there is none."""
+    """Called once in each rank. The JPEG files of the directory photos, or random images if there are none."""
     files = [path.read_bytes() for path in sorted(Path("photos").glob("*.jpg"))]
     return Photos(files or [_photo(seed) for seed in range(200)])
 

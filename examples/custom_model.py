@@ -1,4 +1,4 @@
-"""A model of one's own, with its batch and its loss: what a shop ranks products with.
+"""A custom model with its own batches and loss: a network that ranks products of a shop.
 
 gpubench train-bench --model custom_model:build
 """
@@ -13,7 +13,7 @@ Batch = dict[str, Tensor]
 
 
 class Ranking(nn.Module):
-    """How likely each user is to click on a product: an embedding of each, and a small network over both."""
+    """Logit that a user clicks on a product: an embedding of each, and a small network on top of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ def build() -> tuple[nn.Module, object, object]:
 
 
 def make_batch(size: int) -> Batch:
-    """Random, and on the CPU: gpubench moves it."""
+    """Random tensors on the CPU; gpubench copies them to the device."""
     return {
         "user": torch.randint(USERS, (size,)),
         "product": torch.randint(PRODUCTS, (size,)),
@@ -40,5 +40,5 @@ def make_batch(size: int) -> Batch:
 
 
 def loss(module: nn.Module, batch: Batch) -> Tensor:
-    """Calls what it is given, which may be the model wrapped or compiled, and never `Ranking` itself."""
+    """Uses the module that it is given, which may be wrapped (DDP, FSDP2) or compiled."""
     return functional.binary_cross_entropy_with_logits(module(batch["user"], batch["product"]), batch["clicked"])

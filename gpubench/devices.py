@@ -1,8 +1,8 @@
-"""What this machine can run: its GPUs, the kind of PyTorch installed, and the CPU and memory it may use.
+"""Finds the GPUs of this machine, the build of PyTorch, and the CPU and memory that this process may use.
 
-The command line needs these facts to fill in defaults and to refuse what cannot work, and it never imports torch. The
-CUDA driver says which GPUs a CUDA process sees; NVML, which containers and Jetsons may lack, only adds telemetry. AMD
-GPUs are read from the kernel's files, PyTorch is read as text, and the CPU from the kernel's files too.
+The command line needs these facts to choose defaults and to reject settings that cannot work, without importing torch.
+The CUDA driver lists the GPUs that a CUDA process sees; NVML, which containers and Jetsons may lack, only adds
+telemetry. AMD GPUs and the CPU are read from the kernel's files, and the version of PyTorch from its source.
 """
 
 import ast
@@ -27,11 +27,11 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MIN
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that a process started now would see, or one MIG instance of a GPU.
+    """One GPU, or one MIG instance of a GPU, that a new process would see.
 
-    `index` is NVML's number of it (of a MIG instance, its parent's), in PCI bus order; it is not the CUDA ordinal, and
-    None where NVML does not know the GPU, which then has no telemetry. `memory_bytes` is None where nothing says.
-    `compute_capability` is None for what is not NVIDIA's.
+    `index` is NVML's index (for a MIG instance, that of its GPU) in PCI bus order. It is not the CUDA ordinal, and None
+    if NVML does not know the GPU, which then has no telemetry. `memory_bytes` is None if unknown.
+    `compute_capability` is None for GPUs of other vendors than NVIDIA.
     """
 
     index: int | None
@@ -42,9 +42,9 @@ class Gpu:
 
 
 def open_nvml() -> ModuleType | None:
-    """The pynvml module, initialised, or None where there is no working NVIDIA driver.
+    """Returns the initialised pynvml module, or None without a working NVIDIA driver.
 
-    NVML counts its users: each success is owed one `nvmlShutdown()`.
+    NVML counts its users, so the caller must call `nvmlShutdown()` once for each success.
     """
     import pynvml
 
@@ -57,7 +57,7 @@ def open_nvml() -> ModuleType | None:
 
 
 def ask(nvml: ModuleType, query: str, *arguments: Any) -> Any:
-    """The answer to one NVML query, or None where this device, driver or version of NVML has none."""
+    """Returns the answer to an NVML query, or None if this device, driver or version of NVML does not support it."""
     try:
         return getattr(nvml, query)(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -65,24 +65,32 @@ def ask(nvml: ModuleType, query: str, *arguments: Any) -> Any:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs a process started now would see, in its order: position i is its `cuda:i`."""
+    """Returns the GPUs that a new process would see, in its order: position i is its `cuda:i`."""
     if (torch_build() or "").startswith("rocm"):
         return _amd_gpus()
-    driver = open_driver()
-    if driver is None:
-        return []
-    count = ctypes.c_int()
-    driver.cuDeviceGetCount(ctypes.byref(count))
     nvml = open_nvml()
     try:
-        return [_describe(driver, nvml, ordinal) for ordinal in range(count.value)]
+        return [gpu for gpu, _ in cuda_gpus(nvml)]
     finally:
         if nvml:
             nvml.nvmlShutdown()
 
 
+def cuda_gpus(nvml: ModuleType | None) -> list[tuple[Gpu, Any]]:
+    """Returns the GPUs that a new CUDA process would see, in its order, each with its handle in `nvml`.
+
+    The handle is None if NVML does not know the GPU, or if `nvml` is None.
+    """
+    driver = open_driver()
+    if driver is None:
+        return []
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return [_describe(driver, nvml, ordinal) for ordinal in range(count.value)]
+
+
 def open_driver() -> Any:
-    """The CUDA driver's library, initialised, or None where there is none that works. No context is made."""
+    """Returns the initialised library of the CUDA driver, or None if there is none. It creates no context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -90,7 +98,7 @@ def open_driver() -> Any:
     return None if driver.cuInit(0) else driver
 
 
-def _describe(driver: Any, nvml: ModuleType | None, ordinal: int) -> Gpu:
+def _describe(driver: Any, nvml: ModuleType | None, ordinal: int) -> tuple[Gpu, Any]:
     device, memory, name, uuid = (
         ctypes.c_int(),
         ctypes.c_size_t(),
@@ -105,14 +113,15 @@ def _describe(driver: Any, nvml: ModuleType | None, ordinal: int) -> Gpu:
     major, minor = (_attribute(driver, which, device) for which in (_MAJOR, _MINOR))
     digits = bytes(uuid).hex()
     bare = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-    found = nvml_handle(nvml, bare) if nvml else None
-    return Gpu(
-        index=found[1] if found else None,
+    known, index, handle = (_in_nvml(nvml, bare) if nvml else None) or (f"GPU-{bare}", None, None)
+    gpu = Gpu(
+        index=index,
         name=name.value.decode(errors="replace"),
-        uuid=found[0] if found else f"GPU-{bare}",
+        uuid=known,
         memory_bytes=memory.value or None,
         compute_capability=(major, minor),
     )
+    return gpu, handle
 
 
 def _attribute(driver: Any, which: int, device: Any) -> int:
@@ -121,8 +130,8 @@ def _attribute(driver: Any, which: int, device: Any) -> int:
     return value.value
 
 
-def nvml_handle(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | None:
-    """(uuid, index, handle) of the GPU or MIG instance with the uuid `bare`, a prefix apart; None if NVML has none."""
+def _in_nvml(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | None:
+    """Returns (uuid, index, handle) of the GPU or MIG instance with the uuid `bare` without prefix; None if unknown."""
     for uuid in (f"GPU-{bare}", f"MIG-{bare}"):
         handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
         if handle is not None:
@@ -133,7 +142,7 @@ def nvml_handle(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | No
 
 
 def _amd_gpus() -> list[Gpu]:
-    """From the topology of the kernel's driver, of which HIP_VISIBLE_DEVICES and its like choose by number."""
+    """Returns the AMD GPUs in the topology of the kernel's driver that HIP_VISIBLE_DEVICES and similar ones select."""
     gpus = []
     for node in sorted(KFD_NODES.glob("[0-9]*"), key=lambda path: int(path.name)):
         lines = (line.partition(" ") for line in (read_text(node / "properties") or "").splitlines())
@@ -151,12 +160,12 @@ def _amd_gpus() -> list[Gpu]:
 
 
 def torch_version() -> str | None:
-    """The installed PyTorch's version, such as "2.13.0+cpu"; None if there is none. Does not import it."""
+    """Returns the version of the installed PyTorch, such as "2.13.0+cpu", without importing it; None if missing."""
     return _torch_facts().get("__version__")
 
 
 def torch_build() -> str | None:
-    """What the installed PyTorch was built for: "cpu", "cuda 12.8", "rocm 6.3"; None if there is none."""
+    """Returns what the installed PyTorch was built for: "cpu", "cuda 12.8", "rocm 6.3"; None if it is missing."""
     facts = _torch_facts()
     for kind, name in (("cuda", "cuda"), ("rocm", "hip"), ("xpu", "xpu")):
         if version := facts.get(name):
@@ -165,7 +174,7 @@ def torch_build() -> str | None:
 
 
 def _torch_facts() -> dict[str, str]:
-    """The strings that torch/version.py assigns. Finding a top-level package does not import it."""
+    """Returns the strings that torch/version.py assigns, without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -183,37 +192,37 @@ def _torch_facts() -> dict[str, str]:
 
 
 def physical_cores() -> int:
-    """Cores this process may keep busy, at least 1: hyper-threads count once, affinity and the cgroup's quota bind."""
+    """Returns the number of physical cores for this process, within its affinity and cgroup quota; at least 1."""
     cores = len({_siblings(cpu) for cpu in allowed_cpus()})
     quota = cpu_quota()
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def allowed_cpus() -> set[int]:
-    """Logical CPUs the scheduler may put this process on."""
+    """Returns the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(psutil.cpu_count(logical=False) or 1))
 
 
 def _siblings(cpu: int) -> str:
-    """A name for the physical core that logical CPU `cpu` belongs to."""
+    """Returns a key for the physical core of the logical CPU `cpu`."""
     return read_text(CPU_ROOT / f"cpu{cpu}" / "topology" / "thread_siblings_list") or f"cpu{cpu}"
 
 
 def cpu_quota() -> float | None:
-    """CPUs' worth of time the cgroup (version 2) grants, such as 1.5; None if it sets no limit."""
+    """Returns the CPU quota of the cgroup (version 2) in CPUs, such as 1.5; None without a limit."""
     quotas = [limit.split() for limit in _cgroup_limits("cpu.max")]
     return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
 
 
 def memory_limit() -> int | None:
-    """Bytes of memory the cgroup (version 2) grants; None if it sets no limit."""
+    """Returns the memory limit of the cgroup (version 2) in bytes; None without a limit."""
     return min((int(limit) for limit in _cgroup_limits("memory.max") if limit != "max"), default=None)
 
 
 def _cgroup_limits(name: str) -> list[str]:
-    """The file `name` at this process's cgroup and at each one above it: the tightest of them binds."""
+    """Returns the contents of the file `name` of this process's cgroup and its parents. The lowest limit applies."""
     own = re.search(r"^0::/(.*)$", read_text(OWN_CGROUPS) or "", re.MULTILINE)
     here = CGROUP_ROOT / (own[1] if own else "")
     levels = [level for level in (here, *here.parents) if level.is_relative_to(CGROUP_ROOT)]
@@ -221,7 +230,7 @@ def _cgroup_limits(name: str) -> list[str]:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text without surrounding blanks, or None if it cannot be read."""
+    """Returns the file's text without surrounding whitespace, or None if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

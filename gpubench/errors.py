@@ -1,25 +1,25 @@
-"""Every error a user can be expected to meet.
+"""The errors that gpubench reports to the user.
 
-GpubenchError                 1  something failed, and this says what
+GpubenchError                 1  the base class
 ├── UsageError                2  the request cannot be carried out as asked
 │   ├── SettingsError            a setting is unknown, mistyped, out of range or contradicts another
 │   ├── RunDirectoryError        a results path or run directory cannot be used
-│   │   └── NothingMeasured      a run holds no results: it ended before there were any
-│   │       └── StillRunning     or it goes on
+│   │   └── NothingMeasured      a run holds no results because it ended before there were any
+│   │       └── StillRunning     a run has not ended yet
 │   ├── DeviceError              the machine lacks what the settings ask for
-│   ├── ModelError               the model cannot be found, built or fed
+│   ├── ModelError               the model cannot be found or built, or no batches can be made for it
 │   └── DataError                the data cannot be found, read or batched
 ├── RunFailed                 1  a run started and did not finish
-│   ├── WorkerLost               a worker died without a word, or stopped making progress
-│   ├── HostLost                 a worker on another machine cannot reach the one that writes the run
-│   ├── OutOfMemory              the device's memory did not suffice
+│   ├── WorkerLost               a worker died without a report, or stopped making progress
+│   ├── HostLost                 a worker on another machine cannot reach the host
+│   ├── OutOfMemory              the device has not enough memory
 │   ├── NonFiniteLoss            the loss became NaN or infinite
 │   ├── NonFiniteLatent          a sample became NaN or infinite
-│   └── HandoverError            what one rank sent another is not what they agreed on
+│   └── HandoverError            a rank received other data than agreed on
 └── Interrupted             130  the user pressed Ctrl-C
 
-The number is the exit code. They are caught in one place, `gpubench.commands`, and shown as `error:` and `hint:`
-lines; any other exception is a bug and keeps its traceback.
+The number is the exit code. `gpubench.commands` catches these errors and prints them as `error:` and `hint:` lines.
+Any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from difflib import get_close_matches
 
 
 class GpubenchError(Exception):
-    """A failure with a message for the user, and if there is one, the next move."""
+    """A failure with a message for the user, and optionally a hint on what to do."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ class GpubenchError(Exception):
         self.hint = hint
 
     def record(self) -> dict[str, str | None]:
-        """As run.json and --json give it."""
+        """Returns the error in the form of run.json and --json."""
         return {"kind": type(self).__name__, "message": self.message, "hint": self.hint}
 
 
@@ -106,22 +106,22 @@ class Interrupted(GpubenchError):
 
 
 def offer(names: Sequence[str]) -> str:
-    """ "did you mean 'a' or 'b'?"; nothing where there is nothing to offer."""
+    """Returns "did you mean 'a' or 'b'?", or "" without names."""
     quoted = " or ".join(f"'{name}'" for name in names)
     return f"did you mean {quoted}?" if names else ""
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
-    """A hint that offers the known names nearest to `name`; nothing where none is as near as `cutoff`, 0 to 1."""
+    """Returns a hint with the known names closest to `name`, or "" if none has a similarity of `cutoff` (0 to 1)."""
     return offer(get_close_matches(name, list(known), n=most, cutoff=cutoff))
 
 
 def recorded(record: Mapping[str, str | None]) -> GpubenchError:
-    """The error that `GpubenchError.record` described."""
+    """Returns the error for the result of `GpubenchError.record`."""
     return by_name(record.get("kind") or "")(record.get("message") or "", record.get("hint") or "")
 
 
 def by_name(name: str) -> type[GpubenchError]:
-    """The class called `name` in this module; `RunFailed` for a name from elsewhere."""
+    """Returns the error class `name` of this module, or `RunFailed` for any other name."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, GpubenchError) else RunFailed

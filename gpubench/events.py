@@ -1,8 +1,9 @@
-"""What a worker tells the host, and the one thing the host tells a worker.
+"""The events that workers send to the host, and the messages that the host sends to workers.
 
-One event is one JSON line with its type in the field `event`. Times are seconds, sizes bytes. `time` is seconds since
-the epoch on the host's own clock where worker and host share a machine (see `Job.clock`), so that steps and hardware
-samples can be laid side by side.
+An event is one line of JSON with its type in the field `event`. Times are in seconds and sizes in bytes. `time` is in
+seconds since the epoch. On the host's machine it is the host's own clock (see `Job.clock`), so that steps and hardware
+samples have the same time base. Some events are also lines of files in the run directory; the names of their fields are
+persisted.
 """
 
 from typing import Any, Literal
@@ -11,27 +12,30 @@ import msgspec
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One optimizer step on one rank; also the record of one line in steps.jsonl."""
+    """One optimizer step on one rank; also a line of steps.jsonl."""
 
     repeat: int
     rank: int
     epoch: int
     step: int
-    """Counts from 0 in each repeat, warm-up included."""
+    """The number of the step from 0 in each repeat, warm-up included."""
     time: float
-    """When the step began on the device's timeline."""
+    """The time at which the step began on the device's timeline."""
     total: float
-    """From the start of this step to the start of the next, so that the steps tile the wall time."""
+    """The time from the start of this step to the start of the next, so that the steps sum to the wall time."""
     phases: dict[str, float]
-    """Seconds by phase; they sum to `total`, `other` being what the harness itself took."""
+    """The time of each phase. The phases sum to `total`; `other` is the time of gpubench itself."""
     host: float
-    """Seconds the host took to issue the step."""
+    """The time that the host took to issue the step."""
     samples: int
     loss: float | None = None
     starved: bool | None = None
-    """Whether the GPU had run out of work when the step began: the host, not the device, sets the pace."""
+    """Whether the GPU was idle when the step began, so that the host limits the speed; None on a CPU.
+
+    The name of the field is persisted in steps.jsonl.
+    """
     skipped: bool = False
-    """The gradient scaler found infinities and left the parameters alone: time spent, no work done."""
+    """Whether the gradient scaler found infinities and skipped the update of the parameters."""
 
 
 SpanKind = Literal["prepare", "evaluate", "decode", "recv_wait", "send_wait"]
@@ -39,9 +43,9 @@ BaselineKind = Literal["sequential", "replicas"]
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the loop of one rank of a pipeline did for a while; also the record of one line in timeline.jsonl.
+    """One activity of the loop of a pipeline's rank; also a line of timeline.jsonl.
 
-    Work (prepare, evaluate, decode) is placed on the device's timeline, waits on the host's.
+    Work (prepare, evaluate, decode) has times of the device's timeline, and waits have times of the host's.
     """
 
     repeat: int
@@ -53,11 +57,11 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     """When it began."""
     total: float
     step: int | None = None
-    """Of an evaluation: which, counting from 0 through all ranks."""
+    """The number of an evaluation, from 0 through all ranks; None for other kinds."""
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """One micro-batch sent or received; also the record of one line in handoffs.jsonl."""
+    """One micro-batch that a rank sent or received; also a line of handoffs.jsonl."""
 
     repeat: int
     rank: int
@@ -66,45 +70,48 @@ class Handoff(msgspec.Struct, frozen=True):
     sample: int
     """The first of its micro-batch."""
     step: int
-    """Evaluations done so far."""
+    """The number of evaluations done so far."""
     sequence: int
     time: float
-    """When it began: packing for a send, the header's arrival for a receive."""
+    """The time of its start: of packing for a send, of the header's arrival for a receive."""
     total: float
-    """Until the last byte has left, or has arrived and is unpacked."""
+    """The time until the last byte is sent, or until all is received and unpacked."""
     waited: float
-    """Of a send, the part spent until the peer took the header; of a receive, the wait for the header before `time`."""
+    """For a send, the time in it until the peer took the header.
+
+    For a receive, the wait for the header before `time`.
+    """
     header_bytes: int
-    """All that is none of what follows: header, manifest, padding."""
+    """The size of header, manifest and padding."""
     latent_bytes: int
     state_bytes: int
-    """Of the scheduler's tensors, and of what its caller holds."""
+    """The size of the scheduler's tensors, and of those that its caller keeps for it."""
     generator_bytes: int
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """The total size in bytes."""
         return self.header_bytes + self.latent_bytes + self.state_bytes + self.generator_bytes
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One finished sample; also the record of one line in samples.jsonl."""
+    """One finished sample; also a line of samples.jsonl."""
 
     repeat: int
     sample: int
     seed: int
     prompt: str | None
     started: float
-    """When rank 0 took it up."""
+    """The time at which rank 0 began it."""
     finished: float
-    """When its latent, and its image where one is made, were ready on the last rank."""
+    """The time at which its latent, and its image if there is one, was ready on the last rank."""
     sha256: str
-    """Of the final latent's bytes, contiguous, in the run's precision."""
+    """The hash of the final latent's contiguous bytes in the run's precision."""
     latent: str | None = None
     image: str | None = None
-    """Files in the run directory."""
+    """The path of the image in the run directory. `latent` is that of the latent."""
     resumed: bool = False
-    """Taken over from the run that this one resumes."""
+    """Whether the sample was taken over from the run that this one resumes."""
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_only=True):
@@ -112,7 +119,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_on
 
 
 class Hello(Event, frozen=True):
-    """The first line of a connection."""
+    """The worker's part of the handshake: the first line of a connection. `secret` authenticates the worker."""
 
     world_size: int
     pid: int
@@ -123,14 +130,16 @@ class Hello(Event, frozen=True):
 
 
 class Heartbeat(Event, frozen=True):
-    """Alive, and in `doing` (a phase, or a stage of the set-up) at `step`."""
+    """Shows that the rank is alive. `doing` is a phase or a stage of the set-up, and `step` the current step."""
 
     doing: str
     step: int | None
     waits_for: int | None = None
-    """The rank without which it cannot go on."""
+    """The rank that it waits for."""
     within: float | None = None
-    """Seconds that what it is doing may take; None leaves it to the patience of the run."""
+    """The time limit of the activity; None for the run's own limit."""
+    patience_factor: float = 1.0
+    """The factor on the run's limit if `within` is None."""
 
 
 class Log(Event, frozen=True):
@@ -155,7 +164,7 @@ class ModelBuilt(Event, frozen=True):
 
 
 class Planned(Event, frozen=True):
-    """How many steps this repeat will take; sent again when a limit in seconds has been turned into steps."""
+    """The number of steps of the repeat. It is sent again once a limit in seconds is converted to steps."""
 
     repeat: int
     steps: int
@@ -166,7 +175,7 @@ class StepsMeasured(Event, frozen=True):
 
 
 class FlopsCounted(Event, frozen=True):
-    """Floating-point operations of one sample's forward and backward pass; None says why in `reason`."""
+    """The floating-point operations of one sample's forward and backward pass; None with the reason in `reason`."""
 
     model_flops_per_sample: float | None
     hardware_flops_per_sample: float | None
@@ -176,11 +185,12 @@ class FlopsCounted(Event, frozen=True):
 
 
 class PeakMeasured(Event, frozen=True):
-    """An attainable ceiling: the best rate of an n x n x n matrix product."""
+    """The attainable peak: the best rate of an n x n x n matrix product; None with the reason in `reason`."""
 
-    flops_per_s: float
+    flops_per_s: float | None
     dtype: str
-    size: int
+    size: int | None
+    reason: str | None = None
 
 
 class GraphTraced(Event, frozen=True):
@@ -192,77 +202,80 @@ class GraphTraced(Event, frozen=True):
 class RepeatDone(Event, frozen=True):
     repeat: int
     wall: float
-    """The whole timed loop by the host clock, device synchronised at both ends: the closure test's other side."""
+    """The time of the whole loop by the host's clock, with the device synchronised at both ends.
+
+    The closure test compares it with the sum of the steps.
+    """
     peak_allocated: int | None
-    """On the GPU, by the steps after the warm-up; by all, where no warm-up was set."""
+    """The GPU's peak in the steps after the warm-up, or in all steps without a warm-up; None without a GPU."""
     peak_reserved: int | None
     peak_rss: int
     setup_peak_allocated: int | None = None
-    """Until the end of the warm-up, in which libraries try out algorithms."""
+    """The peak until the end of the warm-up, in which libraries try out algorithms; None if unknown."""
     setup_peak_reserved: int | None = None
 
 
 class TraceRecorded(Event, frozen=True):
-    """A piece of a trace file of torch.profiler, in order; a file begins where the one before it ended."""
+    """A piece of a trace file of torch.profiler. The pieces arrive in order, one file after the other."""
 
     repeat: int
     name: str
     data: bytes
     last: bool
-    """Whether the file is complete with it."""
+    """Whether this is the last piece of the file."""
 
 
 class MemoryFollowed(Event, frozen=True):
-    """What filled one rank's memory, as the JSON of `gpubench.memory.footprint.Footprint`."""
+    """The memory footprint of one rank, as the JSON of `gpubench.memory.footprint.Footprint`."""
 
     repeat: int
     footprint: bytes
     findings: bytes | None = None
-    """The JSON of `gpubench.findings.Findings`: advice, with what each fix is predicted to save."""
+    """The JSON of `gpubench.findings.Findings`: the advice, with the predicted saving of each fix."""
 
 
 class BatchSizesFound(Event, frozen=True):
-    """Which batch sizes fit, as the JSON of `gpubench.memory.batch_sizes.BatchSizes`."""
+    """The batch sizes that fit, as the JSON of `gpubench.memory.batch_sizes.BatchSizes`."""
 
     repeat: int
     found: bytes
 
 
-class YardstickRead(Event, frozen=True):
-    """How long a fixed piece of work took just before and after the repeat's steps; see `gpubench.yardstick`."""
+class ReferenceWorkloadTimed(Event, frozen=True):
+    """The mean time of the reference workload just before and after the repeat's steps; see `worker.probes`."""
 
     repeat: int
     seconds: float
 
 
 class PipelineBuilt(Event, frozen=True):
-    """What a pipeline is made of, from each rank."""
+    """The facts of the pipeline, from each rank."""
 
     repeat: int
     model: str
     parameters: int
-    """Of the denoiser, which every rank holds whole."""
+    """The number of parameters of the denoiser. Every rank holds all of them."""
     weights: str
-    """sha256 of them."""
+    """The sha256 of the parameters."""
     scheduler: str
     timesteps: list[float]
-    """Of every evaluation, in order."""
+    """The timestep of every evaluation, in order."""
     threads: int | None
-    """That compute in each rank's process; None on a GPU, where they have no part in the samples."""
+    """The number of threads in each rank's process; None on a GPU, where it does not affect the samples."""
     ranges: list[tuple[int, int]]
-    """Evaluations [start, end) of each rank."""
+    """The evaluations [start, end) of each rank."""
     latent_shape: list[int]
-    """Of one sample."""
+    """The shape of one sample's latent."""
     carried: list[str]
-    """Attributes of the scheduler that travel with a sample, and what else does."""
+    """The attributes of the scheduler, and the other values, that a hand-over contains."""
     seconds: float
-    """To build or load the model."""
+    """The time to build or load the model."""
     encode_seconds: float | None = None
-    """To encode the prompts, on the rank that did."""
+    """The time to encode the prompts, on the rank that does it."""
 
 
 class SpansMeasured(Event, frozen=True):
-    """Of one rank, not in order of time: a wait is over before the work that was issued earlier."""
+    """Spans of one rank. They are not in order of time: a wait may end before work that was issued earlier."""
 
     spans: list[Span]
 
@@ -274,13 +287,16 @@ class HandoffMeasured(Event, frozen=True):
 class SampleFinished(Event, frozen=True):
     sample: Sample
     latent: bytes | None
-    """A safetensors file."""
+    """The content of a safetensors file."""
     image: bytes | None
-    """A PNG file."""
+    """The content of a PNG file."""
 
 
 class StageDone(Event, frozen=True):
-    """A rank has worked through all samples: the makespan is from rank 0's `started` to the last rank's `ended`."""
+    """A rank has finished its part of all samples.
+
+    The makespan is the time from rank 0's `started` to the last rank's `ended`.
+    """
 
     repeat: int
     started: float
@@ -293,86 +309,86 @@ class StageDone(Event, frozen=True):
 
 
 class BaselineMeasured(Event, frozen=True):
-    """The same samples without a pipeline: all on one rank, or shared out over replicas of it."""
+    """The time of the same samples without a pipeline: all on one rank, or distributed over replicas."""
 
     repeat: int
     kind: BaselineKind
     seconds: list[float]
-    """Of each micro-batch that this rank made."""
+    """The time of each micro-batch that this rank made."""
     wall: float
     samples: list[int]
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """Where a sample of the pipeline and its reference part."""
+    """The point at which a sample of the pipeline begins to differ from its reference."""
 
     sample: int
     largest_difference: float
-    """Of the final latents."""
+    """The largest difference of the final latents."""
     step: int | None
-    """The first evaluation whose result differs; None where a second pass through the pipeline did not differ."""
+    """The first evaluation whose result differs; None if a second pass through the pipeline did not differ."""
     rank: int | None
-    """Whose evaluation that is."""
+    """The rank that makes this evaluation."""
     step_difference: float | None
 
 
 class Verified(Event, frozen=True):
-    """Every sample beside the one that single-process diffusers makes."""
+    """The comparison of every sample with the one that diffusers makes in a single process."""
 
     repeat: int
     reference: str
-    """What made the references, in words."""
+    """The program that made the references, in words."""
     samples: list[int]
     sha256: list[str]
-    """Of the references, in the order of `samples`."""
+    """The hashes of the references, in the order of `samples`."""
     seconds: float
     divergence: Divergence | None
 
 
 class Failed(Event, frozen=True):
     kind: str
-    """Name of the error class; one of `gpubench.errors` keeps its exit code."""
+    """The name of the error class. A class of `gpubench.errors` determines the exit code."""
     message: str
     hint: str | None
     traceback: str | None
     doing: str
     step: int | None
     secondary: bool
-    """A collective broke, most likely because another rank did."""
+    """Whether a collective broke, most likely because another rank failed."""
 
 
 class Done(Event, frozen=True):
-    """The last line of a connection that ended well."""
+    """The last event of a rank that succeeded."""
 
 
 Message = (
     Hello | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
-    | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound | YardstickRead
-    | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished | StageDone | BaselineMeasured | Verified
-    | Failed | Done
+    | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound
+    | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished | StageDone
+    | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The host's answer to `Hello`: everything a worker needs to know."""
+    """The host's answer to `Hello`: the job of the worker."""
 
     worker: str
-    """The module whose `work` does it."""
+    """The module whose function `work` does the job."""
     lighter: str
-    """What takes less memory, for a worker that has not enough."""
+    """The hint for a worker that runs out of memory."""
     settings: dict[str, Any]
     repeats: list[int]
-    """The repeats this process runs: one for a fresh process, all of them under torchrun."""
+    """The repeats that this process runs: one in a new process, all of them under torchrun."""
     clock: tuple[float, float]
     """(seconds since the epoch, monotonic seconds) read together by the host."""
     machine: str
-    """The host's; see `gpubench.ranks.machine`."""
+    """The host's machine; see `gpubench.ranks.machine`."""
     silence: float = 30.0
-    """Seconds after which either end takes the other for lost."""
+    """The time without a message after which either end considers the other lost."""
     samples: list[int] | None = None
-    """The samples still to be made; None for all."""
+    """The samples to make; None for all."""
     profiled: int | None = None
-    """The repeat, the last of them, that torch.profiler records and that is not measured."""
+    """The last of the repeats if torch.profiler records it and it is not measured; otherwise None."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True):
@@ -384,10 +400,10 @@ _message_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """One line, newline included."""
+    """Returns the message as one line of JSON, newline included."""
     return _encoder.encode(message) + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Raises msgspec.DecodeError (ValidationError among it) for anything that is not an event."""
+    """Parses one line. Raises msgspec.DecodeError, or its subclass ValidationError, if it is not an event."""
     return _message_decoder.decode(line)

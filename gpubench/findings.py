@@ -1,4 +1,4 @@
-"""What is wrong, how that is known, what would mend it, and what mending it saved: the content of findings.json."""
+"""The content of findings.json: each problem with its evidence, cause and fix, and the measured saving of the fix."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -11,12 +11,12 @@ Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
 
 
 SEVERE = 0.2
-"""Of the step or of the peak: a fifth of it is worth stopping for."""
+"""The share of the step, or of the memory's peak, from which on a finding is severe."""
 MARKED = 0.05
 
 
 class Saving(Struct, frozen=True):
-    """A part of the step's time, or of the peak of the memory, as a fraction of it; below 0 where it takes more."""
+    """A saving as a fraction of the step time or of the memory's peak; negative if the fix takes more."""
 
     estimate: float
     low: float | None = None
@@ -24,61 +24,61 @@ class Saving(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """What a fix of the memory does to the throughput, as `compare` judges it over interleaved repeats."""
+    """The effect of a memory fix on the throughput, judged by `compare` over interleaved repeats."""
 
     verdict: Judged
     change: float
-    """Of the throughput, as a fraction of it; below 0 where it is slower."""
+    """The change of the throughput as a fraction; negative if the fix is slower."""
     interval: tuple[float, float] | None = None
-    """95 %, of the change."""
+    """The 95 % interval of the change."""
 
 
 class Trial(Struct, frozen=True):
-    """A fix that was tried: runs with it beside runs without, interleaved where time is measured."""
+    """The result of a tried fix: runs with it compared with runs without, interleaved if time is measured."""
 
     outcome: Outcome
     saving: Saving | None
-    """Of time with its 95 % interval; a peak is counted and has none. None where it failed."""
+    """The measured saving. One of time has a 95 % interval; one of memory has none. None if the trial failed."""
     run: str | None
     """The run directory with the fix."""
     baseline: str | None
     reason: str | None = None
-    """Why it failed, or why nothing is settled."""
+    """Why the trial failed or is inconclusive."""
     cost: Cost | None = None
-    """Of memory: the time that the saving is paid with; None where it was not timed."""
+    """For a memory fix, its cost in time; None if it was not timed."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
     id: str
-    """A word for the rule, the same in every run, as "data-loading"."""
+    """The stable name of the rule, such as "data-loading"."""
     title: str
     severity: Severity
     evidence: list[str]
-    """Each a sentence with its figures: names of events, counts, times, file:line."""
+    """Sentences with the figures: names of events, counts, times, file:line."""
     cause: str
-    """What brings it about, not what it looks like."""
+    """The cause, not the symptom."""
     advice: str
     """What to do, in words."""
     fix: dict[str, Any] = {}
-    """The same as overrides in the user's own configuration; empty where only code can change it."""
+    """The advice as overrides of the user's configuration; empty if only a change of code helps."""
     expected: Saving | None = None
-    """At most, as far as the trace tells; None where it does not."""
+    """The largest saving according to the trace; None if it is unknown."""
     threshold: str
-    """From where on the rule speaks, and why from there."""
+    """The threshold of the rule, and the reason for it."""
     measured: Trial | None = None
 
 
 class Unanswered(Struct, frozen=True):
-    """A rule that lacks its inputs."""
+    """A rule that could not be applied for lack of data."""
 
     id: str
     missing: str
     needs: str
-    """The option that would bring them."""
+    """The option that provides the data."""
 
 
 class Combination(Struct, frozen=True):
-    """All fixes that were confirmed, tried at once."""
+    """The trial of all confirmed fixes together."""
 
     fix: dict[str, Any]
     measured: Trial
@@ -86,29 +86,31 @@ class Combination(Struct, frozen=True):
 
 class Findings(Struct, frozen=True):
     headline: str
-    """The bottleneck in one sentence; of memory none, as the footprint says what fills it."""
+    """The bottleneck in one sentence; empty for memory, where the footprint gives it."""
     findings: list[Finding]
-    """The most costly first."""
+    """The findings, the most costly first."""
     unanswered: list[Unanswered]
     overhead: float | None = None
-    """Time of a profiled step over that of a clean one, less 1."""
+    """The time of a profiled step divided by that of a clean one, minus 1."""
     combination: Combination | None = None
     keep: dict[str, Any] = {}
-    """Settings worth keeping: what was fastest; of memory what saved most and was not found to be slower."""
+    """The recommended settings: the fastest ones, or for memory those that save most and are not slower."""
     interrupted: bool = False
-    """The user ended the trials before all fixes were tried."""
+    """Whether the user ended the trials before all fixes were tried."""
 
 
 def severity(share: float | None) -> Severity:
-    """Of what costs this fraction of the step, or of the peak; None where it is not known."""
+    """Returns the severity for a share of the step or of the peak; None if the share is unknown."""
     if share is None or share < MARKED:
         return "low"
     return "high" if share >= SEVERE else "medium"
 
 
 def fix(settings: Mapping[str, Any] | None, **overrides: Any) -> dict[str, Any]:
-    """Overrides by dot-key, written training__optimizer: all of them settings of the program, and some of them other
-    than they are; else none."""
+    """Returns overrides by dot-key from keywords such as training__optimizer.
+
+    Returns {} if one of them is no setting of the program, or if none differs from its current value.
+    """
     known = settings or {}
     keys = {name.replace("__", "."): value for name, value in overrides.items()}
     changing = keys.keys() <= known.keys() and any(known[key] != value for key, value in keys.items())

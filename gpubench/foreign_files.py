@@ -1,7 +1,7 @@
-"""Files that anyone may have written, read without waiting and within bounds.
+"""Reads files of unknown origin without blocking and within limits of size.
 
-A name in a run directory can lead to a pipe that nobody writes to, a device that never ends, or a file with more holes
-than there is memory. All of them are refused with OSError, as what cannot be read is.
+A path in a run directory can lead to a pipe without a writer, a device without an end, or a sparse file larger than
+the memory. All of these raise OSError, like a file that cannot be read.
 """
 
 import errno
@@ -11,14 +11,21 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+RUN = "run.json"
+"""The file that makes a folder a run directory, so that the config.yaml beside it is the run's."""
+
+TRIALS = "-verify"
+"""The suffix of an experiment whose runs try the fixes of another."""
+
+
 MOST = 256 * 2**20
-"""Bytes of a document that is read whole; the largest that gpubench writes have a hundredth of it."""
+"""The largest size of a document in bytes, a hundred times that of the largest document that gpubench writes."""
 LONGEST = 16 * 2**20
-"""Bytes of a line; one of steps.jsonl has 300."""
+"""The largest length of a line in bytes. A line of steps.jsonl has about 300."""
 
 
 def opened(path: Path) -> BufferedReader:
-    """Raises OSError for what is no regular file. A pipe is not waited for."""
+    """Opens a regular file. Raises OSError for any other kind, without waiting for a pipe."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -27,7 +34,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """The whole file. Raises OSError for what is no regular file, or has more than `most` bytes."""
+    """Returns the whole file. Raises OSError if it is not a regular file or has more than `most` bytes."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
@@ -35,7 +42,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """One after the other. Raises OSError for what is no regular file, and for a line of more than LONGEST bytes."""
+    """Yields the lines of a file. Raises OSError if it is not a regular file or a line exceeds LONGEST bytes."""
     with opened(path) as file:
         while line := file.readline(LONGEST + 1):
             if len(line) > LONGEST:

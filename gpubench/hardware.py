@@ -1,7 +1,9 @@
-"""What is published about accelerators, by the exact name their driver reports.
+"""The published figures of accelerators, by the exact name that the driver reports.
 
-Nothing is matched by part of a name: an L40S is no L4, an H100 PCIe reaches three quarters of an H100 SXM, and a MIG
-slice ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") has a fraction of its card. A name that is not listed is unknown.
+Names must match as a whole: an L40S is not an L4, an H100 PCIe reaches three quarters of an H100 SXM, the "NVIDIA
+GeForce RTX 4090 Laptop GPU" has another chip than the desktop card, and a MIG slice ("NVIDIA A100-SXM4-80GB MIG
+1g.10gb") has a fraction of its card. A name that is not listed is unknown. Some GeForce cards with different memory
+have the same name; the memory that the driver reports distinguishes them.
 """
 
 from collections.abc import Mapping
@@ -9,14 +11,15 @@ from dataclasses import dataclass, field
 
 from gpubench.errors import DeviceError, did_you_mean
 
+_LEAST, _MOST = 0.88, 1.05  # reported memory over the nominal one: the driver and inline ECC keep up to a tenth
 _DATA_TYPES = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "bf16": "bf16"}  # by precision setting
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device as the driver counts devices: of an AMD MI250X that is one of its two dies.
+    """One device as the driver counts devices, which for an AMD MI250X is one of its two dies.
 
-    memory_bytes is the nominal size, of which the driver and inline ECC keep up to 8 %. peaks are dense FLOP/s, never
+    memory_bytes is the nominal size, of which the driver and inline ECC keep up to 9 %. peaks are dense FLOP/s, never
     those with structured sparsity, at the published boost clock: "tf32", "bf16" and "fp16" on the matrix units with
     fp32 accumulation, left out where the matrix units lack the type; "fp32" in full fp32, which on NVIDIA means the
     vector units and on AMD the matrix units.
@@ -32,7 +35,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Peak:
-    """The published ceiling of a device in one arithmetic, and who published it."""
+    """The published peak of a device in one arithmetic, with its source."""
 
     flops_per_s: float
     dtype: str
@@ -40,28 +43,38 @@ class Peak:
     source: str
 
 
-def find_accelerator(name: str) -> Accelerator | None:
-    """The accelerator whose driver reports `name`, but for case and spacing; None if it is not listed."""
-    return _BY_NAME.get(_normalised(name))
+def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
+    """Returns the accelerator whose driver reports `name`, ignoring case and spacing; None if it is not listed.
+
+    `memory_bytes` is what the driver reports, which must suit the nominal size: it tells apart cards that share a name,
+    and a part of a card from the whole. Without it, cards that share a name are unknown unless they are equally fast.
+    """
+    found = _BY_NAME.get(_normalised(name), [])
+    if memory_bytes is not None:
+        found = [row for row in found if _LEAST * row.memory_bytes <= memory_bytes <= _MOST * row.memory_bytes]
+    alike = all((row.peaks, row.memory_bandwidth) == (found[0].peaks, found[0].memory_bandwidth) for row in found)
+    return found[0] if found and alike else None
 
 
 def find_by_key(key: str) -> Accelerator:
-    """The accelerator called `key`, such as "h200"; DeviceError naming the nearest key if there is none."""
+    """Returns the accelerator `key`, such as "h200". Raises DeviceError with the nearest key if there is none."""
     if found := _BY_KEY.get(_normalised(key)):
         return found
     near = did_you_mean(_normalised(key), _BY_KEY, cutoff=0)
     raise DeviceError(f"no accelerator is called '{key}'", f"{near} known are {', '.join(_BY_KEY)}")
 
 
-def peak_flops(name: str, precision: str, matmul_precision: str | None = None) -> Peak | None:
-    """The dense peak of the device called `name` at a precision setting: fp32, tf32, amp (fp16) or bf16.
+def peak_flops(
+    name: str, precision: str, matmul_precision: str | None = None, memory_bytes: int | None = None
+) -> Peak | None:
+    """Returns the dense peak of the device `name` at a precision setting: fp32, tf32, amp (fp16) or bf16.
 
     Where `matmul_precision` says how float32 products are computed (highest, high or medium), it decides between the
-    peaks of fp32 and TF32. None if the device is not listed or its matrix units lack the type; KeyError for any other
-    precision.
+    peaks of fp32 and TF32. `memory_bytes` is as for `find_accelerator`. None if the device is not listed or its matrix
+    units lack the type; KeyError for any other precision.
     """
     dtype = _DATA_TYPES[precision]
-    found = find_accelerator(name)
+    found = find_accelerator(name, memory_bytes)
     if found is None:
         return None
     if matmul_precision and dtype in ("fp32", "tf32"):
@@ -87,8 +100,25 @@ def _row(
     return Accelerator(names, key, gibibytes * 2**30, terabytes_per_s * 1e12, peaks, source)
 
 
+def _geforce(
+    model: str, gigabytes: int, gigabytes_per_s: float, cores: int, megahertz: int, key: str = ""
+) -> Accelerator:
+    """Returns a GeForce card of the RTX 30, 40 or 50 series from its published cores, boost clock and bandwidth.
+
+    fp32 is two operations a core and clock. Where they accumulate in fp32, the tensor cores of these cards compute TF32
+    at the same rate and fp16 and bf16 at twice that, dense: the white papers of GA102, Ada and RTX Blackwell have it so
+    for the largest card of each series, and the others have the same multiprocessors. Accumulating in fp16 is twice as
+    fast as in fp32 on GeForce, but training does not do so.
+    """
+    fp32 = 2 * cores * megahertz * 1e-6
+    series = f"NVIDIA GeForce RTX {model[0]}0 series specifications: 2 x {cores} cores x {megahertz} MHz"
+    names = (f"NVIDIA GeForce RTX {model}",)
+    key = key or f"rtx-{model.casefold().replace(' ', '-')}"
+    return _row(key, names, gigabytes, gigabytes_per_s / 1e3, (fp32, fp32, 2 * fp32, 2 * fp32), series)
+
+
 AMPERE = (8, 0)
-"""The compute capability from which on there is bfloat16."""
+"""The first compute capability with bfloat16."""
 HOPPER = (9, 0)
 
 _COLUMNS = ("fp32", "tf32", "bf16", "fp16")
@@ -103,17 +133,23 @@ _AMPERE = "NVIDIA GA102 architecture whitepaper"
 _ADA = "NVIDIA Ada architecture whitepaper"
 _BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper"
 _BLACKWELL_PRO = "NVIDIA RTX PRO Blackwell architecture whitepaper"
+_PRO_SHEET = "NVIDIA RTX PRO 6000 Blackwell data sheets"
 _MI200 = "AMD Instinct MI200 series data sheet"
 _MI300 = "AMD Instinct MI300X data sheet"
 _MI325 = "AMD Instinct MI325X data sheet"
 _MI350 = "AMD Instinct MI350 series data sheet"
 
-_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+_GRACE_BLACKWELL = "NVIDIA GB200 and GB300 NVL72 specifications, per GPU"
+
+_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell {} Edition"
 _MI300X_NAMES = ("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "AMD Instinct MI300X VF")
 
 # Where a data sheet prints sparse peaks only, the dense ones are half of them.
 ACCELERATORS: tuple[Accelerator, ...] = (
     # key, reported names, GiB, TB/s, dense TFLOP/s (fp32, tf32, bf16, fp16), source
+    # NVL72 racks are published with sparsity, but for fp32: 360 PFLOP/s of bf16 are 2.5 dense for each of 72 GPUs.
+    _row("gb300", ("NVIDIA GB300",), 279, 8.0, (80, 1250, 2500, 2500), _GRACE_BLACKWELL),
+    _row("gb200", ("NVIDIA GB200",), 186, 8.0, (80, 1250, 2500, 2500), _GRACE_BLACKWELL),
     _row("b300", ("NVIDIA B300 SXM6 AC",), 268, 8.0, (75, 1125, 2250, 2250), _HGX),
     _row("b200", ("NVIDIA B200",), 180, 7.7, (75, 1125, 2250, 2250), _HGX),
     _row("gh200-144gb", ("NVIDIA GH200 144G HBM3e",), 144, 4.9, (66.9, 494.7, 989.4, 989.4), _GH200),
@@ -124,30 +160,74 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("h100", ("NVIDIA H100 80GB HBM3",), 80, 3.35, (66.9, 494.7, 989.4, 989.4), _HOPPER),
     _row("h100-pcie", ("NVIDIA H100 PCIe",), 80, 2.039, (51.2, 378, 756, 756), _HOPPER),
     _row("h100-nvl", ("NVIDIA H100 NVL",), 94, 3.9, (60, 417.5, 835.5, 835.5), "NVIDIA H100 data sheet"),
+    # NVIDIA publishes no data sheet of the H20.
+    _row(
+        "h20",
+        ("NVIDIA H20",),
+        96,
+        4.0,
+        (44, 74, 148, 148),
+        "specifications of the NVIDIA H20 as its sellers print them",
+    ),
     _row("a100-80gb", ("NVIDIA A100-SXM4-80GB",), 80, 2.039, (19.5, 156, 312, 312), _A100),
     _row("a100-40gb", ("NVIDIA A100-SXM4-40GB",), 40, 1.555, (19.5, 156, 312, 312), _A100),
     _row("a100-pcie-80gb", ("NVIDIA A100 80GB PCIe",), 80, 1.935, (19.5, 156, 312, 312), _A100),
     _row("a100-pcie-40gb", ("NVIDIA A100-PCIE-40GB",), 40, 1.555, (19.5, 156, 312, 312), _A100),
+    _row("a30", ("NVIDIA A30",), 24, 0.933, (10.3, 82, 165, 165), "NVIDIA A30 data sheet"),
     _row("l40s", ("NVIDIA L40S",), 48, 0.864, (91.6, 183, 362.05, 362.05), "NVIDIA L40S data sheet"),
     _row("l40", ("NVIDIA L40",), 48, 0.864, (90.5, 90.5, 181.05, 181.05), "NVIDIA L40 data sheet"),
     _row("l4", ("NVIDIA L4",), 24, 0.3, (30.3, 60, 121, 121), "NVIDIA L4 data sheet"),
     _row("a40", ("NVIDIA A40",), 48, 0.696, (37.4, 74.8, 149.7, 149.7), "NVIDIA A40 data sheet"),
     _row("a10", ("NVIDIA A10",), 24, 0.6, (31.2, 62.5, 125, 125), "NVIDIA A10 data sheet"),
+    # Tensor cores at GeForce's rate: 512 operations a clock in each of 80 multiprocessors at 1.71 GHz make 70 TFLOP/s.
+    _row("a10g", ("NVIDIA A10G",), 24, 0.6, (35, 35, 70, 70), "NVIDIA A10G specifications for AWS"),
     _row("v100-32gb", ("Tesla V100-SXM2-32GB", "Tesla V100-DGXS-32GB"), 32, 0.9, (15.7, None, None, 125), _V100),
     _row("v100-16gb", ("Tesla V100-SXM2-16GB", "Tesla V100-DGXS-16GB"), 16, 0.9, (15.7, None, None, 125), _V100),
     _row("v100-pcie-32gb", ("Tesla V100-PCIE-32GB",), 32, 0.9, (14, None, None, 112), _V100),
     _row("v100-pcie-16gb", ("Tesla V100-PCIE-16GB",), 16, 0.9, (14, None, None, 112), _V100),
     _row("v100s", ("Tesla V100S-PCIE-32GB",), 32, 1.134, (16.4, None, None, 130), _V100),
     _row("t4", ("Tesla T4",), 16, 0.32, (8.1, None, None, 65), "NVIDIA Turing architecture whitepaper"),
-    _row("rtx-pro-6000", (_PRO_6000,), 96, 1.792, (126, 251.9, 503.8, 503.8), _BLACKWELL_PRO),
+    # The white paper has the workstation edition. The others have as many multiprocessors at lower clocks: fp32 is
+    # published for each, and the tensor cores compute TF32 at twice and bf16 at four times that rate.
+    _row("rtx-pro-6000", (_PRO_6000.format("Workstation"),), 96, 1.792, (126, 251.9, 503.8, 503.8), _BLACKWELL_PRO),
+    _row("rtx-pro-6000-max-q", (_PRO_6000.format("Max-Q Workstation"),), 96, 1.792, (110, 220, 440, 440), _PRO_SHEET),
+    _row("rtx-pro-6000-server", (_PRO_6000.format("Server"),), 96, 1.597, (120, 240, 480, 480), _PRO_SHEET),
     _row("rtx-6000-ada", ("NVIDIA RTX 6000 Ada Generation",), 48, 0.96, (91.1, 182.1, 364.2, 364.2), _ADA),
     _row("rtx-a6000", ("NVIDIA RTX A6000",), 48, 0.768, (38.7, 77.4, 154.8, 154.8), _AMPERE),
-    # On GeForce, fp16 runs twice as fast when it also accumulates in fp16; training does not.
+    # GB, GB/s, cores, boost clock in MHz. Where a card was later also sold with other memory of the same size (3060 Ti,
+    # 4070), the bandwidth is that of the first.
     _row("rtx-5090", ("NVIDIA GeForce RTX 5090",), 32, 1.792, (104.8, 104.8, 209.5, 209.5), _BLACKWELL),
+    _geforce("5080", 16, 960, 10752, 2617),
+    _geforce("5070 Ti", 16, 896, 8960, 2452),
+    _geforce("5070", 12, 672, 6144, 2512),
+    _geforce("5060 Ti", 16, 448, 4608, 2572, "rtx-5060-ti-16gb"),
+    _geforce("5060 Ti", 8, 448, 4608, 2572, "rtx-5060-ti-8gb"),
+    _geforce("5060", 8, 448, 3840, 2497),
+    _geforce("5050", 8, 320, 2560, 2572),
     _row("rtx-4090", ("NVIDIA GeForce RTX 4090",), 24, 1.008, (82.6, 82.6, 165.2, 165.2), _ADA),
+    _geforce("4080 SUPER", 16, 736, 10240, 2550),
+    _geforce("4080", 16, 716.8, 9728, 2505),
+    _geforce("4070 Ti SUPER", 16, 672, 8448, 2610),
+    _geforce("4070 Ti", 12, 504, 7680, 2610),
+    _geforce("4070 SUPER", 12, 504, 7168, 2475),
+    _geforce("4070", 12, 504, 5888, 2475),
+    _geforce("4060 Ti", 16, 288, 4352, 2535, "rtx-4060-ti-16gb"),
+    _geforce("4060 Ti", 8, 288, 4352, 2535, "rtx-4060-ti-8gb"),
+    _geforce("4060", 8, 272, 3072, 2460),
+    _geforce("3090 Ti", 24, 1008, 10752, 1860),
     _row("rtx-3090", ("NVIDIA GeForce RTX 3090",), 24, 0.936, (35.6, 35.6, 71, 71), _AMPERE),
-    # CDNA 4 dropped TF32; CDNA 2 never had it.
+    _geforce("3080 Ti", 12, 912, 10240, 1665),
+    _geforce("3080", 12, 912, 8960, 1710, "rtx-3080-12gb"),
+    _geforce("3080", 10, 760, 8704, 1710, "rtx-3080-10gb"),
+    _geforce("3070 Ti", 8, 608, 6144, 1770),
+    _geforce("3070", 8, 448, 5888, 1725),
+    _geforce("3060 Ti", 8, 448, 4864, 1665),
+    _geforce("3060", 12, 360, 3584, 1777, "rtx-3060-12gb"),
+    _geforce("3060", 8, 240, 3584, 1777, "rtx-3060-8gb"),
+    _geforce("3050", 8, 224, 2560, 1777),
+    # CDNA 4 dropped TF32; CDNA 2 never had it. An MI350X is an MI355X at 2.2 GHz in place of 2.4.
     _row("mi355x", ("AMD Instinct MI355X",), 288, 8.0, (157.3, None, 2516.6, 2516.6), _MI350),
+    _row("mi350x", ("AMD Instinct MI350X",), 288, 8.0, (144.2, None, 2306.9, 2306.9), _MI350),
     _row("mi325x", ("AMD Instinct MI325X",), 256, 6.0, (163.4, 653.7, 1307.4, 1307.4), _MI325),
     _row("mi300x", _MI300X_NAMES, 192, 5.3, (163.4, 653.7, 1307.4, 1307.4), _MI300),
     # "AMD Instinct MI250X/MI250", which some drivers report for both, is left out on purpose: they differ by 6 %.
@@ -155,5 +235,8 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("mi210", ("AMD Instinct MI210",), 64, 1.6384, (45.3, None, 181, 181), _MI200),
 )
 
-_BY_NAME = {_normalised(name): row for row in ACCELERATORS for name in row.names}
+_BY_NAME: dict[str, list[Accelerator]] = {}
+for _listed in ACCELERATORS:
+    for _name in _listed.names:
+        _BY_NAME.setdefault(_normalised(_name), []).append(_listed)
 _BY_KEY = {row.key: row for row in ACCELERATORS}

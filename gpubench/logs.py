@@ -1,7 +1,7 @@
-"""The project's two extra log levels, and how one record becomes one structured line.
+"""Two additional log levels, and the format of structured log lines.
 
-NOTIMPORTANT (5) is chatter below DEBUG. MODIFIABLE (25) names a setting that the user could change, with its key: it
-is shown by default, above INFO, because it is what a reader of a benchmark wants to know first.
+NOTIMPORTANT (5) is for details below DEBUG. MODIFIABLE (25), above INFO and shown by default, is for settings that
+gpubench chose and the user can change.
 """
 
 import json
@@ -18,7 +18,7 @@ logging.addLevelName(MODIFIABLE, "MODIFIABLE")
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller attached with `extra={"fields": {...}}`."""
+    """Returns the fields that the caller passed with `extra={"fields": {...}}`."""
     fields = getattr(record, "fields", None)
     return dict(fields) if isinstance(fields, Mapping) else {}
 
@@ -26,7 +26,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def render_logfmt(
     when: float, level: int, rank: int | None, logger: str, message: str, fields: Mapping[str, Any]
 ) -> str:
-    """One line of run.log: `time=... level=... rank=... logger=... msg="..." key=value ...`, JSON-quoted where needed.
+    """A line of run.log: `time=... level=... rank=... logger=... msg="..." key=value ...`, JSON-quoted where needed.
 
     `when` is in seconds since the epoch; `rank` is None for the host process.
     """
@@ -49,7 +49,7 @@ def _quote(value: object) -> str:
 
 
 class LogfmtFormatter(logging.Formatter):
-    """Formats the host's own records like the workers'."""
+    """Formats the records of the host in the format of the workers' records."""
 
     def format(self, record: logging.LogRecord) -> str:
         rank = getattr(record, "rank", None)

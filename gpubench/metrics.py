@@ -1,4 +1,4 @@
-"""What a number of a run means: its unit, which way is better, how it is computed, and what it rests on."""
+"""The metrics of runs: their units, better directions, definitions and data."""
 
 from typing import Literal
 
@@ -6,11 +6,11 @@ from msgspec import Struct
 
 Better = Literal["lower", "higher"]
 TOO_WIDE = 2.0
-"""Ratio of the ends of an interval beyond which a figure is shown as a range and called too noisy to quote."""
+"""The ratio of an interval's ends above which a figure is shown as a range and called too noisy to quote."""
 
 
 class Distribution(Struct, frozen=True):
-    """Values of single steps, pooled over the repeats, in the unit of their metric."""
+    """The distribution of single steps, pooled over the repeats, in the unit of the metric."""
 
     mean: float
     std: float | None  # Bessel-corrected; None when n < 2
@@ -20,15 +20,14 @@ class Distribution(Struct, frozen=True):
     min: float
     max: float
     n: int
-    effective_n: float | None  # how many independent values the n autocorrelated ones are worth
+    effective_n: float | None  # effective sample size of the n autocorrelated values
 
 
 class Metric(Struct, frozen=True):
-    """One result of a run, complete enough to be compared without knowing which command wrote it.
+    """One result of a run, with all that a comparison needs whatever command wrote it.
 
-    A repeat is a fresh process and the unit of evidence: `interval` is the 95 % interval over `repeats`, None for
-    fewer than two (see `estimates`). `n` and `effective_n` count the steps behind them; many steps do not make up for
-    few repeats.
+    A repeat is a new process and the independent unit. `interval` is the 95 % interval over `repeats`; None for fewer
+    than two (see `runs.summary`). `n` and `effective_n` count the steps behind the repeats.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Metric(Struct, frozen=True):
 
     @property
     def reach(self) -> float | None:
-        """How far the farther end of the interval lies from the estimate, as a fraction of it; None where unknown."""
+        """The distance from the estimate to the farther end of the interval, as a fraction; None if unknown."""
         if self.interval is None or not self.estimate:
             return None
         return max(abs(end / self.estimate - 1) for end in self.interval)
@@ -62,15 +61,15 @@ class Definition(Struct, frozen=True):
     better: Better | None
     meaning: str
     per: Literal["job", "step"] | None = None
-    """What it grows with: the ranks of a job, or the samples of a step; None for neither."""
+    """Whether the metric grows with the ranks of a job or with the samples of a step; None for neither."""
 
 
 RATES = ("throughput", "token_throughput", "steady_throughput", "mfu", "hfu", "mfu_of_measured_peak")
-"""Work over time: averaged as the time of one, so that they agree with the times they are made of."""
+"""The metrics of work over time. Their mean is harmonic, so that it agrees with the mean of their times."""
 
-# Of training, the steady window is the run after its warm-up; the wall is the host clock from its first step's start to
-# its last step's end. A step is one optimizer step, with all its gradient accumulation. Of a pipeline, the window is
-# all of the makespan, fill and drain included, and a step is one evaluation of the denoiser on one micro-batch.
+# In training, the steady window is the run after the warm-up, and the wall time is the host's time from the start of
+# its first step to the end of its last. A step is one optimizer step with all its gradient accumulation. In a pipeline,
+# the window is the whole makespan, fill and drain included, and a step is one evaluation of one micro-batch.
 DEFINITIONS: dict[str, Definition] = {
     "throughput": Definition(
         "samples/s", "higher", "samples of all ranks / wall of the steady window; of a pipeline, / makespan", "job"

@@ -1,4 +1,4 @@
-"""Who is who among the processes of one run, by the variables that torchrun sets."""
+"""Identifies the processes of a run by the environment variables that torchrun sets."""
 
 import os
 import socket
@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+STORE_SOCKET = "GPUBENCH_STORE_SOCKET"
+"""The variable with the file descriptor of the socket that the host has bound for rank 0's rendezvous store."""
+
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among the others; alone where nobody said otherwise."""
+    """The rank of this process and the sizes of its run; a single rank if torchrun's variables are not set."""
 
     rank: int
     local_rank: int
@@ -18,6 +21,13 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
+        """This process's place by torchrun's variables; alone unless all that it takes are set.
+
+        Schedulers set some of them, such as WORLD_SIZE, in shells that no launcher has started.
+        """
+        if not launched_by_torchrun():
+            return cls(0, 0, 1, 1)
+
         def variable(name: str, default: int) -> int:
             return int(os.environ.get(name, default))
 
@@ -31,9 +41,9 @@ class Ranks:
 
 @cache
 def machine() -> str:
-    """The same wherever a monotonic clock and a pid of one process mean the same to another.
+    """Returns an identifier of the machine that is equal for processes with the same monotonic clock and pids.
 
-    A host name would not do: machines made from one image share it, and containers share a machine under several.
+    A host name is not enough: machines from the same image share it, and containers on one machine have different ones.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
@@ -42,10 +52,10 @@ def machine() -> str:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for all of them."""
+    """Returns whether this process is rank 0, which reports for all ranks."""
     return Ranks.from_environment().is_rank_zero
 
 
 def launched_by_torchrun() -> bool:
-    """Whether this process is a rank that the user's own torchrun started."""
+    """Returns whether the user's own torchrun started this process."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()

@@ -5,14 +5,13 @@ from typing import Any
 
 import msgspec
 
-from gpubench.comparison.result import Noise
+from gpubench.compare.result import Noise
 from gpubench.events import Handoff, Sample, Span, Step
 from gpubench.findings import Findings
-from gpubench.host.tracking import Epoch
-from gpubench.memory.batch_sizes import BatchSizes
+from gpubench.host.loggers import Epoch
+from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
-from gpubench.memory.trades import Trades
-from gpubench.runs import (
+from gpubench.runs.directory import (
     BATCH_SIZES,
     EPOCHS,
     FINDINGS,
@@ -30,7 +29,7 @@ from gpubench.runs import (
     TRADES,
     RunRecord,
 )
-from gpubench.summary import Summary
+from gpubench.runs.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
 
@@ -50,11 +49,11 @@ FILES = {
     TRADES: Trades,
     FINDINGS: Findings,
 }
-"""The type of each file's document, or of each line where its name ends in .jsonl."""
+"""The type of each file's document, or of each line of a .jsonl file."""
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema (2020-12); `properties` are the files."""
+    """Returns the JSON Schema (2020-12) of the run directory, whose `properties` are the files."""
     files, definitions = msgspec.json.schema_components(FILES.values(), ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

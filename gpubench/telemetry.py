@@ -1,14 +1,15 @@
-"""What the hardware was doing while the workers measured, sampled by the host and never by a timed process.
+"""Samples the state of the hardware during a run, in the host and never in a timed process.
 
-A sample costs the host well under a millisecond of CPU on a machine without GPUs (about 0.1 ms with one worker), and
-says itself what it cost. All processes are looked at only while others than the workers keep the CPU busy, and never so
-often that it takes more than a hundredth of a core. What the driver, the kernel or a permission withholds is left out,
-never guessed.
+A sample takes the host well under a millisecond of CPU time on a machine without GPUs (about 0.1 ms with one worker),
+and records its own CPU time and duration. The host lists all processes only while other processes keep the CPU busy,
+and at a rate that takes at most a hundredth of a core. It asks NVML for the processes on a GPU only between repeats,
+because that query takes a lock of the driver that programs need to launch kernels. Values that the driver, the kernel
+or a permission withholds are left out.
 """
 
 import os
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,10 +20,10 @@ from typing import Any
 import msgspec
 import psutil
 
-from gpubench.control_characters import spelled_out
 from gpubench.devices import ask, open_nvml
+from gpubench.text import spelled_out
 
-# NVML's clocks event reasons (nvml.h), but for None and GpuIdle: an idle GPU is not a slowed one.
+# NVML's clocks event reasons (nvml.h), without None and GpuIdle, because an idle GPU is not throttled.
 CLOCK_REASONS = {
     0x002: "ApplicationsClocksSetting",
     0x004: "SwPowerCap",
@@ -33,21 +34,21 @@ CLOCK_REASONS = {
     0x080: "HwPowerBrakeSlowdown",
     0x100: "DisplayClockSetting",
 }
-IDLE_CORES = 0.25  # what a quiet machine's own housekeeping takes
-IDLE_SHARE = 0.02  # the same on a machine of many cores, of all of them
-STEAL = 0.02  # of all CPU time
-CENSUS_COST = 0.01  # of a core
-MOST_NAMED = 5  # processes of others
-LEAST_NAMED = 0.02  # cores that one has to keep busy
+IDLE_CORES = 0.25  # cores that the background tasks of a quiet machine take
+IDLE_SHARE = 0.02  # the same as a share of all cores, on a machine with many
+STEAL = 0.02  # share of all CPU time
+CENSUS_COST = 0.01  # share of a core
+MOST_NAMED = 5  # other processes
+LEAST_NAMED = 0.02  # cores; a process with less load is not named
 PROC = Path("/proc")
 
 
 class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One GPU at one instant; None where NVML does not say. `index` is NVML's, as in `devices.Gpu`.
+    """The state of one GPU; None for values that NVML does not give. `index` is NVML's, as in `devices.Gpu`.
 
     `energy_j` counts since the driver was loaded and advances every 20 to 100 ms. `utilization` is the fraction of the
     driver's last averaging period in which some kernel ran. `other_processes` counts compute processes on the GPU
-    other than the host and the workers.
+    other than the host and the workers; it is None in samples that did not ask for them.
     """
 
     index: int
@@ -63,12 +64,13 @@ class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The machine's CPU, and the workers' part of it, over the time since the previous sample.
+    """The load of the machine's CPU, and the workers' part of it, since the previous sample.
 
-    `load` and `steal` are fractions of all logical CPUs' time: busy here, and taken by the hypervisor for other guests.
-    `worker_cpu` is in cores. `context_switches` counts how often a worker's main thread was made to yield its CPU.
-    `memory_rss_bytes` is what the workers hold now. These three are None while no worker lives. `processes` are the
-    cores that the busiest other processes used since they were last looked at, by name: None where that was not done.
+    `load` and `steal` are fractions of all logical CPUs' time: busy, and taken by the hypervisor for other guests.
+    `worker_cpu` is in cores. `context_switches` counts the involuntary switches of the workers' main threads.
+    `memory_rss_bytes` is the workers' resident memory now. These three are None while there is no worker. `processes`
+    maps the names of the busiest other processes to the cores that they used since their last reading; None if they
+    were not read.
     """
 
     load: float | None = None
@@ -80,10 +82,15 @@ class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class TelemetrySample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One line of telemetry.jsonl: `time` in seconds since the epoch, `cost` in seconds of the host's CPU time."""
+    """One line of telemetry.jsonl.
+
+    `time` is in seconds since the epoch. `cost` is the host's CPU time for the sample in seconds, and `wall` its
+    duration in seconds, waits for the driver included.
+    """
 
     time: float
     cost: float
+    wall: float | None = None
     gpus: list[GpuSample] = []
     cpu: CpuSample | None = None
 
@@ -91,11 +98,11 @@ class TelemetrySample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
 class Telemetry:
     """Samples the GPUs `gpu_indices` (NVML's numbers), the CPU and the watched workers about every `interval` seconds.
 
-    It has no thread: whoever listens to the workers asks `due()` and calls `sample()` between two events.
+    It has no thread: the host calls `due()` and `sample()` between two events of the workers.
     """
 
     def __init__(self, gpu_indices: Sequence[int], interval: float, now: Callable[[], float] = time.time) -> None:
-        """`now` is the clock that samples are placed on, in seconds since the epoch."""
+        """`now` is the clock that dates the samples, in seconds since the epoch."""
         self.interval = interval
         self._now = now
         self._next_due = float("-inf")
@@ -109,7 +116,7 @@ class Telemetry:
         self._census = _Census()
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Makes `pids` the workers, in place of those before; one that is already gone is passed over."""
+        """Replaces the watched workers by `pids`. A process that has ended already is skipped."""
         workers: dict[int, _Worker] = {}
         for pid in pids:
             with suppress(psutil.Error):
@@ -117,26 +124,34 @@ class Telemetry:
         self._workers = workers
 
     def due(self, now: float) -> bool:
-        """Whether a sample should be taken at `now`, in seconds of `time.monotonic()`."""
+        """Returns whether a sample is due at `now`, in seconds of `time.monotonic()`."""
         return now >= self._next_due
 
-    def sample(self) -> TelemetrySample:
-        """Reads everything once. Samples that fell due meanwhile are dropped, not caught up with."""
-        self._next_due = time.monotonic() + self.interval
+    def sample(self, *, processes: bool = False) -> TelemetrySample:
+        """Takes a sample, with the processes on the GPUs only if `processes`.
+
+        Samples that became due in the meantime are dropped.
+        """
+        called = time.monotonic()
+        self._next_due = called + self.interval
         began, now = time.thread_time(), self._now()
         gpus = [self._sample_gpu(index, handle) for index, handle in self._handles.items()]
+        if processes:
+            counted = [self._other_processes(handle) for handle in self._handles.values()]
+            gpus = [msgspec.structs.replace(gpu, other_processes=n) for gpu, n in zip(gpus, counted, strict=True)]
         cpu = self._sample_cpu()
-        return TelemetrySample(time=now, cost=time.thread_time() - began, gpus=gpus, cpu=cpu)
+        cost, wall = time.thread_time() - began, time.monotonic() - called
+        return TelemetrySample(time=now, cost=cost, wall=wall, gpus=gpus, cpu=cpu)
 
     def close(self) -> None:
-        """Lets go of the driver; no sample may be taken after."""
+        """Releases the driver. No sample may be taken afterwards."""
         if self._nvml:
             ask(self._nvml, "nvmlShutdown")
             self._nvml, self._handles = None, {}
 
     def _sample_gpu(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
-        energy_mj = ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # first: its time is the sample's
+        energy_mj = ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # read first, at the time of the sample
         power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
         rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
         memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
@@ -155,7 +170,6 @@ class Telemetry:
             throttle_reasons=None
             if reasons is None
             else [name for bit, name in CLOCK_REASONS.items() if reasons & bit],
-            other_processes=self._other_processes(handle),
         )
 
     def _other_processes(self, handle: Any) -> int | None:
@@ -163,7 +177,7 @@ class Telemetry:
         if running is None:
             return None
         others = {process.pid for process in running} - self._workers.keys() - {os.getpid()}
-        # In a container some drivers give the host's process ids, by which a worker looks like another process.
+        # In a container some drivers give the host's process ids, so that a worker looks like another process.
         return len(others) if all(psutil.pid_exists(pid) for pid in others) else None
 
     def _sample_cpu(self) -> CpuSample:
@@ -213,7 +227,7 @@ class _Worker:
 
 
 class _Census:
-    """The CPU time that every process had used when it was last looked at; empty without Linux's /proc."""
+    """The CPU time of every process at the last reading; empty without Linux's /proc."""
 
     def __init__(self) -> None:
         self._cost = 0.0
@@ -223,7 +237,7 @@ class _Census:
         return time.monotonic() - self._taken >= self._cost / CENSUS_COST
 
     def take(self, own: set[int]) -> dict[str, float] | None:
-        """Cores used since the last time by the busiest processes that do not descend from `own`, by name."""
+        """Returns the cores used since the last reading by the busiest processes not descended from `own`, by name."""
         before, since = self._used, self._taken
         self._used, parents = self._look()
         if not self._used:
@@ -235,7 +249,7 @@ class _Census:
         return _busiest([cores])
 
     def _look(self) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[int, int]]:
-        """By process id and start, the name and the seconds of CPU time; and each one's parent."""
+        """Returns {(pid, start): (name, seconds of CPU time)} and {pid: parent}."""
         self._taken, began = time.monotonic(), time.thread_time()
         found: dict[tuple[int, str], tuple[str, float]] = {}
         parents: dict[int, int] = {}
@@ -251,55 +265,55 @@ class _Census:
 
 
 def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
-    for _ in range(len(parents)):  # what is read while processes come and go may form a ring
+    for _ in range(len(parents)):  # readings while processes start and end may form a cycle
         if pid in ancestors or pid not in parents:
             break
         pid = parents[pid]
     return pid in ancestors
 
 
-class Others(msgspec.Struct, frozen=True, kw_only=True):
-    """What other processes took of the machine while a run's steady steps were measured; None where nothing tells."""
+class OtherLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of other processes during a run's steady steps; None for unknown values."""
 
     cores: float | None
-    """CPU cores they kept busy, on average, of the `machine_cores` logical ones that there are."""
+    """The mean number of CPU cores that they kept busy, of the machine's `machine_cores` logical ones."""
     machine_cores: int | None
     processes: dict[str, float]
-    """The cores of the busiest of them, by name, as far as they can be seen from here."""
+    """The cores of the busiest of them by name, as far as they are visible to this process."""
     steal: float | None
-    """Share of all CPU time that the hypervisor gave to other guests."""
+    """The share of all CPU time that the hypervisor gave to other guests."""
     gpu_share: float | None
-    """Share of the time in which processes of others were on the run's GPUs."""
+    """The share of checks, before and after each repeat's steady steps, in which other processes used the GPUs."""
     slowdown: float | None
-    """How much longer a step on the CPU may have taken for them, as a fraction; None on a GPU and where it was quiet.
+    """The possible slowdown of a step on the CPU by them, as a fraction; None on a GPU or on a quiet machine.
 
-    The cores that others kept busy or stole, over those the workers used: what both would share if they fought for the
-    same ones.
+    It is the cores that they kept busy or stole, divided by the cores that the workers used. This is the slowdown if
+    both competed for the same cores.
     """
 
     @property
     def busy(self) -> bool:
-        """Whether they kept more of the CPU busy than a quiet machine does by itself."""
+        """Whether they used more of the CPU than the background tasks of a quiet machine."""
         return self.cores is not None and self.cores > max(IDLE_CORES, IDLE_SHARE * (self.machine_cores or 0))
 
 
 def within(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[TelemetrySample]:
-    """The samples that were taken in one of the windows, each from its start to its end."""
+    """Returns the samples in one of the windows, which are (start, end) in seconds since the epoch."""
     return [sample for sample in samples if any(start <= sample.time <= end for start, end in windows)]
 
 
-def others(
+def other_load(
     samples: Sequence[TelemetrySample],
     windows: Sequence[tuple[float, float]],
     machine_cores: int | None,
     *,
     loaders: bool,
     on_cpu: bool,
-) -> Others | None:
-    """What was sampled in the windows; None where nothing was.
+) -> OtherLoad | None:
+    """Returns the load of other processes in the windows; None without samples.
 
-    Data `loaders` work beside the ranks, so that what the ranks leave of the busy cores is not that of others: with
-    them only the processes that can be seen count.
+    With data `loaders`, which are processes of the run besides the ranks, the remaining busy cores do not all belong to
+    other processes, so only visible processes count.
     """
     steady = within(samples, windows)
     if not steady:
@@ -307,13 +321,12 @@ def others(
     cpus = [sample.cpu for sample in steady if sample.cpu]
     seen = [sum(cpu.processes.values()) for cpu in cpus if cpu.processes is not None]
     beside = seen if loaders else [_beside(cpu, machine_cores) for cpu in cpus if machine_cores]
-    on_gpus = [[gpu.other_processes for gpu in sample.gpus if gpu.other_processes is not None] for sample in steady]
-    found = Others(
+    found = OtherLoad(
         cores=_mean(beside),
         machine_cores=machine_cores,
         processes=_named(steady) or _named(samples),
         steal=_mean([cpu.steal for cpu in cpus]),
-        gpu_share=_mean([float(any(numbers)) for numbers in on_gpus if numbers]),
+        gpu_share=_mean(_on_gpus(samples, windows)),
         slowdown=None,
     )
     own, steal = _mean([cpu.worker_cpu for cpu in cpus]), found.steal or 0.0
@@ -323,22 +336,50 @@ def others(
     return msgspec.structs.replace(found, slowdown=taken / own)
 
 
-def together(found: Sequence[Others]) -> Others | None:
-    """The mean over runs."""
+def _on_gpus(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[float]:
+    """Returns 1 or 0 for each check of the GPUs' processes in a window, or just before or after one."""
+    asked: list[tuple[float, float]] = []
+    for sample in samples:
+        numbers = [gpu.other_processes for gpu in sample.gpus if gpu.other_processes is not None]
+        asked += [(sample.time, float(any(numbers)))] if numbers else []
+    found = []
+    for start, end in windows:
+        first = max(0, bisect_left(asked, start, key=lambda one: one[0]) - 1)
+        last = bisect_right(asked, end, key=lambda one: one[0]) + 1
+        found += [present for _, present in asked[first:last]]
+    return found
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """The duration of the samples of a run, in seconds of wall time."""
+
+    samples: int
+    mean: float
+    largest: float
+
+
+def sampling(samples: Iterable[TelemetrySample]) -> Sampling | None:
+    """Returns the duration of the samples; None if no sample records it."""
+    walls = [sample.wall for sample in samples if sample.wall is not None]
+    return Sampling(samples=len(walls), mean=fmean(walls), largest=max(walls)) if walls else None
+
+
+def together(found: Sequence[OtherLoad]) -> OtherLoad | None:
+    """Returns the mean over runs, or None for no runs."""
     if len(found) < 2:
         return found[0] if found else None
     means = {name: _mean([getattr(one, name) for one in found]) for name in ("cores", "steal", "gpu_share", "slowdown")}
     cores = max((one.machine_cores for one in found if one.machine_cores), default=None)
-    return Others(machine_cores=cores, processes=_busiest([one.processes for one in found]), **means)
+    return OtherLoad(machine_cores=cores, processes=_busiest([one.processes for one in found]), **means)
 
 
 def _named(samples: Iterable[TelemetrySample]) -> dict[str, float]:
-    """Mean cores of the busiest processes, over the samples in which they were looked at."""
+    """Returns the mean cores of the busiest processes by name, over the samples that list processes."""
     return _busiest([sample.cpu.processes for sample in samples if sample.cpu and sample.cpu.processes is not None])
 
 
 def _busiest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean cores by name, of those worth naming, the largest first."""
+    """Returns the mean cores by name, without processes below LEAST_NAMED, the largest first."""
     total: Counter[str] = Counter()
     for cores in found:
         total.update(cores)
@@ -356,15 +397,15 @@ def _beside(cpu: CpuSample, cores: int) -> float | None:
 
 
 def _fraction(part: float, whole: float) -> float | None:
-    """`part / whole` within [0, 1]: the kernel's counters are not read at one instant, and tick every 10 ms."""
+    """Returns `part / whole` clipped to [0, 1], because the kernel's counters tick every 10 ms."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else None
 
 
 def energy_between(samples: Sequence[TelemetrySample], start: float, end: float, gpus: Sequence[int]) -> float | None:
-    """Joules that `gpus` drew over exactly [start, end], in seconds since the epoch; `samples` in order of time.
+    """Returns the energy of `gpus` in joules over [start, end], in seconds since the epoch; `samples` in order of time.
 
-    Each GPU's energy counter is interpolated linearly at both ends. None if any GPU has no reading at or before
-    `start` or at or after `end`, or fewer than two within, where the result would be mostly interpolation.
+    The energy counter of each GPU is interpolated linearly at both ends. Returns None if a GPU has no reading at or
+    before `start` or at or after `end`, or fewer than two in between, because interpolation would dominate the result.
     """
     joules = [_energy_of(samples, start, end, gpu) for gpu in gpus]
     known = [energy for energy in joules if energy is not None]
@@ -385,7 +426,7 @@ def _energy_of(samples: Sequence[TelemetrySample], start: float, end: float, ind
 
 
 def _interpolate(readings: Sequence[tuple[float, float]], moment: float) -> float:
-    """The counter at `moment`, which the readings cover."""
+    """Returns the counter at `moment`, which must be within the readings, by linear interpolation."""
     after = bisect_left(readings, moment, key=lambda reading: reading[0])
     later, energy_later = readings[after]
     if later == moment:
@@ -395,9 +436,9 @@ def _interpolate(readings: Sequence[tuple[float, float]], moment: float) -> floa
 
 
 def throttled(samples: Iterable[TelemetrySample], start: float, end: float) -> dict[str, float]:
-    """How much of [start, end] each reason held some GPU's clocks down, as a fraction of the samples that could tell.
+    """Returns for each reason the fraction of samples in [start, end] in which it held some GPU's clocks down.
 
-    An idle GPU and clocks set by the user are not throttling and are left out, as is a reason that never held.
+    Idle GPUs and clocks set by the user do not count as throttling. Reasons that never occurred are left out.
     """
     known = [
         {reason for gpu in sample.gpus for reason in gpu.throttle_reasons or ()}

@@ -1,15 +1,15 @@
-"""Numbers as people read them."""
+"""Formats numbers with units for reports."""
 
 import math
 from collections.abc import Callable, Iterable
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-SMALLEST_PERCENT = 0.5e-4  # what four decimals show
+SMALLEST_PERCENT = 0.5e-4  # smaller shares round to 0 in four decimals
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that leaves one to three digits before the point."""
+    """Formats a duration in the unit that leaves one to three digits before the point."""
     size = abs(value)
     if size >= 120:
         minutes, rest = divmod(round(value), 60)
@@ -21,7 +21,7 @@ def seconds(value: float) -> str:
 
 
 def count(value: float, unit: str = "") -> str:
-    """A number with an SI prefix, such as 25.6 M."""
+    """Formats a number with an SI prefix, such as 25.6 M."""
     for scale, prefix in _SI:
         if abs(value) >= scale:
             return f"{digits(value / scale)} {prefix}{unit}"
@@ -33,18 +33,18 @@ def rate(value: float, unit: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 repeat", "2 repeats"."""
+    """Returns a number with its noun: "1 repeat", "2 repeats"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """As "a, b and c"; at least one."""
+    """Joins names as "a, b and c". `names` must not be empty."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def words(name: str) -> str:
-    """A name of the program's own as people write it."""
+    """Returns an internal name as words."""
     return name.replace("_", " ")
 
 
@@ -56,7 +56,7 @@ def size(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """To two digits and to tenths at most; never in powers of ten."""
+    """Formats a fraction in percent, with two digits and at most tenths, never in exponential notation."""
     if 0 < abs(value) < 1e-6:
         return "<0.0001 %"
     return f"{value * 100:.1f} %" if abs(value) >= 0.0995 else f"{value * 100:.2g} %"
@@ -67,7 +67,7 @@ def whole_percent(value: float) -> str:
 
 
 def difference(fraction: float) -> str:
-    """A relative difference of either sign: in percent, and from 100 %, which nothing can fall by, as the factor."""
+    """Formats a relative difference of either sign: in percent, or as a factor from 100 % on."""
     if fraction < 1:
         return percent(fraction)
     factor = 1 + fraction
@@ -75,7 +75,7 @@ def difference(fraction: float) -> str:
 
 
 def signed_percent(fraction: float, places: int | None = None) -> str:
-    """A change, with as many decimals as asked for, or to two digits and to tenths at least."""
+    """Formats a change in percent with `places` decimals, or else with two digits and at least tenths."""
     change = fraction * 100
     if places is None:
         if abs(change) < SMALLEST_PERCENT:
@@ -85,12 +85,12 @@ def signed_percent(fraction: float, places: int | None = None) -> str:
 
 
 def signed_seconds(value: float) -> str:
-    """A change of a time."""
+    """Formats a change of a time with its sign."""
     return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
 
 
 def digits(value: float) -> str:
-    """Three significant digits; a whole number stays one."""
+    """Formats a number with three significant digits; a whole number stays whole."""
     size_ = abs(value)
     if size_ >= 100 or value == int(value):
         return f"{value:.0f}"
@@ -98,7 +98,7 @@ def digits(value: float) -> str:
 
 
 def span(low: float, high: float, unit: str) -> str:
-    """Two values of a metric as a range, such as "13.4 to 331 samples/s"; each with its unit where they differ."""
+    """Formats a range such as "13.4 to 331 samples/s". Both values have a unit if the units differ."""
     first, second = (quantity(end, unit) for end in (low, high))
     figure, _, named = first.partition(" ")
     if first == second:
@@ -117,7 +117,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 
 def quantity(value: float, unit: str) -> str:
-    """A metric's value in its own unit."""
+    """Formats the value of a metric in its unit."""
     if unit in _FORMATS:
         return _FORMATS[unit](value)
     return rate(value, unit).strip()

@@ -1,7 +1,7 @@
 """The built-in models: published architectures with random weights, and a tiny one of each family for tests and demos.
 
-Every dropout is set to 0, also where the published recipe has 0.1: a run is then deterministic given its seed, fused
-attention is available on every device, and FLOPs are comparable. Nothing here needs a network.
+Every dropout is 0, even if the published recipe has 0.1, so that a run is deterministic for a given seed, fused
+attention is available on every device, and FLOPs are comparable. No model needs a network connection.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from gpubench.errors import ModelError, did_you_mean
 
 
 class Task(StrEnum):
-    """What a model is trained to do, and so what one batch of it holds (see `models.py`)."""
+    """The task of a model, which determines the content of its batches (see `models.py`)."""
 
     image_classification = "image-classification"
     causal_lm = "causal-lm"
@@ -31,14 +31,14 @@ TASK_OF_SUFFIX = {
     "LMHeadModel": Task.causal_lm,
     "ForMaskedLM": Task.masked_lm,
 }
-"""By the end of the name of a class of transformers."""
+"""The tasks of transformers' model classes, by the end of the class name."""
 LONGEST = {Task.causal_lm: 1024, Task.masked_lm: 512}
-"""Tokens in a sequence by default, where the model takes as many."""
+"""The default number of tokens in a sequence, if the model takes as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """How to build one model, and how large a sample and a batch of it are by default.
+    """How to build a model, and the default sizes of its samples and batches.
 
     `config_class` is None for diffusers, whose model classes take the configuration as keywords. `image_size` is the
     height and width in pixels; a latent is an eighth of it. `sequence_length` counts the tokens of a language model,
@@ -59,13 +59,13 @@ class ModelSpec:
 
     @property
     def positions(self) -> int | None:
-        """Tokens that a sequence can have at the most; None for a model without such a limit."""
+        """The largest number of tokens in a sequence; None for a model without a limit."""
         own = self.config.get("max_position_embeddings") or self.config.get("n_positions")
         return own or _POSITIONS.get(self.config_class or "")
 
 
 _POSITIONS = {"BertConfig": 512, "GPT2Config": 1024}
-"""Of the classes of transformers, where a configuration does not say."""
+"""The number of positions by configuration class, if a configuration does not give it."""
 
 _RESNET = partial(
     ModelSpec,
@@ -305,12 +305,12 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def is_builtin(name: str) -> bool:
-    """Whether `name` is in the table."""
+    """Returns whether `name` is a built-in model."""
     return name in MODELS
 
 
 def find(name: str) -> ModelSpec:
-    """The built-in model called `name`; ModelError for any other name."""
+    """Returns the built-in model `name`. Raises ModelError for any other name."""
     if name in MODELS:
         return MODELS[name]
     guess = did_you_mean(name.lower(), MODELS) or f"choose one of {', '.join(MODELS)}"

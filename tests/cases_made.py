@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.dotkeys import flatten
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.settings import RunSettings, TrainSettings
+from gpubench.settings.loading import flatten
+from gpubench.settings.schema import PipeSettings, RunSettings, TrainSettings
 from gpubench.trace.profile import (
     CAUSES,
     HOST_PARTS,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpubench.comparison.result import (
+from gpubench.compare.result import (
     Bottleneck,
     Causes,
     Comparability,

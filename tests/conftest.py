@@ -1,6 +1,7 @@
 """A quiet terminal, an environment that configures nothing, and one finished run for all who want to look at one."""
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +19,11 @@ for name in list(os.environ):
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A simulated GPU's memory is this machine's: a garbage size must end one process with an error, not fill the machine.
+LIMIT = 8 * 2**30  # bytes of data of one process; what device memory counts is in tests/fake_cuda/README.md
+if any(Path(folder, "fake_cuda_arithmetic.so").exists() for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 LONGEST = (

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import reference
+from gpubench.pipeline import base
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.denoisers import Denoiser
 from gpubench.pipeline.schedulers import Sampler, build
 
 SCHEDULERS = (
@@ -39,6 +39,6 @@ def assert_as_reference(loaded: Denoiser, samples: list[int], eta: float = 0.0) 
     final = loaded.reference(
         sampler, samples, [100 + sample for sample in samples], lambda step, latents: theirs.append(latents.clone())
     )
-    assert reference.compare(ours, theirs) is None
-    assert [reference.sha256(one) for one in batch.latents] == [reference.sha256(one) for one in final]
+    assert base.compare(ours, theirs) is None
+    assert [base.sha256(one) for one in batch.latents] == [base.sha256(one) for one in final]
     assert torch.isfinite(final).all()

@@ -19,18 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from gpubench.diffusion.faults import OF_THE_RANK, Fault, FaultKind
-from gpubench.distributed import is_broken_collective
 from gpubench.errors import HandoverError
 from gpubench.events import Handoff
 from gpubench.pipeline import handshake
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.edges import open_edges
-from gpubench.pipeline.inbox import Inbox
-from gpubench.pipeline.injection import before_evaluations, faulty_edge, faulty_pack
-from gpubench.pipeline.outbox import Outbox
-from gpubench.pipeline.wire import Route
+from gpubench.pipeline.folders import OF_THE_RANK, Fault, FaultKind
+from gpubench.pipeline.transfer import Inbox, Outbox, before_evaluations, faulty_edge, faulty_pack
+from gpubench.pipeline.wire import Route, open_edges
 from gpubench.ranks import Ranks
+from gpubench.worker.distributed import is_broken_collective
 
 CPU = torch.device("cpu")
 SAMPLES = 6

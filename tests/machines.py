@@ -48,8 +48,8 @@ class Machine:
         return [pid for pid in self.pids if b"torch.distributed.run" not in (line := _proc(pid, "cmdline")) and line]
 
     @property
-    def door(self) -> int | None:
-        """The port at which the host of a run expects the others, once there is one."""
+    def port(self) -> int | None:
+        """The TCP port of a run's host, or None until it listens."""
         for pid in self.pids:
             if found := re.search(rb"_GPUBENCH_HOST=tcp:[^#]*:(\d+)#", _proc(pid, "environ")):
                 return int(found[1])

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from hashlib import sha256
 
-from gpubench.diffusion.repeat import PipeRepeat
 from gpubench.events import BaselineMeasured, Handoff, PipelineBuilt, Sample, Span, SpanKind, StageDone, Verified
+from gpubench.pipeline.results import PipeRepeat
 
 BEGAN = 1_795_260_000.0
 PAUSE = 100.0  # from the beginning of one repeat to that of the next

@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from gpubench import distributed, events
-from gpubench.channel import Activity
-from gpubench.configuration import apply_overrides
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.pipe_defaults import complete
-from gpubench.pipeline import handover, session, worker
+from gpubench import events
+from gpubench.pipeline import handover, stage, worker
 from gpubench.pipeline.base import DenoiserBase
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.edges import Edge, open_edges
+from gpubench.pipeline.defaults import complete
 from gpubench.pipeline.schedulers import Sampler
+from gpubench.pipeline.wire import Edge, open_edges
 from gpubench.ranks import Ranks
+from gpubench.settings.loading import apply_overrides
+from gpubench.settings.schema import PipeSettings
+from gpubench.worker import distributed
+from gpubench.worker.channel import Activity
 
 CPU = torch.device("cpu")
 TAMPERED_SAMPLE = 1
@@ -81,8 +82,8 @@ def a_little_off(denoiser: DenoiserBase, batch: Batch, sampler: Sampler) -> Tens
 
 PREDICT = DenoiserBase.predict
 TAMPERINGS: dict[str, tuple[object, str, object]] = {
-    "latents alone": (session, "pack", latents_alone),
-    "generators anew": (session, "pack", generators_anew),
+    "latents alone": (stage, "pack", latents_alone),
+    "generators anew": (stage, "pack", generators_anew),
     "a little off": (DenoiserBase, "predict", a_little_off),
 }
 """What stands where instead of what belongs there, to the harm of TAMPERED_SAMPLE."""
@@ -116,7 +117,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     distributed.setup_control(ranks, FileStore(str(folder / "store"), world_size) if world_size > 1 else None)
     edges = open_edges(rank, world_size, "gloo", CPU)
     cases = msgspec.json.decode((folder / "cases.json").read_bytes(), type=dict[str, Case])
-    with patch.object(worker, "time_yardstick", return_value=0.0):  # nothing is timed here
+    with patch.object(worker, "time_reference_workload", return_value=0.0):  # nothing is timed here
         told = {name: repeat(case, ranks, edges) for name, case in cases.items()}
     (folder / f"told-{rank}.json").write_bytes(msgspec.json.encode(told))
 

@@ -2,6 +2,8 @@
 
     ranks_worker.py STRATEGY ACCUMULATION FOLDER
 
+STRATEGY is that of the settings; "fsdp2-separate" is fsdp2 with distributed.separate_reduce_scatter.
+
 Every rank takes its share of one fixed batch. Rank 0 writes the full gradients to FOLDER/gradients.pt, and every rank
 how often it was told that its last bucket was ready.
 """
@@ -11,12 +13,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpubench import distributed
 from gpubench.ranks import Ranks
-from gpubench.settings import DistributedSettings, Precision
-from gpubench.worker import leave
+from gpubench.settings.schema import DistributedSettings, Precision
+from gpubench.worker import distributed
+from gpubench.worker.process import leave
 
 SAMPLES = 16
 
@@ -34,11 +37,14 @@ def batch() -> tuple[Tensor, Tensor]:
 
 def main(strategy: str, accumulation: int, folder: Path) -> None:
     ranks, cpu = Ranks.from_environment(), torch.device("cpu")
-    settings = DistributedSettings.model_validate({"world_size": ranks.world_size, "strategy": strategy})
+    strategy, _, separate = strategy.partition("-")
+    given = {"world_size": ranks.world_size, "strategy": strategy, "separate_reduce_scatter": bool(separate)}
+    settings = DistributedSettings.model_validate(given)
     settings = settings.model_copy(update={"backend": "gloo"})
-    distributed.setup_ddp(settings, ranks, distributed.meet(ranks, 60), cpu)
+    distributed.setup_ddp(settings, ranks, distributed.open_store(ranks, 60), cpu)
     calls: list[int] = []
     module = distributed.share(model(), settings, Precision.fp32, cpu, lambda: calls.append(1))
+    assert len(dist.distributed_c10d._world.pg_map) == (2 if separate else 1)
     inputs, targets = (part.chunk(ranks.world_size)[ranks.rank].chunk(accumulation) for part in batch())
     for micro in range(accumulation):
         last = micro == accumulation - 1

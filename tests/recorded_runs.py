@@ -7,11 +7,20 @@ from typing import Any
 
 import msgspec
 
-from gpubench.comparison.evidence import Side, open_run
+from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Step
-from gpubench.runs import COMPLETED, ENVIRONMENT, RUNNING, SCHEMA_VERSION, STEPS, SUMMARY, TELEMETRY, RunWriter
-from gpubench.steady import Repeat
-from gpubench.summary import summarise
+from gpubench.runs.directory import (
+    COMPLETED,
+    ENVIRONMENT,
+    RUNNING,
+    SCHEMA_VERSION,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+    RunWriter,
+)
+from gpubench.runs.steps import Repeat
+from gpubench.runs.summary import summarise
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 CONFIG = "experiment: made\nseed: 0\ntraining:\n  batch_size: 8\n  steps: 30 # default\n"

@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from gpubench.commands import app
-from gpubench.setting_keys import COMMANDS, canonical, fields
-from gpubench.settings import RunSettings
+from gpubench.settings.loading import COMMANDS, canonical, fields
+from gpubench.settings.schema import RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -8,23 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from gpubench import stats
-from gpubench.comparison.evidence import RunEvidence, Side
+from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.metrics import Metric
-from gpubench.steady import SteadyWindow
+from gpubench.runs import stats
+from gpubench.runs.steps import SteadyWindow
 
 Series = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Weather:
-    """Step times around 1 s: noise with autocorrelation inside a repeat, an offset for each repeat, a drift."""
+class Drift:
+    """How a machine's step times drift around 1 s: autocorrelated noise inside a repeat, an offset for each repeat, a
+    trend."""
 
     steps: int = 60
     noise: float = 0.005
     autocorrelation: float = 0.8
     offset: float = 0.01
-    drift: float = 0.0
+    trend: float = 0.0
     """From the first step of a repeat to its last, the same in all of them."""
     heavy: bool = False
     """Student's t with 3 degrees of freedom for the noise and 4 for the offsets, at the same standard deviations."""
@@ -36,8 +37,8 @@ class Weather:
         r = self.autocorrelation
         noise = self.noise * np.sqrt(1 - r * r) * lfilter([1.0], [1.0, -r], draws)[100:]
         offset = self.offset * (rng.standard_t(4) / np.sqrt(2) if self.heavy else rng.standard_normal())
-        drift = self.drift * np.linspace(-0.5, 0.5, self.steps)
-        return np.asarray(slowdown * (1 + noise + offset + drift))
+        trend = self.trend * np.linspace(-0.5, 0.5, self.steps)
+        return np.asarray(slowdown * (1 + noise + offset + trend))
 
     def side(self, rng: np.random.Generator, repeats: int, slowdown: float = 1.0) -> Side:
         """One run with that many repeats."""

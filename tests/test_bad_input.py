@@ -97,7 +97,7 @@ def test_what_cannot_be_done_as_asked_is_refused(
 def test_an_unknown_command_is_answered_with_the_nearest(
     command_line: CommandLine, arguments: list[str], error: str
 ) -> None:
-    assert complaint(command_line(*arguments)) == (error, "gpubench --help shows how it is used")
+    assert complaint(command_line(*arguments)) == (error, "gpubench --help shows the usage")
 
 
 @pytest.mark.parametrize(

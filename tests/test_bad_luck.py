@@ -12,7 +12,7 @@ import psutil
 import pytest
 from running import TINY, Finished, gpubench, started, wait_for_steps
 
-from gpubench.runs import Run
+from gpubench.runs.directory import Run
 
 MODEL = """
 import os, signal, sys, time
@@ -127,7 +127,7 @@ def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Pa
     with started("train-bench", *TINY, *options, results=tmp_path) as process:
         path = wait_for_steps(tmp_path, 50)
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 3  # torch's launcher and two ranks
+        assert len(family) >= 2
         process.kill()
         process.communicate()
     _, alive = psutil.wait_procs(family, timeout=15)
@@ -145,7 +145,9 @@ def test_the_host_ends_a_worker_that_will_not_leave(tmp_path: Path) -> None:
     assert done.code == 1
     assert "ValueError" in error_of(done)
     assert not [
-        p for p in psutil.process_iter() if "gpubench.worker" in " ".join(_command(p)) and p.cwd() == str(tmp_path)
+        p
+        for p in psutil.process_iter()
+        if "gpubench.worker.process" in " ".join(_command(p)) and p.cwd() == str(tmp_path)
     ]
 
 
@@ -182,7 +184,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     [
         ("return None", "the loss must be a scalar tensor with a gradient, and is a NoneType"),
         ("return module(batch)", "the loss must be a scalar tensor with a gradient, and is a tensor of shape (8, 8)"),
-        ("return module(batch).mean().detach()", "and is one that nothing with gradients went into"),
+        ("return module(batch).mean().detach()", "and is one that depends on no tensor with gradients"),
     ],
 )
 def test_a_loss_that_cannot_be_trained_on_is_named(tmp_path: Path, code: str, complaint: str) -> None:
@@ -199,7 +201,7 @@ def test_a_batch_of_the_wrong_size_is_refused_because_every_rate_would_be_wrong(
     )
     done = gpubench("train-bench", "--model", "greedy:make", "-q", results=tmp_path / "results", cwd=tmp_path)
     assert done.code == 2
-    assert error_of(done) == "a batch of 8 was asked for, and its first tensor holds 11"
+    assert error_of(done) == "a batch of 8 samples was requested, and its first tensor holds 11"
 
 
 def test_a_stream_that_is_exactly_used_up_is_a_whole_run_and_one_that_is_too_short_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from gpubench.errors import GpubenchError, OutOfMemory, RunFailed, WorkerLost
-from gpubench.host import benchmark
-from gpubench.host.recording import Recorder
-from gpubench.settings import TrainSettings
+from gpubench.host import schedule
+from gpubench.host.recorder import Recorder
+from gpubench.settings.schema import TrainSettings
 
 
 class Run:
@@ -59,9 +59,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
             if recorder.name in failing:
                 raise OutOfMemory("no memory left")
 
-        monkeypatch.setattr(benchmark, "measure", measure)
+        monkeypatch.setattr(schedule, "measure", measure)
         recorders = cast("Sequence[Recorder[Any]]", runs)
-        benchmark.run(recorders, lambda recorder: None, independent=independent)
+        schedule.run(recorders, lambda recorder: None, independent=independent)
         return done
 
     return run
@@ -97,9 +97,9 @@ def test_a_signal_that_comes_as_a_failed_run_lets_go_of_its_ranks_does_not_hide_
         finally:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(benchmark, "measure", measure)
+    monkeypatch.setattr(schedule, "measure", measure)
     run = Run("a")
-    benchmark.run([cast("Recorder[Any]", run)], lambda recorder: None)
+    schedule.run([cast("Recorder[Any]", run)], lambda recorder: None)
     assert run.closed
     assert (run.closed[0], str(run.closed[1])) == (
         ("failed", "rank 3 has been silent for 8 s") if failed else ("interrupted", "interrupted")
@@ -147,4 +147,4 @@ def test_a_run_whose_end_cannot_be_written_at_all_is_said_to_be_called_running(
     setattr(run, "close", no_room)  # noqa: B010 - a method
     run.writer.finish = no_room
     measured([run])
-    assert "cannot write run.json: No space left on device; its status may still be 'running' although" in caplog.text
+    assert "cannot write run.json: No space left on device; run.json may still say 'running' although" in caplog.text

@@ -143,7 +143,7 @@ def test_sections_of_several_machines_say_which_is_whose(
     _, page = suite({"quick": PASSES, "slow": PASSES}, "--only", "slow")
     assert "| machine 1 " in page
     assert "another CPU" in page
-    assert "Ran on machine 2 until" in page
+    assert "Finished on machine 2 at" in page
 
 
 def test_an_interrupted_suite_ends_its_benchmark_and_keeps_what_has_run(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from recorded_runs import side, write_run
 from test_page import HOSTILE, Page
 
-from gpubench.comparison.causes import MOST, diagnosis, finding_changes
-from gpubench.comparison.compare import compare
-from gpubench.comparison.result import Causes
+from gpubench.compare.compare import compare
+from gpubench.compare.explanation import MOST, diagnosis, finding_changes
+from gpubench.compare.result import Causes
 from gpubench.findings import Findings, Unanswered
 from gpubench.report.page import compare_page
-from gpubench.runs import CONFIG, FINDINGS, PROFILE
+from gpubench.runs.directory import CONFIG, FINDINGS, PROFILE
 from gpubench.trace.profile import Kernel, Profile, Rank
 
 BATCH = "batch_size: 8"

@@ -4,8 +4,8 @@ from typing import Any
 import msgspec
 from piped import Line
 
-from gpubench.diffusion.chrome_trace import LANES, chrome_trace
 from gpubench.events import Handoff
+from gpubench.pipeline.results import LANES, chrome_trace
 
 
 def events_of(line: Line, handoffs: list[Handoff] | None = None) -> list[dict[str, Any]]:

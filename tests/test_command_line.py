@@ -12,9 +12,8 @@ from running import Finished, gpubench
 
 from gpubench import __version__, configs
 from gpubench.commands import app
-from gpubench.configuration import load
-from gpubench.dotkeys import flatten
-from gpubench.settings import TrainSettings
+from gpubench.settings.loading import flatten, load
+from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]
 PRESETS = sorted(path.stem for path in Path(configs.__path__[0]).glob("*.yaml"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.comparison.comparability import (
+from gpubench.compare.comparability import (
     ORDER,
     SETTINGS,
     Normalisation,
@@ -14,19 +14,16 @@ from gpubench.comparison.comparability import (
     normalise,
     summarise_side,
 )
-from gpubench.comparison.compare import null
-from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.configuration import load
-from gpubench.defaults import complete, completed
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.dotkeys import flatten
+from gpubench.compare.compare import null
+from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.errors import UsageError
 from gpubench.metrics import DEFINITIONS
 from gpubench.report import phrases
-from gpubench.runs import CONFIG, RunRecord
-from gpubench.setting_keys import fields
-from gpubench.settings import MemorySettings, TrainSettings
-from gpubench.steady import SteadyWindow
+from gpubench.runs.directory import CONFIG, RunRecord
+from gpubench.runs.steps import SteadyWindow
+from gpubench.settings.defaults import complete, completed
+from gpubench.settings.loading import fields, flatten, load
+from gpubench.settings.schema import MemorySettings, PipeSettings, TrainSettings
 
 DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
 GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "power_cap_w": 700.0, "sm_clock_mhz": 345, "index": 0}
@@ -220,7 +217,7 @@ def test_another_batch_size_withholds_what_is_per_step() -> None:
 
 def test_accumulation_that_makes_up_for_the_batch_size_withholds_nothing() -> None:
     theirs = side(run(settings={"training.batch_size": 8, "training.grad_accumulation": 2}))
-    assert "judged as they are" in judge(side(run()), theirs).reasons[0]
+    assert "compared without division" in judge(side(run()), theirs).reasons[0]
     assert normalise("step_time", "s", side(run()), theirs).withheld is None
 
 
@@ -244,7 +241,7 @@ def test_times_of_a_step_and_rates_of_a_job_are_known_as_such() -> None:
 def test_two_logs_of_other_tools_are_compared_by_nothing_but_their_numbers() -> None:
     found = judge(side(log("a.csv")), side(log("b.csv")))
     assert found.comparable
-    assert found.reasons == ["logs of another tool: nothing but their numbers could be compared"]
+    assert found.reasons == ["logs of another tool: only their numbers are compared"]
     assert normalise("step_time", "s", side(log("a.csv")), side(log("b.csv"))).withheld is None
 
 
@@ -286,7 +283,7 @@ def test_what_unequal_runs_tell_of_noise_no_option_changes() -> None:
     with pytest.raises(UsageError) as refused:
         null(group)
     assert refused.value.message == (
-        "nothing to learn noise from: the runs of exp do not repeat one configuration, precision fp32 against bf16 in b"
+        "no noise can be measured: the runs of exp do not repeat one configuration, precision fp32 against bf16 in b"
     )
     assert refused.value.hint == "--null takes runs of one configuration"
 

@@ -19,10 +19,10 @@ from compared import comparison, comparisons, verdict
 from running import Finished, environment
 
 from gpubench.commands import output
-from gpubench.comparison.result import Comparisons, GateResult
+from gpubench.compare.result import Comparisons, GateResult
 from gpubench.errors import RunFailed
 from gpubench.report import page
-from gpubench.terminal import Terminal
+from gpubench.report.terminal import Terminal
 
 CommandLine = Callable[..., Finished]
 LOGS = ("--column", "ms", "--unit", "ms")
@@ -55,8 +55,8 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             asked.update(known)
             return document
 
-        monkeypatch.setattr("gpubench.comparison.sides.find", find)
-        monkeypatch.setattr("gpubench.comparison.compare.compare", compare)
+        monkeypatch.setattr("gpubench.compare.inputs.find", find)
+        monkeypatch.setattr("gpubench.compare.compare.compare", compare)
         monkeypatch.setattr(page, "compare_page", lambda *_: "<!doctype html>")
         return asked
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from rich.console import Console
 
 from gpubench import units
-from gpubench.comparison.result import (
+from gpubench.compare.result import (
     Bottleneck,
     Comparability,
     Comparisons,
@@ -24,8 +24,10 @@ from gpubench.comparison.result import (
     Verdict,
     WorkChange,
 )
-from gpubench.report import comparing, documents, noise, phrases, plain
-from gpubench.report.headline import headline
+from gpubench.report import documents, noise, phrases
+from gpubench.report.comparison import show
+from gpubench.report.phrases import headline
+from gpubench.text import clean, shorten
 
 HOSTILE = "a|b`c\n# <img src=x> \x1b[31m $x$ *y* [z](w) &amp; \u202e \udc80"
 
@@ -36,7 +38,7 @@ def terminal(width: int) -> Console:
 
 def rendered(document: Comparisons, width: int = 120, *, everything: bool = False) -> str:
     console = terminal(width)
-    comparing.show(document, console, everything=everything)
+    show(document, console, everything=everything)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -307,8 +309,8 @@ def test_many_differences_are_counted_but_never_those_that_stand_in_the_way() ->
 
 
 def test_a_long_value_keeps_both_ends() -> None:
-    assert plain.shorten("abcdefghij", 7) == "abc…hij"
-    assert plain.shorten("abcdefg", 7) == "abcdefg"
+    assert shorten("abcdefghij", 7) == "abc…hij"
+    assert shorten("abcdefg", 7) == "abcdefg"
     long = Comparability(True, False, [], [difference("k", "begin" + "x" * 500 + "end", None)])
     text = rendered(comparisons(comparison(comparability=long)), 80)
     assert re.search(r"k +begin\S+end +-\s", text), text
@@ -316,7 +318,7 @@ def test_a_long_value_keeps_both_ends() -> None:
 
 def test_a_regression_is_told_apart_without_colour() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True, highlight=False)
-    comparing.show(rich_comparison(), console)
+    show(rich_comparison(), console)
     assert isinstance(console.file, io.StringIO)
     assert "regressed: " in console.file.getvalue()
     assert "\x1b[31m" not in console.file.getvalue()
@@ -433,7 +435,7 @@ def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
     assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     assert len(text.splitlines()) == 2
     (row,) = csv.DictReader(io.StringIO(text))
-    assert row["candidate_label"] == row["reason"] == plain.clean(HOSTILE)
+    assert row["candidate_label"] == row["reason"] == clean(HOSTILE)
 
 
 def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
@@ -521,7 +523,7 @@ def test_noise_in_markdown_is_a_table() -> None:
 
 
 def test_noise_of_nothing_is_said_so() -> None:
-    assert shown(learned(), 80).startswith("nothing to learn from")
+    assert shown(learned(), 80).startswith("no noise known")
     assert noise.to_markdown(learned())
 
 
@@ -562,7 +564,7 @@ def test_a_side_without_a_profile_and_work_that_is_not_listed_are_said() -> None
     assert "profile of the candidate: not recorded" in text
     assert "no rule found anything" in text
     other = causes(of=None, work=[], others=0, obstacle="a trace marks no steps")
-    said = "kernels and operators are not set side by side: a trace marks no steps"
+    said = "kernels and operators are not compared: a trace marks no steps"
     assert said in rendered(comparisons(comparison(verdict(), causes=other)))
     assert "profile of" not in rendered(rich_comparison())
 

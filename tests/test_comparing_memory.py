@@ -18,22 +18,21 @@ from running import Finished
 from test_damaged_runs import DAMAGES, Damage
 from test_page import Page
 
-from gpubench.comparison.compare import compare, null
-from gpubench.comparison.evidence import open_run
-from gpubench.comparison.gate import parse_condition
-from gpubench.comparison.memory import Followed, against, followed, size_changes
-from gpubench.comparison.result import Comparison, Memory, Verdict
-from gpubench.comparison.sides import find
+from gpubench.compare.compare import compare, null
+from gpubench.compare.evidence import open_run
+from gpubench.compare.explanation import Followed, against, followed, size_changes
+from gpubench.compare.gate import parse_condition
+from gpubench.compare.inputs import find
+from gpubench.compare.result import Comparison, Memory, Verdict
 from gpubench.errors import RunDirectoryError, UsageError
-from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Footprints
-from gpubench.memory.scalars import peaks
+from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Footprints, peaks
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.notebook import page as run_report
-from gpubench.report import comparing, comparing_memory, documents
-from gpubench.report.footprint_phrases import category
-from gpubench.report.headline import headline
+from gpubench.report import comparison, documents
+from gpubench.report.footprint import category
+from gpubench.report.notebook import page as run_report
 from gpubench.report.page import compare_page
-from gpubench.runs import ENVIRONMENT, MEMORY, SCHEMA_VERSION, SUMMARY, RunWriter
+from gpubench.report.phrases import headline
+from gpubench.runs.directory import ENVIRONMENT, MEMORY, SCHEMA_VERSION, SUMMARY, RunWriter
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "gpt2"}, "precision": "bf16", "device": "cuda", "training": {"batch_size": 16},
@@ -98,7 +97,7 @@ def verdict(found: Comparison, name: str = "peak_memory_total") -> Verdict:
 def shown(found: Comparison, width: int = 110) -> str:
     console = Console(width=width, no_color=True, legacy_windows=False)
     with console.capture() as capture:
-        comparing._show_comparison(found, console, False)
+        comparison._show_comparison(found, console, False)
     return capture.get()
 
 
@@ -119,7 +118,7 @@ def test_the_peak_is_told_in_bytes_and_by_what_moved_it_largest_first(tmp_path: 
     ]  # fmt: skip
     assert {one.change for one in found.phases[6:]} == {0}
     assert found.phases[2].categories[0].category == "activations"
-    assert comparing_memory.sentence(found) == "peak 9 GiB lower (-14 %): gradients -10 GiB, temporaries +1 GiB"
+    assert comparison.sentence(found) == "peak 9 GiB lower (-14 %): gradients -10 GiB, temporaries +1 GiB"
 
 
 def test_a_phase_of_one_side_alone_has_no_size_on_the_other(tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_the_changes_of_the_categories_add_up_to_that_of_all(before: Amounts, af
 @given(before=AMOUNTS, after=AMOUNTS)
 def test_a_table_adds_up_whatever_is_folded(before: Amounts, after: Amounts) -> None:
     found = against(*(Followed("run", holding(amounts)) for amounts in (before, after)))
-    rows = [row[0] for row in comparing_memory.categories(found).rows]
+    rows = [row[0] for row in comparison.categories(found).rows]
     told = [change for change in found.categories if category(change.category) in rows]
     folded = [change for change in found.categories if change not in told]
     assert all(abs(change.change) < max(1, 0.001 * sum(before.values())) for change in folded)
@@ -157,10 +156,10 @@ def test_small_changes_are_told_together(tmp_path: Path) -> None:
     nearly = checkpointed()
     nearly.peak.amounts["inputs"] = MIB
     found = memory(run(tmp_path, predicted()), run(tmp_path, nearly))
-    table = comparing_memory.categories(found)
+    table = comparison.categories(found)
     assert [row[0] for row in table.rows] == ["gradients", "temporaries", "the rest", "all of it"]
     assert dict(zip(table.columns, table.rows[2], strict=True))["change"] == "+1 MiB"
-    phases = comparing_memory.phases(found)
+    phases = comparison.phases(found)
     assert [row[0] for row in phases.rows] == [
         "first step, optimizer", "steady step, optimizer", "first step, forward", "steady step, forward",
         "first step, backward", "steady step, backward",
@@ -170,8 +169,8 @@ def test_small_changes_are_told_together(tmp_path: Path) -> None:
 
 def test_the_peak_of_equal_runs_is_the_same_and_has_no_tables(tmp_path: Path) -> None:
     found = memory(run(tmp_path, predicted()), run(tmp_path, predicted()))
-    assert comparing_memory.sentence(found) == "the same peak of 64.7 GiB"
-    assert comparing_memory.tables(found) == []
+    assert comparison.sentence(found) == "the same peak of 64.7 GiB"
+    assert comparison.tables(found) == []
 
 
 def test_a_peak_that_moved_to_another_phase_says_so() -> None:
@@ -179,7 +178,7 @@ def test_a_peak_that_moved_to_another_phase_says_so() -> None:
     amounts: Amounts = {"activations": GIB, "gradients": 4 * GIB}
     found = [phase("first", "backward", amounts)]
     after = of_phases(predicted(), found, "first", "backward")
-    assert comparing_memory.sentence(against(Followed("1", before), Followed("2", after))) == (
+    assert comparison.sentence(against(Followed("1", before), Followed("2", after))) == (
         "peak 1 GiB higher (+25 %), in the backward pass and no longer in the forward pass: "
         "gradients +4 GiB, activations -3 GiB"
     )
@@ -192,7 +191,7 @@ def test_of_several_ranks_the_fullest_speaks_and_is_named(tmp_path: Path) -> Non
     assert found
     assert found.footprint.rank == 1
     other = run(tmp_path, small)
-    assert "predicted for h200, rank 1)" in comparing_memory.peaks(memory(path, other))[0]
+    assert "predicted for h200, rank 1)" in comparison.peaks(memory(path, other))[0]
     assert memory(path, other).change == -9_216 * MIB
 
 
@@ -267,7 +266,7 @@ def test_a_run_that_ended_before_its_peak_is_neither_the_smaller_nor_equal(tmp_p
     edit(failed / "run.json", status="failed", error={"kind": "OutOfMemory", "message": "too little", "hint": None})
     condition = [parse_condition("peak_memory_total>2%")]
     found = compare([side(whole), side(failed)], conditions=condition)
-    said = f"{failed.name}: the run failed, so that its true peak is not known"
+    said = f"{failed.name}: the run failed, so its true peak is unknown"
     judged = verdict(found.comparisons[0])
     assert (judged.verdict, judged.reason) == ("rejected", said)
     assert found.comparisons[0].warnings == [said, f"{failed.name}: the run failed: too little"]
@@ -284,7 +283,7 @@ def test_a_prediction_beside_a_measurement_says_whose_error_is_in_the_difference
     measured = msgspec.structs.replace(predicted(), source="measured", device="NVIDIA H200", corrections=[])
     found = compared(run(tmp_path, measured, **MEASURED), run(tmp_path, checkpointed()))
     (said,) = found.comparability.reasons
-    assert said.endswith("measured: the prediction's error is in the difference")
+    assert said.endswith("measured: the difference includes prediction error")
     assert said.startswith(found.candidate.label)
     assert [one.key for one in found.comparability.differences] == ["memory.predict", "memory.device_model"]
     assert found.memory
@@ -295,7 +294,7 @@ def test_a_prediction_beside_a_measurement_says_whose_error_is_in_the_difference
 def test_another_batch_is_judged_as_it_is(tmp_path: Path) -> None:
     found = compared(run(tmp_path, predicted()), run(tmp_path, checkpointed(), training={"batch_size": 8}))
     (said,) = found.comparability.reasons
-    assert said == "training.batch_size 16 against 8: the peaks of a device are judged as they are"
+    assert said == "training.batch_size 16 against 8: the peaks of a device are compared without division"
     assert verdict(found).verdict == "less"
 
 
@@ -324,7 +323,7 @@ def test_beside_a_timed_run_the_peaks_that_both_have_are_judged(tmp_path: Path, 
         assert [one.metric for one in found.verdicts] == ["peak_memory_allocated"]
         assert verdict(found, "peak_memory_allocated").verdict in ("more", "less")
         assert found.comparability.reasons == [
-            f"in {followed_run.name} memory was counted and nothing timed: only peaks of memory can be set side by side"
+            f"{followed_run.name} counted memory and timed nothing: only peaks of memory are comparable"
         ]
         assert not [one for one in found.comparability.differences if one.key.startswith("memory.")]
         assert found.memory is None
@@ -341,7 +340,7 @@ def test_two_timed_runs_of_one_repeat_still_have_nothing_that_tells_their_noise(
         edit(path / SUMMARY, metrics=[*summary["metrics"], own])
     found = verdict(compared(*paths), "peak_memory_allocated")
     assert found.verdict == "inconclusive"
-    assert "nothing tells its noise" in str(found.reason)
+    assert "its noise is unknown" in str(found.reason)
 
 
 # What people see
@@ -412,7 +411,7 @@ def damaged(path: Path, content: bytes | None) -> Path:
         (b"", "cannot be read: Input data was truncated"),
         (b'{"ranks": [{}]}', "cannot be read: Object missing required field"),
         (b"[" * 100_000, "cannot be read"),
-        (b'{"ranks": []}', "is damaged: it tells of no rank"),
+        (b'{"ranks": []}', "is damaged: it has no rank"),
     ],
 )
 def test_a_damaged_document_is_refused_by_name(tmp_path: Path, content: bytes | None, said: str) -> None:

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded_runs import write_run
 
-from gpubench.comparison.evidence import RunEvidence, open_run
+from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import GpubenchError
-from gpubench.runs import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
+from gpubench.runs.directory import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
 
 Damage = Callable[[Path], None]
 

@@ -20,13 +20,18 @@ from PIL import Image
 from running import PATIENCE
 from torch.utils.data import Dataset
 
-from gpubench.data import Feed, open_dataset, to_device
-from gpubench.data.feed import POOL_BATCHES
-from gpubench.data.images import ALPHA_BAR, random_resized_crop
-from gpubench.data.text import CausalWindows, MaskedWindows, TokenFiles
 from gpubench.errors import DataError
-from gpubench.settings import DataSettings
-from gpubench.sources import check_source
+from gpubench.settings.schema import DataSettings
+from gpubench.settings.sources import check_source
+from gpubench.worker.dataloader import POOL_BATCHES, Feed, to_device
+from gpubench.worker.datasets import (
+    ALPHA_BAR,
+    CausalWindows,
+    MaskedWindows,
+    TokenFiles,
+    open_dataset,
+    random_resized_crop,
+)
 from gpubench.zoo import Task
 
 CPU = torch.device("cpu")
@@ -143,7 +148,7 @@ def test_a_folder_without_tokenizer_is_named(text: DataSettings, tmp_path: Path)
 
 
 def test_checking_a_source_does_not_load_torch() -> None:
-    code = "import sys, gpubench.sources; sys.exit('torch' in sys.modules)"
+    code = "import sys, gpubench.settings.sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -250,7 +255,7 @@ def test_a_corrupt_image_is_named_with_message_and_hint_intact(images: DataSetti
 
 def test_more_folders_than_classes_and_a_missing_size_are_told(images: DataSettings) -> None:
     assert opened(images, Task.image_classification, classes=2)
-    with pytest.raises(DataError, match="2 folders, and the model tells 1 classes"):
+    with pytest.raises(DataError, match="2 folders, and the model has 1 classes"):
         opened(images, Task.image_classification, classes=1)
     with pytest.raises(DataError, match="does not say how large"):
         opened(images, None, image_size=None)
@@ -547,7 +552,7 @@ def test_synthetic_batches_lie_ready_and_are_never_zeros() -> None:
 def test_large_synthetic_batches_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(part.nbytes for part in (torch.empty(4, 3, 4, 4), torch.empty(4, dtype=torch.int64)))
     for room, count in ((1, 1), (2 * size, 2), (100 * size, POOL_BATCHES)):
-        monkeypatch.setattr("gpubench.data.feed.POOL_BYTES", room)
+        monkeypatch.setattr("gpubench.worker.dataloader.POOL_BYTES", room)
         assert len({id(batch) for batch in feed(DataSettings()).epoch(0)}) == count
 
 
@@ -596,8 +601,8 @@ def test_workers_die_when_their_rank_is_killed(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent("""
         import time, torch
-        from gpubench.data import Feed
-        from gpubench.settings import DataSettings
+        from gpubench.worker.dataloader import Feed
+        from gpubench.settings.schema import DataSettings
 
         def make_batch(batch_size):
             return torch.randn(batch_size, 2)

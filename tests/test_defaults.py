@@ -10,18 +10,18 @@ from typing import Any
 import psutil
 import pytest
 
-from gpubench import devices, pipe_defaults
-from gpubench.configuration import apply_overrides
-from gpubench.defaults import complete, refuse_combinations
+from gpubench import devices, releases
 from gpubench.devices import Gpu
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.dotkeys import flatten
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
-from gpubench.host.benchmark import thread_environment
-from gpubench.memory_defaults import complete_memory
-from gpubench.pipe_doubts import of_threads, unused_prompts
-from gpubench.settings import Device, MemorySettings, Precision, TrainSettings
-from gpubench.trainer import optimizer_impl
+from gpubench.host.schedule import thread_environment
+from gpubench.memory.target import complete_memory
+from gpubench.pipeline import defaults
+from gpubench.pipeline.results import of_threads, unused_prompts
+from gpubench.releases import Release
+from gpubench.settings.defaults import complete, refuse_combinations
+from gpubench.settings.loading import apply_overrides, flatten
+from gpubench.settings.schema import Device, MemorySettings, PipeSettings, Precision, TrainSettings
+from gpubench.worker.training import optimizer_impl
 
 H200 = Gpu(0, "NVIDIA H200", "GPU-a", 150 << 30, (9, 0))
 V100 = Gpu(1, "Tesla V100", "GPU-b", 16 << 30, (7, 0))
@@ -131,12 +131,12 @@ def test_cuda_needs_a_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
         complete(settings(device="cuda"))
 
 
-@pytest.mark.parametrize("command", [complete, pipe_defaults.complete, complete_memory])
+@pytest.mark.parametrize("command", [complete, defaults.complete, complete_memory])
 def test_without_pytorch_nothing_starts_and_the_hint_says_where_to_choose_a_build(
     command: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has(monkeypatch, build=None)
-    kinds = {complete: TrainSettings, pipe_defaults.complete: PipeSettings, complete_memory: MemorySettings}
+    kinds = {complete: TrainSettings, defaults.complete: PipeSettings, complete_memory: MemorySettings}
     with pytest.raises(DeviceError, match="PyTorch is not installed") as refused:
         command(kinds[command]())
     assert "for your driver" in str(refused.value.hint)
@@ -230,7 +230,7 @@ def test_a_name_longer_than_any_file_is_an_unknown_one(name: str) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 16])
 def test_a_pipeline_on_a_cpu_has_as_many_threads_whatever_its_ranks(world_size: int) -> None:
-    done, choices = pipe_defaults.complete(apply_overrides(PipeSettings(), {"distributed.world_size": world_size}))
+    done, choices = defaults.complete(apply_overrides(PipeSettings(), {"distributed.world_size": world_size}))
     assert done.performance.cpu_threads == 8
     reason = next(choice.reason for choice in choices if choice.key == "performance.cpu_threads")
     assert reason == "8 cores, for any number of ranks"
@@ -238,7 +238,7 @@ def test_a_pipeline_on_a_cpu_has_as_many_threads_whatever_its_ranks(world_size: 
 
 def test_the_ranks_of_a_pipeline_on_gpus_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, H200, V100)
-    done, _ = pipe_defaults.complete(apply_overrides(PipeSettings(), {"distributed.world_size": 2}))
+    done, _ = defaults.complete(apply_overrides(PipeSettings(), {"distributed.world_size": 2}))
     assert done.performance.cpu_threads == 4
 
 
@@ -246,11 +246,11 @@ def test_each_prompt_makes_a_sample_where_no_number_is_given(tmp_path: Path) -> 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"a house with {number} windows" for number in range(12)))
     given = {"work.prompts": prompts}
-    done, choices = pipe_defaults.complete(apply_overrides(PipeSettings(), given))
+    done, choices = defaults.complete(apply_overrides(PipeSettings(), given))
     assert done.work.total == 12
     assert next(choice.reason for choice in choices if choice.key == "work.samples") == "one for each of 12 prompts"
-    assert pipe_defaults.complete(apply_overrides(PipeSettings(), given | {"work.samples": 8}))[0].work.total == 8
-    assert pipe_defaults.complete(PipeSettings())[0].work.total == 8
+    assert defaults.complete(apply_overrides(PipeSettings(), given | {"work.samples": 8}))[0].work.total == 8
+    assert defaults.complete(PipeSettings())[0].work.total == 8
 
 
 def test_prompts_that_are_left_over_are_named() -> None:
@@ -318,6 +318,24 @@ def test_epochs_shorter_than_the_warm_up_are_refused() -> None:
     complete(settings(**given, training__epochs=1, training__warmup_steps=9))
 
 
+def test_a_separate_reduce_scatter_is_refused_without_fsdp2_and_before_torch_2_13(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = {"distributed__separate_reduce_scatter": True, "distributed__world_size": 2}
+    with pytest.raises(SettingsError, match="ddp does not reduce-scatter"):
+        refuse_combinations(settings(**wanted))
+    sharded = settings(**wanted, distributed__strategy="fsdp2")
+    monkeypatch.setattr(devices, "torch_version", lambda: "2.12.1+cu130")
+    monkeypatch.setattr(releases, "torch_version", lambda: devices.torch_version())
+    monkeypatch.setattr(releases, "installed", releases.installed.__wrapped__)
+    with pytest.raises(SettingsError, match=r"since PyTorch 2\.13, and this is 2\.12\.1\+cu130") as refused:
+        refuse_combinations(sharded)
+    assert refused.value.hint == "install a later PyTorch, or leave distributed.separate_reduce_scatter out"
+    for version in ("2.13.0", "2.15.0a0+git12", "3.0"):
+        monkeypatch.setattr(devices, "torch_version", lambda version=version: version)
+        refuse_combinations(sharded)
+
+
 def test_fused_sgd_of_sharded_parameters_is_refused_and_auto_takes_foreach_on_a_gpu() -> None:
     sharded = settings(distributed__strategy="fsdp2", distributed__world_size=2, training__optimizer="sgd")
     fused = {"training.optimizer_impl": "fused"}
@@ -329,17 +347,20 @@ def test_fused_sgd_of_sharded_parameters_is_refused_and_auto_takes_foreach_on_a_
 
 
 @pytest.mark.parametrize(
-    ("given", "set_variable"),
+    ("release", "given", "set_variable"),
     [
-        ({}, "PYTORCH_ALLOC_CONF"),
-        ({"PYTORCH_ALLOC_CONF": "a:1"}, "PYTORCH_ALLOC_CONF"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "b:2"}, "PYTORCH_CUDA_ALLOC_CONF"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ((2, 10), {}, "PYTORCH_ALLOC_CONF"),
+        ((2, 13), {"PYTORCH_ALLOC_CONF": "a:1"}, "PYTORCH_ALLOC_CONF"),
+        ((2, 13), {"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "b:2"}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ((2, 13), {"PYTORCH_CUDA_ALLOC_CONF": ""}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ((2, 6), {}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ((2, 9), {"PYTORCH_ALLOC_CONF": "a:1"}, "PYTORCH_CUDA_ALLOC_CONF"),
     ],
 )
 def test_expandable_segments_go_into_the_variable_that_pytorch_reads(
-    given: dict[str, str], set_variable: str, monkeypatch: pytest.MonkeyPatch
+    release: tuple[int, int], given: dict[str, str], set_variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(releases, "installed", lambda: Release(*release))
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():

@@ -105,7 +105,8 @@ def test_without_pytorch_its_version_and_kind_are_unknown(monkeypatch: pytest.Mo
 def test_asking_about_pytorch_agrees_with_it_and_does_not_import_it() -> None:
     script = """
 import sys
-from gpubench import devices, provenance, telemetry
+from gpubench import devices, telemetry
+from gpubench.runs import directory
 version = devices.torch_version()
 devices.torch_build(), devices.visible_gpus()
 assert "torch" not in sys.modules

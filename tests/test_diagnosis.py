@@ -5,10 +5,9 @@ from cases_made import PERCENT, case, copy, cpu, gpu, ids, kernel, phase, rank, 
 from traces_made import LOADER, Record, call, launched, made, slice_, step, work
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
-from gpubench.diagnosis.headline import DOES, WAITS, headline
+from gpubench.diagnosis.rules import DOES, WAITS, diagnose, headline
 from gpubench.findings import Finding
-from gpubench.trace.analysis import analyse
+from gpubench.trace.analyse import analyse
 from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Straggler
 
 
@@ -47,7 +46,7 @@ def test_every_finding_says_what_it_rests_on() -> None:
         assert finding.evidence
         assert finding.cause
         assert finding.advice
-        assert finding.threshold.startswith("from ")
+        assert finding.threshold.startswith("at least ")
 
 
 @pytest.mark.parametrize("empty", [rank(wall=0, step_numbers=[]), rank(), gpu(), cpu(), gpu(step_numbers=[])])
@@ -92,7 +91,7 @@ def test_traces_of_all_ranks_do_not_tell_who_waits_for_a_transfer_of_one_way(nam
 
 def test_a_finding_without_evidence_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Finding(id="bare", title="", severity="low", evidence=[], cause="", advice="", threshold="")
-    monkeypatch.setattr("gpubench.diagnosis.diagnose.RULES", (lambda _: [bare],))
+    monkeypatch.setattr("gpubench.diagnosis.rules.RULES", (lambda _: [bare],))
     assert ids(case(gpu())) == []
 
 

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
 from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Rank, Straggler
 

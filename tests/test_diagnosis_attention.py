@@ -4,7 +4,7 @@ import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, saving
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.trace.profile import Attention
 
@@ -69,7 +69,7 @@ def test_a_fallback_of_sdpa_says_why_as_far_as_the_trace_tells() -> None:
     why = "flash attention takes no attn_mask, and one of [2048, 2048] (float16) was given"
     finding = fallen_back(why)
     assert "math backend of scaled_dot_product_attention" in finding.title
-    assert finding.cause.startswith(f"{why}; what kept memory-efficient attention from these inputs the trace does not")
+    assert finding.cause.startswith(f"{why}; the trace does not tell why memory-efficient attention was not used")
     assert "sdpa_kernel" in finding.advice
 
 
@@ -99,14 +99,14 @@ UNKNOWN = {"groups": None, "queries": None, "keys": None, "head_size": None, "dt
 def test_without_shapes_the_finding_says_how_sure_it_is() -> None:
     rank = gpu(attention=[attention(50 * PERCENT, **UNKNOWN)], missing={"shapes": "record_shapes"})
     finding = next(one for one in diagnose(case(rank)).findings if one.id == "unfused-attention")
-    assert finding.title.startswith("attention seems to be made of separate operators")
-    assert finding.evidence[-1].startswith("100.0 % of it is judged by the order of the work alone")
+    assert finding.title.startswith("attention seems to run as separate operators")
+    assert finding.evidence[-1].startswith("100.0 % of it is inferred from the order of the work alone")
     assert "record_shapes=True" in finding.evidence[-1]
 
 
 def test_where_launches_are_not_in_the_trace_shapes_are_not_asked_for() -> None:
     finding = only(case(gpu(attention=[attention(40 * PERCENT), attention(20 * PERCENT, **UNKNOWN)])))
-    assert finding.evidence[-1].startswith("33.3 % of it is judged by the order of the work alone")
+    assert finding.evidence[-1].startswith("33.3 % of it is inferred from the order of the work alone")
     assert "launches" in finding.evidence[-1]
     assert "record_shapes" not in finding.evidence[-1]
 

@@ -4,7 +4,7 @@ import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, saving, training
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.trace.profile import Collective, Rank, Straggler
 
@@ -119,7 +119,7 @@ def test_a_slow_rank_does_not_wait_for_itself() -> None:
 def test_one_rank_alone_may_be_waiting_for_another(world_size: int | None) -> None:
     alone = case(communicating(20 * PERCENT, calls=1, world_size=world_size))
     finding = only(alone)
-    assert finding.cause == "the link is too slow, or another rank comes late: only traces of all ranks tell"
+    assert finding.cause == "the link is too slow, or another rank is late: only traces of all ranks tell which"
     assert diagnose(alone).unanswered == [
         Unanswered("straggler", "traces of the other ranks", "a trace of every rank"),
     ]
@@ -184,7 +184,7 @@ def test_the_size_of_buckets_is_no_matter_of_an_exchange_among_all_ranks() -> No
     assert finding.fix == {}
     assert finding.advice.startswith("send and receive: start transfers")
     assert "; all-reduce: overlap" in finding.advice
-    assert "send and receive: 40 times a step, 63 ms a step (63.0 %) not hidden" in finding.evidence
+    assert "send and receive: 40 times a step, 63 ms a step (63.0 %) exposed" in finding.evidence
 
 
 def test_what_is_little_beside_the_rest_changes_no_advice() -> None:

@@ -28,7 +28,7 @@ def test_regions_of_a_trace_from_elsewhere_may_be_functions_compiled_apart() -> 
     finding = only(case(gpu(idle={"python_and_launch": 5 * PERCENT}, compiled=compiled)))
     assert (finding.expected, finding.severity) == (None, "low")
     assert finding.evidence[0] == "the step runs 2 compiled graphs"
-    assert finding.cause.startswith("functions that are compiled apart, or graph breaks")
+    assert finding.cause.startswith("separately compiled functions, or graph breaks")
 
 
 def test_ddp_breaks_graphs_on_purpose() -> None:

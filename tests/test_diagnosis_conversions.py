@@ -12,12 +12,12 @@ def test_casts_on_a_cpu_without_bf16_go_back_to_fp32() -> None:
     finding = only(case(rank, settings=settings, environment={"cpu.capability": "AVX2", "cpu.usable_cores": 2}))
     assert finding.id == "casts"
     assert finding.fix == {"precision": "fp32"}
-    assert "the CPU's instructions (AVX2) have no arithmetic in that type" in finding.evidence
+    assert "the CPU's instruction set (AVX2) has no arithmetic in that type" in finding.evidence
 
 
 def test_casts_before_the_model_are_the_datas() -> None:
     finding = only(case(gpu(copies=[copy("dtype_cast", phase="host_to_device", device=6 * PERCENT)])))
-    assert "the data does not come in the type" in finding.cause
+    assert "the data has another type" in finding.cause
     assert finding.fix == {}
 
 

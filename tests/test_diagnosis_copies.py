@@ -24,7 +24,7 @@ def test_a_copy_from_pageable_memory_is_cured_by_pinning() -> None:
     assert saving(finding) == pytest.approx(0.08)
     assert finding.evidence == [
         "aten::copy_: 1 time a step in host_to_device, 4 MiB in 5 ms a step (5 %)",
-        "the GPU is idle 8 ms a step (8 %) while the host copies so",
+        "the GPU is idle 8 ms a step (8 %) during these copies",
     ]
 
 
@@ -51,7 +51,7 @@ def test_what_pageable_memory_brings_with_it_is_not_a_second_finding() -> None:
 def test_tensors_that_pin_memory_did_not_reach_get_no_override() -> None:
     finding = only(pageable(8, data__pin_memory=True))
     assert finding.fix == {}
-    assert "reaches only tensors that the DataLoader can see" in finding.cause
+    assert "applies only to tensors that the DataLoader can see" in finding.cause
 
 
 def test_a_trace_from_elsewhere_is_told_the_words_of_pytorch() -> None:
@@ -69,7 +69,7 @@ def test_a_wait_for_a_copy_from_pinned_memory_is_a_blocking_copy() -> None:
     finding = only(blocking(3 * PERCENT))
     assert finding.id == "blocking-copies"
     assert "non_blocking=True" in finding.advice
-    assert finding.evidence == ["aten::copy_ keeps the host 6 ms a step (6 %) in cudaStreamSynchronize at train.py:31"]
+    assert finding.evidence == ["aten::copy_ blocks the host 6 ms a step (6 %) in cudaStreamSynchronize at train.py:31"]
     assert ids(blocking(PERCENT - 1)) == []
 
 

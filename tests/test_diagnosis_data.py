@@ -2,7 +2,7 @@ import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, only, operator, saving, training
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 
 EIGHT_CORES = {"cpu.usable_cores": 8}
 

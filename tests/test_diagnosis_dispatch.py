@@ -33,8 +33,8 @@ def test_thousands_of_short_operators_are_a_finding_though_little_lies_outside_t
     finding = only(looping())
     assert (finding.id, finding.fix) == ("dispatch-bound", {"performance.compile": True})
     assert finding.evidence == [
-        "10000 operators a step, half of them within 1.20 us",
-        "10.0 us of the step for each, but for waiting",
+        "10000 operators a step; half of them take at most 1.20 us",
+        "10.0 us of the step per operator, without waiting",
     ]
     assert saving(finding) == pytest.approx(10_000 * 2_900 / 100e6)
 
@@ -50,7 +50,7 @@ def test_what_recording_adds_to_each_operator_is_not_the_operators() -> None:
     assert ids(looping(number=4_000)) == []
     finding = only(looping(number=4_000, overhead=0.7))  # 25 us recorded, 14.7 us clean
     assert finding.expected is None
-    assert finding.evidence[-1] == "recording made the step 70.0 % longer, by more than that part of it"
+    assert finding.evidence[-1] == "recording made the step 70.0 % longer, which is more than that part of it"
 
 
 def test_a_step_that_waits_has_no_time_for_its_operators() -> None:

@@ -4,7 +4,7 @@ import pytest
 from cases_made import PERCENT, case, gpu, ids, launches, only, saving, training
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 from gpubench.trace.profile import Compiled
 
@@ -18,7 +18,7 @@ def test_short_kernels_that_wait_for_their_launch_are_compiled_into_graphs() -> 
     finding = only(waiting(40 * PERCENT))
     assert finding.id == "launch-bound"
     assert finding.fix == {"performance.compile": True, "performance.compile_mode": "reduce-overhead"}
-    assert "900 of 1000 kernels and copies last under 10 us; before 400 of them the GPU was already idle" in (
+    assert "900 of 1000 kernels and copies last under 10 us; the GPU was already idle before 400 of them" in (
         finding.evidence
     )
     assert saving(finding) == pytest.approx(0.4)
@@ -74,7 +74,7 @@ def test_what_recording_cost_is_taken_off_before_the_host_is_blamed() -> None:
     finding = only(case(rank, overhead=0.2))
     assert saving(finding) == pytest.approx(0.4 * 1.2 - 0.2)
     assert finding.evidence[-1] == (
-        "recording made the step 20.0 % longer; with all of that taken off, 28.0 % of a clean one is left"
+        "recording made the step 20.0 % longer; without that overhead, 28.0 % of a clean step is left"
     )
     assert ids(case(rank, overhead=0.5)) == ["launch-bound"]
     assert ids(case(rank, overhead=0.6)) == []

@@ -4,7 +4,7 @@ import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, phase, saving, training
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.trace.kernels import MOVES_MEMORY, family
 from gpubench.trace.profile import Attention, Compiled
 
@@ -71,7 +71,7 @@ def moving(*parts: int, reached: float | None = 0.3, calls: int = STEPS, **known
     return case(gpu(kernels=kernels, operators=operators, **about), **known)
 
 
-@pytest.mark.parametrize(("part", "clause"), [(30 * PERCENT, "; memory bounds 30 % of the step"), (19 * PERCENT, "")])
+@pytest.mark.parametrize(("part", "clause"), [(30 * PERCENT, "; 30 % of the step is memory-bound"), (19 * PERCENT, "")])
 def test_the_headline_of_a_busy_gpu_names_what_memory_bounds(part: int, clause: str) -> None:
     said = diagnose(moving(part)).headline
     assert said.startswith("GPU computes ")
@@ -115,7 +115,7 @@ def test_in_a_compiled_program_what_is_left_outside_of_its_regions_counts() -> N
     fused = kernel("triton_poi_fused_add_gelu_0", 60 * PERCENT)
     compiled = {"compiled": Compiled(regions=2, graph_breaks=0, compilations=0, compiling=0)}
     assert ids(case(gpu(kernels=[fused], **compiled))) == []
-    assert "outside of the compiled regions" in only(moving(30 * PERCENT, parts=compiled)).advice
+    assert "into the compiled regions" in only(moving(30 * PERCENT, parts=compiled)).advice
 
 
 def test_without_shapes_kernels_are_judged_by_their_names_and_that_is_said() -> None:
@@ -151,7 +151,7 @@ def test_attention_is_left_to_its_own_rule() -> None:
         one for one in diagnose(moving(50 * PERCENT, parts={"attention": [attention]})).findings if one.id[0] == "m"
     )
     assert saving(finding) == pytest.approx(0.2)
-    assert "30.0 % in attention is left out" in finding.evidence[0]
+    assert "leaves out 30.0 % in attention" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from traces_made import PUBLIC, write
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
-from gpubench.trace.analysis import analyse
-from gpubench.trace.reading import read
+from gpubench.trace.analyse import analyse
+from gpubench.trace.load import read
 
 pytestmark = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 
@@ -41,7 +41,7 @@ def test_attention_in_separate_operators_is_named_with_its_share_and_sizes() -> 
     assert "(40.7 %), 89.2 % of the time that the GPU computes" in attention.evidence[0]
     assert "16 (batch x heads) x 5185 queries x 5185 keys, head size 64, bfloat16" in attention.evidence[1]
     assert "scaled_dot_product_attention" in attention.advice
-    assert "sequence length N = 5185 is no multiple of 8" in odd.evidence[0]
+    assert "sequence length N = 5185 is not a multiple of 8" in odd.evidence[0]
     assert "vocabulary" not in odd.advice
     assert "memory-bound" not in found  # what is left of it is 2 % of the step
 

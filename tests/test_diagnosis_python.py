@@ -6,7 +6,7 @@ import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, launches, only, phase, python, saving, stretch, training
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 from gpubench.trace.profile import Stretch
 
@@ -27,7 +27,7 @@ def test_a_long_time_between_operators_is_named_and_the_compiler_does_not_mend_i
         "the longest time outside any operator is 76 ms",
         "in forward of net.blocks, after aten::to at train.py:21: 1 time a step, 76 ms a step (76.0 %)",
     ]
-    assert finding.cause.startswith("code of your own between operators")
+    assert finding.cause.startswith("your code between operators")
     assert "compile" not in finding.advice
 
 

@@ -4,7 +4,7 @@ import pytest
 from cases_made import PERCENT, STEPS, case, gpu, ids, only, operator, saving, training
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 from gpubench.trace.profile import Attention
 
@@ -16,7 +16,7 @@ def shaped(name: str, shapes: str, part: int = 20 * PERCENT, dtype: str = "bfloa
 def test_a_vocabulary_that_is_no_multiple_of_eight_is_named() -> None:
     finding = only(shaped("aten::mm", "[8192, 768] [768, 50257]"))
     assert finding.id == "odd-shapes"
-    assert finding.evidence[0].endswith("features N = 50257 is no multiple of 8")
+    assert finding.evidence[0].endswith("features N = 50257 is not a multiple of 8")
     assert "features (vocabulary, classes or hidden size) from 50257 to 50264, or to 50304" in finding.advice
     assert saving(finding) == pytest.approx(0.1)
 
@@ -48,7 +48,7 @@ def test_tf32_asks_for_multiples_of_four() -> None:
 
 def test_a_factor_both_of_whose_sizes_are_odd_has_odd_rows_either_way() -> None:
     finding = only(shaped("aten::mm", "[1001, 999] [999, 768]"))
-    assert "features K = 999 and rows M = 1001 are no multiple of 8" in finding.evidence[0]
+    assert "features K = 999 and rows M = 1001 are not multiples of 8" in finding.evidence[0]
 
 
 def test_padding_reaches_no_more_than_products_of_the_program_that_suit() -> None:
@@ -92,10 +92,10 @@ def attending(**parts: Any) -> Case:
 
 def test_an_odd_sequence_is_padded_and_no_feature_of_the_model() -> None:
     finding = next(one for one in diagnose(attending()).findings if one.id == "odd-shapes")
-    assert finding.evidence[0].endswith("sequence length N = 5185 is no multiple of 8")
-    assert finding.evidence[1].endswith("sequence length K = 5185 is no multiple of 8")
+    assert finding.evidence[0].endswith("sequence length N = 5185 is not a multiple of 8")
+    assert finding.evidence[1].endswith("sequence length K = 5185 is not a multiple of 8")
     assert "pad the sequence from 5185 to 5192, or to 5248" in finding.advice
-    assert "fused kernels of attention take any length" in finding.advice
+    assert "fused attention kernels take any length" in finding.advice
     assert "vocabulary" not in finding.advice
     assert finding.expected is None
 
@@ -108,7 +108,7 @@ def test_no_rule_of_nvidias_is_claimed_for_amd() -> None:
 
 def test_odd_channels_of_a_convolution_are_named() -> None:
     finding = only(shaped("aten::convolution", "[64, 30, 56, 56] [60, 30, 3, 3]"))
-    assert "channels 30 and channels 60 are no multiple of 8" in finding.evidence[0]
+    assert "channels 30 and channels 60 are not multiples of 8" in finding.evidence[0]
 
 
 def test_odd_shapes_are_silent_just_below_their_threshold() -> None:

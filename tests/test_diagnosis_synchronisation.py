@@ -4,7 +4,7 @@ import pytest
 from cases_made import PERCENT, case, copy, cpu, gpu, ids, only, saving, training, wait
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 
 

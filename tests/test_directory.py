@@ -12,11 +12,10 @@ import torch
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
-from gpubench.diffusion import pipelines
-from gpubench.diffusion.settings import DenoiserSettings, PipeSettings, SamplingSettings, WorkSettings
 from gpubench.errors import ModelError, SettingsError
-from gpubench.pipeline import denoiser, reference
-from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline import base, denoisers, folders
+from gpubench.pipeline.denoisers import Denoiser
+from gpubench.settings.schema import DenoiserSettings, PipeSettings, SamplingSettings, WorkSettings
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
 TRANSFORMERS = ("pixart_alpha", "pixart_sigma", "stable_diffusion_3", "flux")
@@ -65,7 +64,7 @@ def load(
         sampling=SamplingSettings(**{"steps": 4, "guidance_scale": 7.5} | sampling),
         work=WorkSettings(negative_prompt=negative_prompt),
     )
-    loaded = denoiser.load(settings, CPU, dtype, first=first, last=last, images=True)
+    loaded = denoisers.load(settings, CPU, dtype, first=first, last=last, images=True)
     if first:
         loaded.admit(loaded.encode(["a cat", "two dogs"]))
     return loaded
@@ -88,8 +87,8 @@ def test_evaluations_one_by_one_are_those_of_the_pipeline_of_diffusers(
     [
         (None, "diffusers DDPMPipeline.__call__"),
         ("DDIMScheduler", "diffusers DDPMPipeline.__call__"),
-        ("EulerDiscreteScheduler", reference.LOOP),
-        ("DPMSolverMultistepScheduler", reference.LOOP),
+        ("EulerDiscreteScheduler", base.LOOP),
+        ("DPMSolverMultistepScheduler", base.LOOP),
     ],
 )
 def test_an_unconditional_pipeline_needs_no_prompts(made: Made, scheduler: str | None, by: str) -> None:
@@ -111,7 +110,7 @@ def test_an_unconditional_pipeline_makes_other_sizes_than_its_own(made: Made) ->
 def test_a_model_that_does_not_know_its_size_is_told_to_be_given_one(copy: Path) -> None:
     config = copy / "unet/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"sample_size": None}))
-    with pytest.raises(SettingsError, match="does not say which height"):
+    with pytest.raises(SettingsError, match="does not give the height"):
         load(copy)
     assert_as_reference(load(copy, height=32, width=32), [0])
 
@@ -195,7 +194,7 @@ def test_a_transformer_that_is_told_the_image_size_is_told_it(tmp_path: Path) ->
 
 def test_a_third_text_encoder_may_be_missing(tmp_path: Path) -> None:
     folder = pipelines_made.stable_diffusion_3(tmp_path / "two", third_encoder=False)
-    assert pipelines.check(folder).absent == ("text_encoder_3", "tokenizer_3")
+    assert folders.check(folder).absent == ("text_encoder_3", "tokenizer_3")
     assert_as_reference(load(folder), [0])
 
 
@@ -211,7 +210,7 @@ def test_timesteps_that_depend_on_the_image_size_are_the_same_in_the_reference(c
 def test_a_scheduler_that_flow_matching_pipelines_do_not_run_is_checked_by_a_plain_loop(made: Made) -> None:
     options = "stochastic_sampling=true"
     loaded = load(made("stable_diffusion_3"), options=options)
-    assert loaded.reference_name == reference.LOOP
+    assert loaded.reference_name == base.LOOP
     assert_as_reference(loaded, [0, 1])
 
 
@@ -244,7 +243,7 @@ def test_a_folder_of_half_precision_weights_only_is_loaded(copy: Path) -> None:
     for name in ("unet", "vae"):
         weights = copy / name / "diffusion_pytorch_model.safetensors"
         weights.rename(weights.with_suffix(".fp16.safetensors"))
-    assert pipelines.check(copy).variant == "fp16"
+    assert folders.check(copy).variant == "fp16"
     assert_as_reference(load(copy), [0])
 
 

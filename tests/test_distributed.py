@@ -7,19 +7,36 @@ import ranks_worker
 import torch
 from running import PATIENCE, environment
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from gpubench.distributed import is_broken_collective, pick_device, setup_ddp, share
 from gpubench.errors import DeviceError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
-from gpubench.settings import Device, DistributedSettings, Precision
+from gpubench.releases import installed
+from gpubench.settings.schema import Device, DistributedSettings, Precision
+from gpubench.worker.distributed import is_broken_collective, pick_device, setup_ddp, share
 
 
 @pytest.mark.parametrize(
-    ("strategy", "accumulation"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)], ids=["ddp", "ddp-accumulated", "fsdp2"]
+    ("strategy", "accumulation"),
+    [
+        ("ddp", 1),
+        ("ddp", 2),
+        ("fsdp2", 2),
+        pytest.param(
+            "fsdp2-separate",
+            1,
+            marks=pytest.mark.skipif(
+                not hasattr(FSDPModule, "set_separate_reduce_scatter_group"), reason="came with torch 2.13"
+            ),
+        ),
+    ],
+    ids=["ddp", "ddp-accumulated", "fsdp2", "fsdp2-separate"],
 )
 def test_two_ranks_give_the_gradients_of_one_process_on_the_joined_batch(
     strategy: str, accumulation: int, tmp_path: Path
 ) -> None:
+    if strategy == "fsdp2" and not installed().shards_on_cpu:
+        pytest.skip("FSDP2 on a CPU is of PyTorch 2.7 and later")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, ranks_worker.__file__, strategy, str(accumulation), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
@@ -48,7 +65,10 @@ def test_ranks_come_from_torchruns_variables(monkeypatch: pytest.MonkeyPatch) ->
     assert is_rank_zero()
     assert not launched_by_torchrun()
     variables = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    for name, value in (variables | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
+    for name, value in variables.items():  # as a scheduler may set them where no launcher runs
+        monkeypatch.setenv(name, value)
+    assert Ranks.from_environment() == Ranks(0, 0, 1, 1)
+    for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert Ranks.from_environment() == Ranks(3, 1, 4, 2)
     assert not is_rank_zero()

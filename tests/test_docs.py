@@ -10,8 +10,7 @@ import typer
 import yaml
 
 from gpubench.commands import app
-from gpubench.configuration import parse_unknown_overrides
-from gpubench.setting_keys import COMMANDS, canonical, fields
+from gpubench.settings.loading import COMMANDS, canonical, fields, parse_unknown_overrides
 
 ROOT = documents.ROOT
 PAGES = documents.pages()
@@ -142,3 +141,10 @@ def test_every_number_in_the_table_of_settings_has_a_bound() -> None:
 def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
     groups = {group.splitlines()[0] for group in reference.settings().split("## ") if "`profiling." in group}
     assert groups == {"train-bench, profile and pipe-infer", "train-bench and pipe-infer", "profile"}
+
+
+def test_no_page_and_no_reference_holds_a_figure_of_the_simulated_gpu() -> None:
+    places = [ROOT / "README.md", *(ROOT / "docs").rglob("*"), *(ROOT / "benchmarks").rglob("*")]
+    texts = [path for path in places if path.suffix in {".md", ".json", ".jsonl", ".html", ".yaml", ".txt", ".csv"}]
+    assert ROOT / "README.md" in texts
+    assert [path for path in texts if "(simulated)" in path.read_text(errors="replace")] == []

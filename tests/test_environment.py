@@ -10,8 +10,9 @@ import pytest
 import torch
 from fake_nvml import GPUS, FakeDriver, FakeNvml
 
-from gpubench import devices, environment
-from gpubench.environment import capture_env_metadata, recordable
+from gpubench import devices
+from gpubench.worker import environment
+from gpubench.worker.environment import capture_env_metadata, recordable
 
 SECRETS = (
     "WANDB_API_KEY",
@@ -62,7 +63,8 @@ def test_the_facts_are_plain_json_and_none_is_unknown() -> None:
 
 def test_the_facts_are_those_of_this_process() -> None:
     facts = capture_env_metadata()
-    assert facts["torch"]["version"] == str(torch.__version__) == facts["packages"]["torch"]
+    assert facts["torch"]["version"] == str(torch.__version__)
+    assert str(torch.__version__).startswith(facts["packages"]["torch"])  # the build's own suffix is in one or in both
     assert facts["torch"]["git_version"] == torch.version.git_version
     assert facts["threads"]["intra_op"] == 1
     assert facts["memory"]["total_bytes"] == psutil.virtual_memory().total
@@ -160,6 +162,22 @@ def test_mixed_gpus_keep_their_own_facts_where_cuda_and_nvml_number_them_otherwi
     assert gpus == [("NVIDIA GB10", 48, 2600), ("NVIDIA H200", 132, 1980)]
 
 
+def test_each_gpu_is_looked_up_in_nvml_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, looked_up = FakeNvml(*GPUS[:2]), []
+    look_up = fake.nvmlDeviceGetHandleByUUID
+
+    def counted(uuid: str) -> dict[str, object]:
+        looked_up.append(uuid)
+        return look_up(uuid)
+
+    monkeypatch.setattr(fake, "nvmlDeviceGetHandleByUUID", counted)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(*GPUS[:2]))
+    assert len(capture_env_metadata()["gpus"]) == 2
+    assert looked_up == [gpu["UUID"] for gpu in GPUS[:2]]
+    assert fake.users == 0
+
+
 def test_amd_gpus_come_from_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.3")
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
@@ -184,5 +202,7 @@ def test_amd_gpus_come_from_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_capturing_does_not_initialise_cuda() -> None:
     initialised = torch.cuda.is_initialized()
-    assert len(capture_env_metadata()["gpus"]) == torch.cuda.device_count()
+    found = capture_env_metadata()
+    assert len(found["gpus"]) == torch.cuda.device_count()
     assert torch.cuda.is_initialized() == initialised
+    assert found["torch"]["cudnn"] == torch.backends.cudnn.version()

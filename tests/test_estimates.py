@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from gpubench.estimates import metric_of, relative_half_width
 from gpubench.metrics import Metric
 from gpubench.report import phrases
+from gpubench.runs.summary import metric_of, relative_half_width
 
 T2 = 4.302652729911275  # Student's t, 2 degrees of freedom, 95 %
 

@@ -12,12 +12,22 @@ import numpy as np
 import pytest
 from recorded_runs import WARMUP, edit, step, write_run
 
-from gpubench.comparison.evidence import open_run
-from gpubench.comparison.steps import StepTable, read_steps
+from gpubench.compare.evidence import open_run
+from gpubench.compare.steps import StepTable, read_steps
 from gpubench.errors import RunDirectoryError
 from gpubench.events import Step
-from gpubench.runs import CONFIG, ENVIRONMENT, FAILED, INTERRUPTED, RUN, RUNNING, SCHEMA_VERSION, STEPS, SUMMARY
-from gpubench.steady import SteadyWindow
+from gpubench.runs.directory import (
+    CONFIG,
+    ENVIRONMENT,
+    FAILED,
+    INTERRUPTED,
+    RUN,
+    RUNNING,
+    SCHEMA_VERSION,
+    STEPS,
+    SUMMARY,
+)
+from gpubench.runs.steps import SteadyWindow
 
 
 def lines(*steps: Step, **changes: Any) -> bytes:
@@ -69,10 +79,10 @@ def test_the_rank_whose_window_took_longest_speaks(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, ranks=3))
     window = run.windows[1]
     assert sorted(run.steps.steady(window)) == [0, 1, 2]
-    spoken = run.steps.speaker(window)
-    assert set(spoken.rank) == {0}
-    assert set(spoken.repeat) == {1}
-    assert list(spoken.step) == list(range(WARMUP, 30))
+    slowest = run.steps.slowest_rank(window)
+    assert set(slowest.rank) == {0}
+    assert set(slowest.repeat) == {1}
+    assert list(slowest.step) == list(range(WARMUP, 30))
 
 
 def test_opening_a_run_reads_no_steps(tmp_path: Path) -> None:
@@ -109,7 +119,7 @@ def test_rows_of_any_order_come_sorted(tmp_path: Path) -> None:
 def test_of_two_lines_for_one_step_the_first_counts(tmp_path: Path) -> None:
     table, (problem,) = read(tmp_path, lines(step(0), step(1), step(2)) + lines(step(1), total=5.0))
     assert list(table.total) == [step(number).total for number in range(3)]
-    assert "1 steps are there more than once, such as step 1 of repeat 0 on rank 0" in problem
+    assert "1 steps occur more than once, such as step 1 of repeat 0 on rank 0" in problem
 
 
 def test_a_torn_last_line_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -159,7 +169,7 @@ def test_few_bad_lines_are_named_and_the_others_counted(tmp_path: Path) -> None:
     table, problems = read(tmp_path, lines(step(0)) + b"\n" + b"torn\n" * 50 + lines(step(1)))
     assert len(table) == 2
     assert [problem.split(":")[1] for problem in problems[:-1]] == [str(number) for number in range(3, 23)]
-    assert problems[-1] == ": 30 more lines do not read"
+    assert problems[-1] == ": 30 more lines are invalid"
 
 
 def test_line_numbers_hold_far_into_a_file(tmp_path: Path) -> None:
@@ -196,7 +206,7 @@ def test_a_step_without_a_loss_has_nan(tmp_path: Path) -> None:
 def test_files_of_no_or_one_line_read(tmp_path: Path, content: bytes) -> None:
     table, _ = read(tmp_path, content)
     assert len(table) == content.count(b"{") // 2
-    assert len(table.speaker(SteadyWindow(0, 5, 5, True, 0, 0))) == 0
+    assert len(table.slowest_rank(SteadyWindow(0, 5, 5, True, 0, 0))) == 0
 
 
 def test_settings_and_environment_that_do_not_read_are_problems(tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpubench.comparison.comparability import judge
-from gpubench.comparison.conditions import steady_telemetry
-from gpubench.comparison.evidence import RunEvidence, Series, Side
-from gpubench.comparison.explanation import NOTHING, UNSETTLED, explain
-from gpubench.comparison.result import Comparability, Explanation, NullMetric, PhaseChange
+from gpubench.compare.comparability import judge
+from gpubench.compare.evidence import RunEvidence, Series, Side
+from gpubench.compare.explanation import NOTHING, UNSETTLED, explain
+from gpubench.compare.result import Comparability, Explanation, NullMetric, PhaseChange
+from gpubench.compare.warnings import steady_telemetry
 from gpubench.metrics import Metric
 from gpubench.report.phrases import moves
-from gpubench.runs import RunRecord
-from gpubench.steady import SteadyWindow
-from gpubench.summary import Rank
+from gpubench.runs.directory import RunRecord
+from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import Rank
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 MS = 1e-3
@@ -170,7 +170,7 @@ def test_a_phase_that_moved_against_the_step_claims_no_share() -> None:
 
 def test_changes_within_their_noise_are_not_named() -> None:
     found = explained(run(noise=0.05), run(STEP | {"backward": 20.3}, noise=0.05))
-    assert found.notes == ["no phase that makes up much of the movement stands out from its own noise"]
+    assert found.notes == ["no phase with a large share of the change exceeds its own noise"]
 
 
 def test_nothing_is_named_as_the_cause_of_a_change_that_is_not_settled() -> None:
@@ -246,7 +246,7 @@ def test_the_rank_that_moved_alone_is_named() -> None:
     theirs = run(STEP | {"backward": 22.1}, busy={0: 30.0, 1: 30.1, 2: 30.0, 3: 32.1})
     found = explained(ours, theirs)
     assert [change.rank for change in found.ranks][:2] == [3, 1]
-    assert "rank 3 became 2.10 ms busier, the others stayed" in found.notes
+    assert "rank 3 became 2.10 ms busier, the others did not change" in found.notes
 
 
 def test_waiting_goes_with_the_slow_rank() -> None:
@@ -308,7 +308,7 @@ def test_telemetry_outside_the_steady_windows_does_not_count() -> None:
     assert [sample.time for sample in steady_telemetry(watched)] == list(range(11))
 
 
-def test_phases_that_grew_while_the_device_starved_are_called_symptoms() -> None:
+def test_phases_that_grew_while_the_device_was_idle_are_called_symptoms() -> None:
     notes = explained(run(starved=0.03), run(STEP | {"data_wait": 9.0}, starved=0.92)).notes
     assert notes[0].startswith("data wait takes +8")
-    assert notes[1].startswith("the device had run out of work in 92.0 % of the steps (3 % before)")
+    assert notes[1].startswith("the device was idle at the start of 92.0 % of the steps (3 % before)")

@@ -1,7 +1,7 @@
 import pytest
 
-from gpubench.diffusion.faults import DEFAULT_SECONDS, OF_THE_RANK, TIMED, Fault, FaultKind, parse
 from gpubench.errors import SettingsError
+from gpubench.pipeline.folders import DEFAULT_SECONDS, OF_THE_RANK, TIMED, Fault, FaultKind, parse
 
 
 @pytest.mark.parametrize("kind", FaultKind)

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from gpubench.flops import FlopCount, count_flops, measure_peak
-from gpubench.models import build
-from gpubench.settings import DataSettings, ModelSettings
+from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.worker.models import build
+from gpubench.worker.probes import FlopCount, count_flops, measure_peak
 
 torch.set_num_threads(1)
 

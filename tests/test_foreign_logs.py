@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubench.comparison.compare import compare
-from gpubench.comparison.foreign import A_LINE, EMPTY, PLAIN, READS, Column, LogEvidence, open_log
-from gpubench.comparison.sides import find
+from gpubench.compare.compare import compare
+from gpubench.compare.inputs import A_LINE, EMPTY, PLAIN, READS, Column, LogEvidence, find, open_log
 from gpubench.errors import DataError, RunDirectoryError, UsageError
 
 MS = Column.of("ms", "ms")
@@ -148,10 +147,10 @@ def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
 def test_rows_without_a_value_are_passed_over_and_counted(tmp_path: Path) -> None:
     run = log(tmp_path, "step,ms\n0,10\n1,\n2, \n3\n4,12\n")
     assert list(run.values) == pytest.approx([0.010, 0.012])
-    assert run.problems == ["3 rows without ms were passed over"]
+    assert run.problems == ["3 rows without ms were skipped"]
     run = log(tmp_path, '{"ms": 10}\n{"ms": null}\n{"loss": 1}\n{"ms": 12}\n', "log.jsonl")
     assert list(run.values) == pytest.approx([0.010, 0.012])
-    assert run.problems == ["2 rows without ms were passed over"]
+    assert run.problems == ["2 rows without ms were skipped"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_a_missing_column_offers_the_nearest_and_lists_all(tmp_path: Path) -> No
 def test_the_hint_fits_what_is_not_a_number(tmp_path: Path) -> None:
     for cell, hint in (('"1,5"', PLAIN), ('"1,234.5"', PLAIN), ("N/A", EMPTY), ("-", EMPTY), ('"a, b"', EMPTY)):
         assert refusal(tmp_path, f"ms\n10\n{cell}\n")[1] == hint
-    assert refusal(tmp_path, "\n")[1] == "the file names no column"
+    assert refusal(tmp_path, "\n")[1] == "the file has no column names"
 
 
 def test_a_rate_of_nothing_is_refused(tmp_path: Path) -> None:

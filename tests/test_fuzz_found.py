@@ -16,11 +16,12 @@ from recorded_runs import write_run
 from running import PATIENCE, Finished, environment
 from traces_made import document, slice_
 
-from gpubench import foreign_files, yaml_text
-from gpubench.diffusion.resuming import _sha256_of_tensor
+from gpubench import foreign_files
 from gpubench.errors import DataError
-from gpubench.runs import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
-from gpubench.trace.opening import opened
+from gpubench.pipeline.resuming import _sha256_of_tensor
+from gpubench.runs.directory import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
+from gpubench.settings import yaml_text
+from gpubench.trace.file import opened
 
 CommandLine = Callable[..., Finished]
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from compared import verdict
 
-from gpubench.comparison.gate import Condition, judge, parse_condition, percent
-from gpubench.comparison.result import GateResult
-from gpubench.comparison.verdicts import Judged
+from gpubench.compare.gate import Condition, judge, parse_condition, percent
+from gpubench.compare.result import GateResult
+from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError
-from gpubench.inference import Error, Ratio, holm
+from gpubench.runs.stats import Error, Ratio, holm
 
 
 def judged(

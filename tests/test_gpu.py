@@ -14,13 +14,8 @@ import torch
 from running import Finished, gpubench, simulated
 from waiting import nothing_waits
 
-from gpubench.channel import Activity
-from gpubench.data import Feed
-from gpubench.flops import count_flops
-from gpubench.models import build
-from gpubench.precision import arithmetic
 from gpubench.ranks import Ranks
-from gpubench.settings import (
+from gpubench.settings.schema import (
     DataSettings,
     Device,
     ModelSettings,
@@ -29,9 +24,13 @@ from gpubench.settings import (
     TrainingSettings,
     TrainSettings,
 )
-from gpubench.timing import CudaClock, StepTimer
-from gpubench.trainer import Trainer, build_trainer
-from gpubench.training import Epochs, StepReader
+from gpubench.worker.channel import Activity
+from gpubench.worker.dataloader import Feed
+from gpubench.worker.models import build
+from gpubench.worker.precision import arithmetic
+from gpubench.worker.probes import count_flops
+from gpubench.worker.timing import CudaClock, StepTimer
+from gpubench.worker.training import Epochs, StepReader, Trainer, build_trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -228,7 +227,7 @@ def test_phases_steps_and_wall_agree_within_half_a_percent(transformer: Finished
     assert 0 <= metrics(transformer)["closure_error"] < 0.005
 
 
-@pytest.mark.simulated
+@pytest.mark.device
 def test_a_limit_in_seconds_is_kept_though_the_first_step_is_slow(transformer: Finished) -> None:
     steps = transformer.lines("steps.jsonl")
     assert steps[0]["total"] > steps[-1]["total"]

@@ -8,19 +8,19 @@ import pytest
 import torch
 from running import Finished, gpubench
 
-from gpubench.channel import Activity
-from gpubench.configuration import load
 from gpubench.hardware import find_accelerator
 from gpubench.memory.analysis import footprint
-from gpubench.memory.files import of_snapshot
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.memory.history import History
-from gpubench.memory_defaults import complete_memory
+from gpubench.memory.snapshot import of_snapshot
+from gpubench.memory.target import complete_memory
+from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
-from gpubench.runs import MEMORY, SUMMARY, TRACES
-from gpubench.settings import MemorySettings
-from gpubench.tracker.measurement import measure
-from gpubench.tracker.mode import Tracker
+from gpubench.releases import Release, installed
+from gpubench.runs.directory import MEMORY, SUMMARY, TRACES
+from gpubench.settings.loading import load
+from gpubench.settings.schema import MemorySettings
+from gpubench.worker.channel import Activity
 
 pytestmark = [
     pytest.mark.gpu,
@@ -201,6 +201,7 @@ def test_a_prediction_meets_what_is_measured(options: tuple[str, ...], tmp_path:
     predicted = footprint_of(followed(tmp_path / "predicted", *options, "--predict", f"--device-model={known.key}"))
     assert predicted.peak.phase == measured.peak.phase
     assert predicted.peak.level.allocated == pytest.approx(measured.peak.level.allocated, rel=0.02)
-    assert predicted.peak.level.reserved == pytest.approx(measured.peak.level.reserved, rel=0.05)
+    if installed() < Release(2, 15):  # later ones are predicted with a warning
+        assert predicted.peak.level.reserved == pytest.approx(measured.peak.level.reserved, rel=0.05)
     assert measured.peak.amounts["parameters"] == predicted.peak.amounts["parameters"]
     assert measured.peak.amounts["optimizer_state"] == predicted.peak.amounts["optimizer_state"]

@@ -8,13 +8,12 @@ import torch
 from running import Finished, gpubench
 from waiting import nothing_waits
 
-from gpubench.configuration import apply_overrides
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.pipeline.denoiser import load
+from gpubench.pipeline.denoisers import load
 from gpubench.pipeline.schedulers import build
-from gpubench.pipeline.spans import SpanTimer
-from gpubench.pipeline.stage import Finiteness
-from gpubench.timing import CudaClock
+from gpubench.pipeline.stage import Finiteness, SpanTimer
+from gpubench.settings.loading import apply_overrides
+from gpubench.settings.schema import PipeSettings
+from gpubench.worker.timing import CudaClock
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,13 +9,13 @@ import pytest
 import torch
 from running import Finished, gpubench
 
-from gpubench.channel import Activity
-from gpubench.profiler import RecordedTimer, Recording
-from gpubench.settings import ProfilingSettings
-from gpubench.timing import CudaClock
-from gpubench.trace.analysis import analyse
+from gpubench.settings.schema import ProfilingSettings
+from gpubench.trace.analyse import analyse
+from gpubench.trace.load import read
 from gpubench.trace.profile import Rank, Step
-from gpubench.trace.reading import read
+from gpubench.worker.channel import Activity
+from gpubench.worker.profiler import RecordedTimer, Recording
+from gpubench.worker.timing import CudaClock
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,7 +115,7 @@ def test_copies_from_pageable_and_from_page_locked_memory_are_told_apart(tmp_pat
     copied = {copy.pinned: copy for copy in rank.copies if copy.kind == "host_to_device"}
     assert copied[False].calls == copied[True].calls == 2
     assert copied[False].bytes == copied[True].bytes == 2 * 4 * FLOATS
-    assert copied[False].host > 10 * copied[True].host, "only the pageable one keeps the host"
+    assert copied[False].host > 10 * copied[True].host, "only the pageable one blocks the host"
 
 
 @pytest.mark.simulated

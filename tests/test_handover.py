@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpubench.errors import HandoverError, SettingsError
-from gpubench.pipeline import manifest
+from gpubench.pipeline import handover
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handover import Parcel, pack, read_manifest, unpack
-from gpubench.pipeline.manifest import Manifest
-from gpubench.pipeline.proof import prove
+from gpubench.pipeline.handover import Manifest, Parcel, pack, prove, read_manifest, unpack
 from gpubench.pipeline.schedulers import Sampler, build, create
 
 CPU = torch.device("cpu")
@@ -45,7 +43,7 @@ def reopened(batch: Batch, sampler: Sampler) -> Batch:
 
 def altered(parcel: Parcel, **fields: Any) -> bytes:
     """The manifest of `parcel` with other contents."""
-    return manifest.encode(msgspec.structs.replace(read_manifest(parcel.manifest), **fields))
+    return handover.encode(msgspec.structs.replace(read_manifest(parcel.manifest), **fields))
 
 
 def test_everything_of_a_batch_arrives(sampler: Sampler) -> None:
@@ -198,7 +196,7 @@ def test_a_batch_of_inference_mode_can_be_packed_and_unpacked_outside_of_it(samp
     assert torch.equal(arrived.latents, batch.latents)
 
 
-def replaced(contents: Manifest, index: int, **fields: Any) -> tuple[manifest.Layout, ...]:
+def replaced(contents: Manifest, index: int, **fields: Any) -> tuple[handover.Layout, ...]:
     tensors = list(contents.tensors)
     tensors[index] = msgspec.structs.replace(tensors[index], **fields)
     return tuple(tensors)
@@ -234,20 +232,20 @@ ALTERATIONS: dict[str, Callable[[Manifest], dict[str, Any]]] = {
         "payload_bytes": 3 * 2048,
     },
     "a payload of another size": lambda contents: {"payload_bytes": contents.payload_bytes + 16},
-    "a tensor that is not there": lambda contents: {"state": {"ets": manifest.TensorAt(4)}},
-    "a tensor before the first": lambda contents: {"state": {"ets": manifest.TensorAt(-1)}},
+    "a tensor that is not there": lambda contents: {"state": {"ets": handover.TensorAt(4)}},
+    "a tensor before the first": lambda contents: {"state": {"ets": handover.TensorAt(-1)}},
     "a method's name": lambda contents: {"state": {"step": 3}},
     "the configuration": lambda contents: {"state": {"_internal_dict": 3}},
     "a name of Python's": lambda contents: {"state": {"__class__": 3}},
     "a name that steps never set": lambda contents: {"state": {"this_order": 3}},
-    "an array of objects": lambda contents: {"extras": {"a": manifest.ArrayOf("|O", (1,), False, b"12345678")}},
-    "an array of another size": lambda contents: {"extras": {"a": manifest.ArrayOf("<f8", (2,), False, b"12345678")}},
-    "numbers for one": lambda contents: {"extras": {"a": manifest.ArrayOf("<f4", (2,), True, b"12345678")}},
+    "an array of objects": lambda contents: {"extras": {"a": handover.ArrayOf("|O", (1,), False, b"12345678")}},
+    "an array of another size": lambda contents: {"extras": {"a": handover.ArrayOf("<f8", (2,), False, b"12345678")}},
+    "numbers for one": lambda contents: {"extras": {"a": handover.ArrayOf("<f4", (2,), True, b"12345678")}},
     "half a generator": lambda contents: {
-        "generators": tuple(manifest.Generator("cpu", generator.state[:99]) for generator in contents.generators)
+        "generators": tuple(handover.Generator("cpu", generator.state[:99]) for generator in contents.generators)
     },
     "no generator's state": lambda contents: {
-        "generators": tuple(manifest.Generator("cpu", b"\xff" * 5056) for _ in contents.generators)
+        "generators": tuple(handover.Generator("cpu", b"\xff" * 5056) for _ in contents.generators)
     },
 }  # fmt: skip
 
@@ -276,7 +274,7 @@ def test_a_payload_that_does_not_fit_is_refused(sampler: Sampler, payload: Tenso
 
 def test_a_generator_of_a_gpu_is_refused_where_there_is_none(sampler: Sampler) -> None:
     parcel = pack(stepped(sampler), sampler)
-    wrong = altered(parcel, generators=tuple(manifest.Generator("cuda", bytes(16)) for _ in SEEDS))
+    wrong = altered(parcel, generators=tuple(handover.Generator("cuda", bytes(16)) for _ in SEEDS))
     with pytest.raises(HandoverError, match="cuda generator"):
         unpack(wrong, parcel.payload, sampler, SEEDS)
 

@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 from scipy import stats as reference
-from simulated import Weather
+from simulated import Drift
 
-from gpubench import inference
-from gpubench.inference import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
+from gpubench.runs import stats
+from gpubench.runs.stats import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
 
 
 def units(*values: float) -> Sample:
@@ -33,8 +33,8 @@ def test_between_repeats_the_interval_is_welchs_of_relative_values() -> None:
 
 
 def test_pairs_take_out_what_both_of_a_pair_share() -> None:
-    weather = np.array([0.0, 0.2, -0.1, 0.15])
-    ours, theirs = Sample(1 + weather), Sample(1.05 * (1 + weather) + np.array([0.0, 1e-3, -1e-3, 0.0]))
+    drift = np.array([0.0, 0.2, -0.1, 0.15])
+    ours, theirs = Sample(1 + drift), Sample(1.05 * (1 + drift) + np.array([0.0, 1e-3, -1e-3, 0.0]))
     alone, together = ratio(ours, theirs), ratio(ours, theirs, paired=True)
     assert alone
     assert together
@@ -44,7 +44,7 @@ def test_pairs_take_out_what_both_of_a_pair_share() -> None:
 
 def test_repeats_that_agree_by_chance_are_not_believed_beyond_their_steps() -> None:
     rng = np.random.default_rng(0)
-    ours, theirs = ([Weather(offset=0).repeat(rng) for _ in range(2)] for _ in range(2))
+    ours, theirs = ([Drift(offset=0).repeat(rng) for _ in range(2)] for _ in range(2))
     series = [[[Steps(one / one.mean())] for one in side] for side in (ours, theirs)]
     found = ratio(Sample(np.ones(2), series[0]), Sample(np.ones(2), series[1]))
     assert found
@@ -101,8 +101,8 @@ def test_an_interval_excludes_what_its_test_rejects(estimate: float) -> None:
         found = Ratio(estimate, Error(0.003, 4.5))
         low, high = found.interval
         band = 1 + margin
-        assert (found.beyond(margin) < inference.SIGNIFICANT) == (low > band or high < 1 / band)
-        assert (found.within(margin) < inference.SIGNIFICANT) == (low > 1 / band and high < band)
+        assert (found.beyond(margin) < stats.SIGNIFICANT) == (low > band or high < 1 / band)
+        assert (found.within(margin) < stats.SIGNIFICANT) == (low > 1 / band and high < band)
 
 
 def test_holm_with_weights_gives_each_its_share() -> None:
@@ -118,7 +118,7 @@ def test_a_mean_of_zero_has_no_ratio_but_a_difference() -> None:
 
 
 def test_pairs_of_nothing_but_zeros_have_no_spread() -> None:
-    assert inference.pooled_spread(units(0.0, 0.0), units(0.0, 0.0), paired=True) is None
+    assert stats.pooled_spread(units(0.0, 0.0), units(0.0, 0.0), paired=True) is None
 
 
 def test_the_difference_of_pairs_is_students() -> None:
@@ -132,25 +132,25 @@ def test_the_difference_of_pairs_is_students() -> None:
 def test_rates_are_the_inverse_of_times() -> None:
     found = ratio(units(1.0, 1.02), units(2.0, 2.1))
     assert found
-    turned = inference.inverse(found)
+    turned = stats.inverse(found)
     assert turned.estimate == pytest.approx(1 / found.estimate)
     assert turned.interval == pytest.approx((1 / found.interval[1], 1 / found.interval[0]))
 
 
 def test_the_same_data_give_the_same_interval() -> None:
-    one = Sample(np.array([1.0]), [[Steps(Weather().repeat(np.random.default_rng(2)))]])
-    two = Sample(np.array([1.0]), [[Steps(Weather().repeat(np.random.default_rng(3)))]])
+    one = Sample(np.array([1.0]), [[Steps(Drift().repeat(np.random.default_rng(2)))]])
+    two = Sample(np.array([1.0]), [[Steps(Drift().repeat(np.random.default_rng(3)))]])
     assert ratio(one, two) == ratio(one, two)
 
 
 def test_more_repeats_than_anybody_would_run_are_not_proposed() -> None:
-    assert inference.repeats_for(0.0051, 0.05, 0.005) is None
+    assert stats.repeats_for(0.0051, 0.05, 0.005) is None
 
 
 @pytest.mark.parametrize(("change", "margin"), [(0.03, 0.005), (0.0, 0.005), (0.01, 0.02)])
 def test_the_proposed_repeats_settle_the_question_and_one_less_does_not(change: float, margin: float) -> None:
     spread = 0.01
-    n = inference.repeats_for(change, spread, margin)
+    n = stats.repeats_for(change, spread, margin)
     assert n
 
     def settled(n: int) -> bool:
@@ -167,7 +167,7 @@ def test_the_proposed_repeats_settle_the_question_and_one_less_does_not(change: 
 
 def test_the_resolvable_change_is_found_with_eighty_percent_power() -> None:
     error, margin = Error(0.004, 4), 0.005
-    change = math.log1p(inference.resolvable(error, margin))
+    change = math.log1p(stats.resolvable(error, margin))
     rng = np.random.default_rng(4)
     estimates = rng.normal(change, error.size, 20_000)
     sizes = error.size * np.sqrt(rng.chisquare(4, 20_000) / 4)

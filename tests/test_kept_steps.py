@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from gpubench.events import Step
-from gpubench.kept_steps import KeptSteps
+from gpubench.runs.steps import KeptSteps
 
 PHASES = ("forward", "backward", "exposed_communication")
 

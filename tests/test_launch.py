@@ -13,13 +13,11 @@ import psutil
 import pytest
 
 from gpubench import events
-from gpubench.calendar import calendar
-from gpubench.channel import Activity, Channel, end_with_the_link
 from gpubench.errors import HostLost, NonFiniteLoss, WorkerLost
-from gpubench.host import door, launch, peers
-from gpubench.host.door import LONGEST_GREETING
-from gpubench.host.launch import Workers
+from gpubench.host import launch, supervision
+from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
 from gpubench.ranks import machine
+from gpubench.worker.channel import Activity, Channel, calendar, limit_silence
 
 JOB = events.Job(worker="", lighter="", settings={}, repeats=[0], clock=(0.0, 0.0), machine=machine())
 
@@ -28,7 +26,7 @@ PYTHON = sys.executable
 SCRIPT = """
 import os, sys, time
 from gpubench import events
-from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
+from gpubench.worker.channel import ADDRESS_VARIABLE, Activity, Channel
 channel, job = Channel.connect(os.environ[ADDRESS_VARIABLE], 0, 1, Activity())
 failed = lambda **more: events.Failed(
     rank=0, traceback=None, doing="forward", step=3, **({"hint": None, "secondary": False} | more))
@@ -69,14 +67,14 @@ def test_an_error_of_ours_keeps_its_class_message_and_hint(worker: Callable[...,
 
 def test_a_worker_that_dies_in_silence_is_lost_with_its_last_words(worker: Callable[..., None]) -> None:
     worker("print('segmentation something', flush=True); os._exit(3)")
-    with pytest.raises(WorkerLost, match=r"rank 0 \(pid \d+ on .*\) died") as caught:
+    with pytest.raises(WorkerLost, match=r"rank 0 \(pid \d+ on .*\) exited with code 3; its last report") as caught:
         said()
     assert "segmentation something" in str(caught.value.hint)
 
 
 def test_a_worker_that_never_reports_is_lost_with_its_last_words(worker: Callable[..., None]) -> None:
     worker("raise SystemExit('no torch here')", prelude="")
-    with pytest.raises(WorkerLost, match="rank 0 ended before it reported") as caught:
+    with pytest.raises(WorkerLost, match="rank 0 exited with code 1 before it reported") as caught:
         said()
     assert "no torch here" in str(caught.value.hint)
 
@@ -93,10 +91,17 @@ def test_a_worker_without_a_heartbeat_is_silent_and_without_progress_stuck(
     worker("channel.activity.doing = 'backward'; channel.activity.step = 4; time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"made no progress for \d+ s, in backward of step 4"):
         said(stall_timeout=3.0)
-    monkeypatch.setattr(peers, "SILENCE", 1.5)
+    monkeypatch.setattr(supervision, "SILENCE", 1.5)
     worker("channel._closing.set(); time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"has been silent for \d+ s"):
         said()
+
+
+def test_what_a_worker_prints_as_it_exits_is_read_to_the_end(worker: Callable[..., None]) -> None:
+    worker("channel.close(); print('x' * 79 + '\\n', end='', flush=True) or [print('y' * 79) for _ in range(3000)]")
+    with Workers(JOB, 1, {}, 60.0) as workers:
+        list(workers.stream())
+    assert workers.output[-1] == "y" * 79
 
 
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit()"])
@@ -105,7 +110,7 @@ def test_no_process_is_left_behind(worker: Callable[..., None], monkeypatch: pyt
     worker(f"import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); channel.close(); {end}")
     with Workers(JOB, 1, {}, 60.0) as workers:
         list(workers.stream())
-    for pid in (workers._child.pid, int(workers.output[0])):
+    for pid in (workers._children[0].pid, int(workers.output[0])):
         assert gone(pid)
 
 
@@ -123,7 +128,7 @@ def gone(pid: int) -> bool:
 
 def test_a_host_that_goes_at_the_last_word_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     exits: list[int] = []
-    monkeypatch.setattr("gpubench.channel.os._exit", exits.append)
+    monkeypatch.setattr("gpubench.worker.channel.os._exit", exits.append)
     host, worker = socket.socketpair()
 
     class Impatient(socket.socket):
@@ -146,21 +151,21 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers:
-        assert workers._door
-        port, secret = workers._door.listener.getsockname()[1], workers._door.secret
+        assert workers._listener
+        port, secret = workers._listener.socket.getsockname()[1], workers._listener.secret
         stream = workers.stream()
-        strangers = [
+        clients = [
             events.encode(events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret="wrong")),
             events.encode(events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret="gro\u00df")),
             events.encode(events.Hello(rank=7, world_size=2, pid=1, host="x", machine="x", secret=secret)),
             events.encode(events.Heartbeat(rank=1, doing="pretending", step=None)),
             b'{"event":"log","rank":1,"fields":{"a":' + b"[" * 2000 + b"\n",
             b"GET / HTTP/1.1\r\n\r\n",
-            b"\x16\x03\xff" * LONGEST_GREETING,
+            b"\x16\x03\xff" * LONGEST_HANDSHAKE,
         ]
-        for stranger in strangers:
+        for client in clients:
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(stranger)
+                connection.sendall(client)
                 connection.settimeout(0.1)
                 assert hung_up(connection, stream)
         assert workers.peers == {}
@@ -173,21 +178,21 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
             assert msgspec.json.decode(connection.makefile("rb").readline(), type=events.Job) == JOB
 
 
-def test_strangers_that_only_stand_at_the_door_are_sent_away_and_when_all_ranks_are_in_it_is_gone(
+def test_silent_unauthenticated_clients_are_disconnected_and_the_port_closes_once_all_ranks_are_connected(
     monkeypatch: pytest.MonkeyPatch, worker: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    monkeypatch.setattr(door, "STRANGERS", 3)
+    monkeypatch.setattr(launch, "MOST_UNAUTHENTICATED", 3)
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers, ExitStack() as stack:
-        assert workers._door
-        address, secret = ("127.0.0.1", workers._door.listener.getsockname()[1]), workers._door.secret
+        assert workers._listener
+        address, secret = ("127.0.0.1", workers._listener.socket.getsockname()[1]), workers._listener.secret
         stream = workers.stream()
         crowd = [stack.enter_context(socket.create_connection(address, timeout=0.1)) for _ in range(6)]
         crowd[0].sendall(b'{"event":"hello",')
         assert hung_up(crowd[0], stream), "the oldest of too many"
-        monkeypatch.setattr(door, "GREETING", 0.0)
+        monkeypatch.setattr(launch, "HANDSHAKE_SECONDS", 0.0)
         assert hung_up(crowd[1], stream), "one that took too long"
         monkeypatch.undo()
         late = stack.enter_context(socket.create_connection(address, timeout=0.1))
@@ -211,7 +216,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_may_be_in_the_way() ->
 
 def test_a_silent_link_fails_after_as_long_as_the_host_would_wait() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
-        end_with_the_link(connection, 12.0)
+        limit_silence(connection, 12.0)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12_000
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3

@@ -16,16 +16,13 @@ from links_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS, Parcel, Scenario
 from running import PATIENCE, environment
 from torch import Tensor
 
-from gpubench.diffusion.faults import Fault, FaultKind
 from gpubench.errors import HandoverError
 from gpubench.events import Handoff
 from gpubench.pipeline import wire
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.edges import Edge
-from gpubench.pipeline.inbox import Inbox
-from gpubench.pipeline.injection import before_evaluations, faulty_edge, faulty_pack
-from gpubench.pipeline.outbox import Outbox
-from gpubench.pipeline.wire import FRAME, Route
+from gpubench.pipeline.folders import Fault, FaultKind
+from gpubench.pipeline.transfer import Inbox, Outbox, before_evaluations, faulty_edge, faulty_pack
+from gpubench.pipeline.wire import FRAME, Edge, Route
 
 ROUTE = Route(b"thisrun!", 0, 1, 2)
 SCENARIO = Scenario()
@@ -307,7 +304,7 @@ def test_a_late_hand_over_is_held_back_for_the_time_given(monkeypatch: pytest.Mo
     cable = Cable()
     receiving = inbox(cable, [[0], [1]])
     with monkeypatch.context() as patched:
-        patched.setattr("gpubench.pipeline.injection.time.sleep", held.append)
+        patched.setattr("gpubench.pipeline.transfer.time.sleep", held.append)
         sending = outbox(cable, fault=Fault(FaultKind.late, ROUTE.source, 1, seconds=7.5))
         for batch in batches(2):
             sending.put(batch)
@@ -332,8 +329,8 @@ def test_a_fault_of_another_rank_changes_nothing_here() -> None:
 
 def test_faults_of_the_rank_strike_before_the_evaluations_of_their_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     struck: list[object] = []
-    monkeypatch.setattr("gpubench.pipeline.injection.os.kill", lambda pid, number: struck.append(number))
-    monkeypatch.setattr("gpubench.pipeline.injection.time.sleep", struck.append)
+    monkeypatch.setattr("gpubench.pipeline.transfer.os.kill", lambda pid, number: struck.append(number))
+    monkeypatch.setattr("gpubench.pipeline.transfer.time.sleep", struck.append)
     for kind in (FaultKind.kill, FaultKind.stop, FaultKind.slow):
         fault = Fault(kind, rank=0, sample=3, seconds=2.5)
         before_evaluations(fault, 0, [1, 2])
@@ -435,7 +432,7 @@ def test_both_ends_of_a_hand_over_tell_the_same_of_it(name: str, seen: Results) 
         (FaultKind.step, "rank 2 expected sample 3 after 2 evaluations from rank 1, and got it after 3"),
         (
             FaultKind.corrupt,
-            "rank 2 refused sample 3 after 2 evaluations from rank 1: its payload was damaged on the way: "
+            "rank 2 refused sample 3 after 2 evaluations from rank 1: its payload was damaged in transit: "
             "the checksum does not fit",
         ),
         (

@@ -7,9 +7,9 @@ from rich.console import Console
 from gpubench.events import Step
 from gpubench.host import live
 from gpubench.host.live import Lines, LiveTable, describe, draw
-from gpubench.host.train_recording import TrainProgress
+from gpubench.host.recorder import TrainProgress
+from gpubench.report.terminal import Stream, Terminal
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
-from gpubench.terminal import Stream, Terminal
 
 
 def progress() -> TrainProgress:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from gpubench.events import Heartbeat, SampleFinished, SpansMeasured
 from gpubench.host.live_pipeline import describe, draw
-from gpubench.host.pipe_progress import PipeProgress
+from gpubench.host.pipeline_recorder import PipeProgress
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)

@@ -17,14 +17,14 @@ LONG_TRAINING = ("--steps=1000000", "--measurement.stall_timeout=8")
 SLOW_TO_LOAD = "--measurement.stall_timeout=20"  # diffusers, on a busy machine
 LONG_PIPE = ("--steps=4", "--samples=5000", "--step-ms=20", "--no-verify", "--pipeline.deadline=8", SLOW_TO_LOAD)
 
-STRANGERS = """
+UNAUTHENTICATED_CLIENTS = """
 import socket, sys
 held = []
 for words in (b"", b'{"event":"hello",', b"GET / HTTP/1.1\\r\\n\\r\\n", bytes(range(256)) * 40,
               b'{"event":"hello","rank":1,"world_size":2,"pid":1,"host":"x","machine":"x","secret":"wrong"}\\n'):
     held.append(socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10))
     held[-1].sendall(words)
-print("knocked", flush=True)
+print("connected", flush=True)
 sys.stdin.read()
 """
 
@@ -41,18 +41,18 @@ def pair(possible: None) -> Iterator[tuple[Machine, Machine]]:
         yield made
 
 
-def test_two_machines_train_as_one_and_one_of_them_writes_whoever_else_knocks(
+def test_two_machines_train_as_one_and_one_of_them_writes_despite_unauthenticated_clients(
     pair: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
     host, other = pair
     with torchrun(pair, *TRAIN, "--steps", "5", results=tmp_path) as sides:
-        assert wait_until(lambda: host.door)
-        knock = other.command(sys.executable, "-c", STRANGERS, host.address, str(host.door))
-        with subprocess.Popen(knock, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as strangers:
-            assert strangers.stdout
-            assert strangers.stdout.readline() == "knocked\n"
+        assert wait_until(lambda: host.port)
+        command = other.command(sys.executable, "-c", UNAUTHENTICATED_CLIENTS, host.address, str(host.port))
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
+            assert clients.stdout
+            assert clients.stdout.readline() == "connected\n"
             first, second = (side.finish() for side in sides)
-            strangers.kill()
+            clients.kill()
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     assert second.runs == []
     record = first.document("run.json")

@@ -15,9 +15,8 @@ from running import SMALL, Finished, gpubench, started
 from traces_made import PUBLIC
 
 from gpubench.findings import Findings
-from gpubench.memory.batch_sizes import BatchSizes, fit, largest, search
+from gpubench.memory.batch_sizes import BatchSizes, Trade, Trades, fit, largest, search, weigh
 from gpubench.memory.footprint import Footprints
-from gpubench.memory.trades import Trade, Trades, weigh
 
 DEEP = '''
 import torch
@@ -246,7 +245,7 @@ def test_a_page_does_not_take_the_place_of_what_it_is_of(tmp_path: Path, command
     path.write_text('{"traceEvents": []}')
     for option in ("--snapshot", "--trace"):
         done = command_line("memory", option, str(path), "--html", str(path))
-        assert "is what is to be read" in complaint(done)[0]
+        assert "is an input of this command" in complaint(done)[0]
     assert path.read_text() == '{"traceEvents": []}'
 
 
@@ -269,19 +268,19 @@ def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Cal
         (("--snapshot", "none.pickle"), "none.pickle"),
         (("--trace", "none.json"), "none.json"),
         (("--snapshot", "a", "--trace", "b"), "one file each"),
-        (("--snapshot", "a", "--batch-size", "3"), "--batch-size is for a run"),
+        (("--snapshot", "a", "--batch-size", "3"), "--batch-size is for a new run"),
         (("--html", "x.html"), "--html belongs to a file"),
-        (("--predict", "--device-model", "h20"), "no accelerator is called 'h20'"),
-        (("--predict",), "for which GPU?"),
+        (("--predict", "--device-model", "h20x"), "no accelerator is called 'h20x'"),
+        (("--predict",), "no GPU model is given"),
         (("--predict", "--device-memory", "80Foo"), "is no size"),
         (("--predict", "--verify", "--device-model", "h200"), "--verify runs what memory.predict=true only predicts"),
-        (("--check",), "--check lays a measurement beside a prediction"),
+        (("--check",), "--check compares a prediction with a measurement"),
         (("--spare", "5%"), "--spare is for --find-batch-size"),
         (("--find-batch-size", "--spare", "100%"), "less than 1"),
-        (("--find-batch-size", "--device", "cpu"), "how much of it may a batch fill?"),
-        (("--find-batch-size", "--verify"), "memory.find_batch_size=true for many"),
+        (("--find-batch-size", "--device", "cpu"), "no limit for a CPU's memory"),
+        (("--find-batch-size", "--verify"), "memory.find_batch_size=true tries several"),
         (("--device-model", "h200"), "memory.device_model=h200 is for predictions"),
-        (("--snapshot", "a", "--verify"), "--verify is for a run"),
+        (("--snapshot", "a", "--verify"), "--verify is for a new run"),
         (("--batch-size", "0"), "greater than or equal to 1"),
         (("--profiling.enabled=true",), "is a setting of train-bench, profile and pipe-infer, not of memory"),
     ],

@@ -8,18 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import PUBLIC
 
-from gpubench.configuration import apply_overrides
-from gpubench.dotkeys import flatten
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory.advice import advise, with_prediction
-from gpubench.memory.allocator import Rules
+from gpubench.memory.allocator import HANDLES, Rules, blas_workspace
 from gpubench.memory.analysis import OTHERS, footprint
-from gpubench.memory.files import of_snapshot as of_snapshot_file
-from gpubench.memory.files import of_trace_file
 from gpubench.memory.footprint import Amounts, Footprint, Holder, Level, ModuleFootprint
 from gpubench.memory.history import Phase
-from gpubench.memory.workspaces import HANDLES, blas_workspace
-from gpubench.settings import MemorySettings
+from gpubench.memory.snapshot import of_snapshot as of_snapshot_file
+from gpubench.memory.snapshot import of_trace_file
+from gpubench.settings.loading import apply_overrides, flatten
+from gpubench.settings.schema import MemorySettings
 
 public = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 
@@ -180,7 +178,7 @@ def test_bfloat16_is_proposed_where_the_device_has_it(device: str | None, narrow
 def test_inputs_are_small_unless_several_batches_are_held() -> None:
     several = at_peak("forward", held("inputs", 10, shape="float32[64, 3, 224, 224]", count=4))
     assert "float32[64, 3, 224, 224]: 10 GiB in 4 pieces" in found(several, "inputs").evidence
-    assert "data.source=synthetic keeps up to 4 batches there" in found(several, "inputs", settings()).evidence
+    assert "data.source=synthetic keeps up to 4 batches on the device" in found(several, "inputs", settings()).evidence
     assert ids(at_peak("forward", inputs=9.99)) == set()
 
 
@@ -191,9 +189,7 @@ def test_logits_are_told_with_tokens_and_vocabulary() -> None:
     loss = held("activations", 6, "aten::_log_softmax", "float32[16384, 50257]")
     back = held("temporaries", 9, "aten::nll_loss_backward", "float32[16384, 50257]", count=3)
     finding = found(at_peak("backward", back, loss), "logits")
-    assert (
-        "cross entropy and what goes into it hold 15 GiB (15.0 %) at the peak in the backward pass" in finding.evidence
-    )
+    assert "cross entropy and its inputs hold 15 GiB (15.0 %) at the peak in the backward pass" in finding.evidence
     assert "16,384 tokens x a vocabulary of 50,257: up to 6 GiB each time" in finding.evidence
     assert finding.fix == {}
 
@@ -324,7 +320,7 @@ def test_a_smaller_optimizer_is_smaller_than_the_one_there_is() -> None:
     assert "SGD with momentum keeps half of Adam's" in adam.advice
     assert "that is 2 times the parameters" in adam.evidence
     sgd = found(large, "optimizer-state", settings(training__optimizer="sgd"))
-    assert sgd.advice == "SGD with momentum 0 keeps none"
+    assert sgd.advice == "use SGD with momentum 0, which keeps no state"
 
 
 def test_gradients_that_outlive_the_step_are_to_be_dropped_unless_they_accumulate() -> None:
@@ -367,7 +363,7 @@ def with_workspaces(size: int, **parts: Any) -> Footprint:
 )
 def test_workspaces_are_left_smaller_by_cublas_own_setting(size: int, setting: str, left: str) -> None:
     advice = found(with_workspaces(size), "workspaces").advice
-    assert f"CUBLAS_WORKSPACE_CONFIG={setting} in the environment leaves {left} of cuBLAS's" in advice
+    assert f"CUBLAS_WORKSPACE_CONFIG={setting} in the environment, which leaves {left} for cuBLAS" in advice
     assert "cudnn" not in advice
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from gpubench.errors import DataError
 from gpubench.memory.allocator import Rules, replay
-from gpubench.memory.analysis import HOLDERS, MODULES, OTHERS, footprint
+from gpubench.memory.analysis import HOLDERS, MODULES, OTHERS, POINTS, footprint
 from gpubench.memory.footprint import CATEGORIES, Footprint, Source
 from gpubench.memory.history import Allocation, Counts, History, Mark, Reading
-from gpubench.memory.timeline import POINTS
 
 N = 12_345
 """Elements of the made model's parameters."""
@@ -261,7 +260,8 @@ def test_a_reading_of_less_than_the_history_holds_is_doubted() -> None:
     assert (level.allocated, level.reserved) == (5120, 5120)
     assert "workspaces" not in row(found, "first", "forward").peak
     assert found.notes == [
-        "in a forward phase the history holds 1 KiB more than the allocator counted: what it holds is shown"
+        "in a forward phase the history holds 1 KiB more than the allocator counted; the footprint shows what the "
+        "history holds"
     ]
 
 

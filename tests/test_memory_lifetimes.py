@@ -3,9 +3,7 @@ from histories_made import PHASES, Script
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.memory.course import filled, steps
-from gpubench.memory.history import Allocation, Category, History, Phase
-from gpubench.memory.lifetimes import classify
+from gpubench.memory.history import Allocation, Category, History, Phase, classify, filled, steps
 
 
 def categories(history: History) -> list[str]:

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from traces_made import LOADER, PUBLIC, Record, anything, document, numbered, slice_, step, write
 
 from gpubench.errors import DataError
-from gpubench.memory.history import History
-from gpubench.memory.memory_events import memory_events
-from gpubench.memory.moves import DeviceHistory
-from gpubench.memory.of_trace import read
+from gpubench.memory.from_trace import memory_events, read
+from gpubench.memory.history import DeviceHistory, History
 
 V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34089730048, "numSms": 80}
 CUDA: Record = {"Device Type": 1, "Device Id": 0}
@@ -138,7 +136,7 @@ def test_totals_tell_what_was_there_before_and_what_is_reserved(tmp_path: Path) 
     assert max(one.peak_allocated for one in history.readings) == 10_512
     assert (found.name, found.capacity) == (V100["name"], V100["totalGlobalMem"])
     assert (history.late, history.truncated) == (True, False)
-    assert history.notes == ["9.77 KiB were allocated before the recording began: nothing tells what they hold"]
+    assert history.notes == ["9.77 KiB were allocated before the recording began: their contents are unknown"]
 
 
 def test_events_count_in_the_order_of_time_not_of_the_file(tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_totals_that_the_events_do_not_sum_to_are_told(tmp_path: Path) -> None:
     events = totalled(0, memory(20, 512, 1), memory(30, 2048, 2), memory(40, -512, 1))
     del events[1]
     found = one(write(tmp_path / "t.json", [*training(0, 0), *events])).history
-    assert found.notes == ["the trace's own totals differ by up to 2 KiB from what its events sum to"]
+    assert found.notes == ["the trace's own totals differ by up to 2 KiB from the sum of its events"]
 
 
 def test_without_addresses_the_newest_of_a_size_is_given_back(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 from footprints_made import MIB, of_phases, phase, predicted
 
 from gpubench import events
-from gpubench.configuration import load
-from gpubench.defaults import complete, completed
-from gpubench.host.memory_recording import MemoryRecorder
-from gpubench.settings import MemorySettings
+from gpubench.host.memory_recorder import MemoryRecorder
+from gpubench.settings.defaults import complete, completed
+from gpubench.settings.loading import load
+from gpubench.settings.schema import MemorySettings
 from gpubench.telemetry import TelemetrySample
 
 

@@ -31,8 +31,7 @@ from traces_made import PUBLIC
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.history import Counts, History, Mark
-from gpubench.memory.moves import DeviceHistory
+from gpubench.memory.history import Counts, DeviceHistory, History, Mark
 from gpubench.memory.snapshot import read
 
 MIB = 2**20
@@ -142,13 +141,13 @@ def test_an_address_that_is_given_out_again_was_given_back(file: Path) -> None:
 
 def test_allocations_without_release_that_are_gone_in_the_end_are_told(file: Path) -> None:
     found = one(file, snapshot([alloc(0, 512)], [segment(0, 2 * MIB)])).history
-    assert found.notes == ["no release was recorded of 1 allocation: taken as held to the end"]
+    assert found.notes == ["no free was recorded of 1 allocation: assumed to be held to the end"]
 
 
 def test_memory_that_did_not_suffice_is_told_with_its_place(file: Path) -> None:
     failure = {"action": "oom", "device_free": 3 * MIB, "size": 5 * MIB, "stream": 0, "frames": []}
     found = one(file, snapshot([alloc(0, 512), failure], [segment(0, 2 * MIB, block(512, 512))])).history
-    assert found.notes == ["out of memory at event 2 of 2: 5 MiB were asked for, with 3 MiB left on the device"]
+    assert found.notes == ["out of memory at event 2 of 2: 5 MiB requested, with 3 MiB left on the device"]
 
 
 def test_allocations_frees_and_the_largest_free_block_are_counted(file: Path) -> None:
@@ -475,7 +474,7 @@ def test_what_stands_in_itself_or_in_many_places_is_not_unrolled(file: Path) -> 
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a checkpoint of torch.save", "_dump_snapshot"),
         (b'{"traceEvents": []}', "JSON", "--trace"),
         (b"\x1f\x8b\x08", "compressed by gzip", "--trace"),
-        (b"\x80\x06N.", "a pickle of protocol 6", "_dump_snapshot"),
+        (b"\x80\x06N.", "a pickle of unknown protocol 6", "_dump_snapshot"),
         (b"\x80\x04", "cut short", "copy it again"),
         (b"\x80", "cut short", "copy it again"),
         (pickle.dumps({"a": 1}, 4), "a pickle of something else", "_dump_snapshot"),

@@ -4,7 +4,7 @@ import pytest
 
 from gpubench.errors import DeviceError
 from gpubench.hardware import ACCELERATORS
-from gpubench.memory.workspaces import HANDLES, blas_workspace, capability
+from gpubench.memory.allocator import HANDLES, blas_workspace, capability
 
 AMD = {row.key for row in ACCELERATORS if any("AMD" in name for name in row.names)}
 
@@ -26,8 +26,8 @@ def test_a_capability_before_8_belongs_to_a_gpu_without_bf16(kind: str, bf16: bo
 
 def test_an_accelerator_that_is_not_in_the_table_is_named_with_its_nearest() -> None:
     with pytest.raises(DeviceError) as caught:
-        capability("h20")
-    assert "'h20'" in caught.value.message
+        capability("h220")
+    assert "'h220'" in caught.value.message
     assert "h200" in (caught.value.hint or "")
 
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from gpubench.blocks import blocks, checkpoint_activations
-from gpubench.configuration import validate
 from gpubench.errors import ModelError, SettingsError
-from gpubench.models import Workload, build
-from gpubench.settings import DataSettings, ModelSettings, TrainSettings
+from gpubench.settings.loading import validate
+from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
+from gpubench.worker.models import Workload, blocks, build, checkpoint_activations
 from gpubench.zoo import MODELS, Task, find, is_builtin
 
 torch.set_num_threads(1)

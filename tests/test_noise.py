@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from recorded_runs import edit, side, write_run
 
-from gpubench.comparison import noise
-from gpubench.comparison.compare import compare, null
-from gpubench.comparison.evidence import open_run
-from gpubench.runs import ENVIRONMENT, NOISE, SUMMARY
+from gpubench.compare import noise
+from gpubench.compare.compare import compare, null
+from gpubench.compare.evidence import open_run
+from gpubench.runs.directory import ENVIRONMENT, NOISE, SUMMARY
 
 GPU = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-1", "power_cap_w": 700.0, "sm_clock_max_mhz": 1980}
 
@@ -53,7 +53,7 @@ def test_what_gpu_runs_taught_is_used_when_the_clocks_are_others(tmp_path: Path)
     assert (verdict.verdict, verdict.level, verdict.units) == ("inconclusive", "run", (1, 1))
     assert verdict.interval
     assert verdict.interval[0] < 1 < verdict.interval[1]
-    assert verdict.method == "Student's t; single runs taken to vary as equal ones on record did"
+    assert verdict.method == "Student's t; single runs with the recorded variation of equal ones"
     assert (
         compare([side(first), side(gpu_run(tmp_path / "slow", 1755, 1.2))]).comparisons[0].verdicts[0].verdict
         == "slower"
@@ -76,7 +76,7 @@ def test_phases_of_two_runs_vary_as_those_of_equal_runs_did(tmp_path: Path) -> N
     assert waterfall
     assert all(phase.p_value is None or phase.p_value > 0.05 for phase in waterfall.phases)
     assert comparison.explanation.notes == [
-        "whether there is a change at all is not settled: no phase is named as its cause"
+        "it is not established whether there is a change, so no phase is named as its cause"
     ]
 
 

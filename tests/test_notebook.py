@@ -8,7 +8,8 @@ import pytest
 from recorded_runs import write_run
 from running import TINY, Finished, gpubench
 
-from gpubench import notebook, runs
+from gpubench.report import notebook
+from gpubench.runs import directory
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +23,20 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_two_runs_in_turn_are_judged_by_their_pairs(pair: Finished) -> None:
     assert "interleaved pairs" in pair.stdout
     assert "precision=bf16" in pair.stdout
-    first, second = (runs.Run.open(path).record for path in pair.runs)
+    first, second = (directory.Run.open(path).record for path in pair.runs)
     assert first.interleaved_with == [second.run_id]
     assert second.interleaved_with == [first.run_id]
 
 
 def test_every_run_records_what_the_model_turned_out_to_be(pair: Finished) -> None:
-    workload = runs.Run.open(pair.runs[0]).record.workload
+    workload = directory.Run.open(pair.runs[0]).record.workload
     assert workload
     assert workload["parameters"] > 10_000
     assert workload["tokens_per_sample"] == 32
 
 
 def test_the_noise_of_the_repeats_is_on_record(pair: Finished) -> None:
-    noise = json.loads((pair.runs[0] / runs.NOISE).read_text())
+    noise = json.loads((pair.runs[0] / directory.NOISE).read_text())
     assert noise["runs"] == [pair.runs[0].name]
     assert noise["machine"]["host.name"]
     step_time = next(entry for entry in noise["metrics"] if entry["metric"] == "step_time")
@@ -44,7 +45,7 @@ def test_the_noise_of_the_repeats_is_on_record(pair: Finished) -> None:
 
 
 def test_the_second_report_begins_with_what_changed_since_the_first(pair: Finished) -> None:
-    first, second = ((path / runs.REPORT).read_text() for path in pair.runs)
+    first, second = ((path / directory.REPORT).read_text() for path in pair.runs)
     assert "precision" in second
     assert pair.runs[0].name in second
     assert pair.runs[1].name not in first
@@ -53,10 +54,10 @@ def test_the_second_report_begins_with_what_changed_since_the_first(pair: Finish
 def test_a_run_that_measured_nothing_gets_no_report(pair: Finished, tmp_path: Path) -> None:
     path = tmp_path / "empty"
     shutil.copytree(pair.runs[0], path)
-    for name in (runs.SUMMARY, runs.NOISE, runs.REPORT):
+    for name in (directory.SUMMARY, directory.NOISE, directory.REPORT):
         (path / name).unlink()
     notebook.write_up(path)
-    assert not (path / runs.REPORT).exists()
+    assert not (path / directory.REPORT).exists()
 
 
 def test_a_report_that_cannot_be_written_does_not_end_the_run(
@@ -64,8 +65,8 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(
 ) -> None:
     path = tmp_path / pair.runs[0].name
     shutil.copytree(pair.runs[0], path)
-    (path / runs.REPORT).unlink()
-    (path / runs.REPORT).mkdir()
+    (path / directory.REPORT).unlink()
+    (path / directory.REPORT).mkdir()
     notebook.write_up(path)
     assert "no report" in caplog.text
 
@@ -74,7 +75,7 @@ def test_equal_runs_of_an_experiment_teach_each_other_how_runs_differ(tmp_path: 
     paths = [write_run(tmp_path, "same", repeats=2) for _ in range(4)]
     notebook.write_up(paths[2])
     notebook.write_up(paths[3])
-    third, fourth = (json.loads((path / runs.NOISE).read_text()) for path in paths[2:])
+    third, fourth = (json.loads((path / directory.NOISE).read_text()) for path in paths[2:])
     assert fourth["runs"] == [path.name for path in (paths[3], *reversed(paths[:3]))]
     levels = [
         [entry["level"] for entry in noise["metrics"] if entry["metric"] == "step_time"] for noise in (third, fourth)

@@ -10,7 +10,7 @@ import typer
 
 import gpubench
 from gpubench.commands import app
-from gpubench.setting_keys import COMMANDS, fields
+from gpubench.settings.loading import COMMANDS, fields
 
 SOURCES = Path(gpubench.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")
@@ -49,13 +49,15 @@ def fits(option: str, options: set[str]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "room", sorted({path.parent for path in SOURCES.rglob("*.py")} | {SOURCES / "commands"}), ids=lambda room: room.name
+    "folder",
+    sorted({path.parent for path in SOURCES.rglob("*.py")} | {SOURCES / "commands"}),
+    ids=lambda path: path.name,
 )
-def test_every_option_that_is_named_exists(room: Path) -> None:
+def test_every_option_that_is_named_exists(folder: Path) -> None:
     options = known() | OF_OTHERS.keys()
     assert [
         f"{path.name}:{line} {option}"
-        for path in sorted(room.glob("*.py"))
+        for path in sorted(folder.glob("*.py"))
         for line, option in named(path.read_text())
         if not fits(option, options)
     ] == []

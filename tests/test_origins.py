@@ -8,7 +8,7 @@ from cli import complaint
 from running import Finished
 
 from gpubench.errors import DeviceError
-from gpubench.origins import FIX, THE_RUN, TRIAL, telling, told
+from gpubench.settings.loading import FIX, THE_RUN, TRIAL, telling, told
 
 CommandLine = Callable[..., Finished]
 
@@ -90,7 +90,7 @@ def test_settings_that_contradict_each_other_are_told_with_the_source_of_each(
 
 
 def test_variables_of_other_commands_are_left_aside(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("MEMORY__PREDICT", "PROFILING__WITH_STACK", "SAMPLING__ETA", "TRAINING__STEPS"):
+    for variable in ("MEMORY__PREDICT", "PROFILING__WITH_STACK", "OUTPUT__LATENTS", "TRAINING__STEPS"):
         monkeypatch.setenv(f"GPUBENCH_{variable}", "1")
     for command in ("train-bench", "pipe-infer"):
         assert command_line(command, "--device=cpu", "--print-config").code == 0

@@ -39,7 +39,7 @@ def run(*command: str, **known: str) -> subprocess.CompletedProcess[str]:
 def test_a_wheel_holds_the_commands_the_presets_and_one_name(built: tuple[Path, Path]) -> None:
     names = set(ZipFile(built[1]).namelist())
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"gpubench"}
-    folders = ("commands/*.py", "configs/*.yaml", "gpubench/data/*.py")
+    folders = ("commands/*.py", "configs/*.yaml", "gpubench/worker/*.py")
     for source in (path for folder in folders for path in ROOT.glob(folder)):
         assert f"gpubench/{source.parent.name}/{source.name}" in names
     inside = [*ROOT.glob("gpubench/**/*.py"), *ROOT.glob("gpubench/report/templates/*"), ROOT / "gpubench/py.typed"]

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from browser import PHONE, browse, needs_browser, probed, width_on_a_phone
 
-from gpubench import stats
-from gpubench.comparison.evidence import RunEvidence, Series, Side, open_run
-from gpubench.comparison.result import (
+from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
+from gpubench.compare.result import (
     ClockEffect,
     Comparability,
     Comparison,
@@ -29,12 +28,13 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.comparison.steps import StepTable
+from gpubench.compare.steps import StepTable
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report.page import compare_page, run_page
-from gpubench.runs import RunRecord
-from gpubench.steady import SteadyWindow
-from gpubench.summary import Rank
+from gpubench.runs import stats
+from gpubench.runs.directory import RunRecord
+from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import Rank
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"

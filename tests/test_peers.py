@@ -3,11 +3,12 @@
 import socket
 
 import msgspec
+import pytest
 
-from gpubench.channel import EVERYONE, Activity, Doing
 from gpubench.errors import WorkerLost
 from gpubench.events import Failed, Hello
-from gpubench.host.peers import Peer, blame, stalled
+from gpubench.host.supervision import Peer, blame, stalled
+from gpubench.worker.channel import EVERYONE, Activity, Doing
 
 NOW = 1000.0
 PATIENCE = 600.0
@@ -23,6 +24,7 @@ def peer(
     within: float | None = None,
     done: bool = False,
     silent: float = 0.0,
+    patience_factor: float = 1.0,
 ) -> Peer:
     """A rank that has been at `words` for `idle` seconds."""
     connection = socket.socket()
@@ -36,6 +38,7 @@ def peer(
         waits_for=waits_for,
         within=within,
         done=done,
+        patience_factor=patience_factor,
     )
 
 
@@ -90,6 +93,23 @@ def test_without_a_deadline_of_its_own_a_rank_has_the_patience_of_the_run() -> N
     assert "measurement.stall_timeout" in found.hint
 
 
+def test_a_rank_that_compiles_with_autotuning_may_take_three_times_as_long() -> None:
+    assert blamed(peer(0, "forward", 3 * PATIENCE - 1, patience_factor=3.0)) is None
+    found = blamed(peer(0, "forward", 3 * PATIENCE + 1, patience_factor=3.0))
+    assert found
+    assert "measurement.stall_timeout" in (found.hint or "")
+    silent = blamed(peer(0, "forward", 40, patience_factor=3.0, silent=31))
+    assert silent, "the heartbeat goes on while it compiles"
+
+
+def test_a_heartbeat_carries_how_much_patience_its_rank_needs() -> None:
+    activity = Activity()
+    assert activity.heartbeat(0).patience_factor == 1.0
+    activity.patience_factor = 3.0
+    activity.doing = "forward"
+    assert activity.heartbeat(0).patience_factor == 3.0
+
+
 def test_a_silent_rank_is_blamed_before_those_that_it_holds_up() -> None:
     found = blamed(
         peer(0, "waiting for rank 1 to take sample 3", 61, waits_for=1, within=DEADLINE),
@@ -123,7 +143,7 @@ def explained(*failures: tuple[float, Failed], world_size: int = 3, machine: str
     peers = {rank: peer(rank, "evaluation 1 of 4 of sample 0", 0) for rank in range(world_size)}
     assert peers[1].hello
     peers[1].hello = msgspec.structs.replace(peers[1].hello, machine=machine)
-    return blame(peers, world_size, failures, None, []).message
+    return blame(peers, world_size, failures, [], []).message
 
 
 def test_an_error_of_one_rank_is_that_ranks_and_one_of_all_is_nobodys() -> None:
@@ -146,3 +166,15 @@ def test_what_a_machine_lacks_is_its_ranks_trouble_only_where_there_are_several_
     message = "folder model has no weights"
     assert explained(failed(1, message, "ModelError")) == message
     assert explained(failed(1, message, "ModelError"), machine="there") == f"rank 1: {message}"
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([0, None], "rank 0 exited with code 0 before it reported"),
+        ([None, -11], "rank 1 was killed by SIGSEGV before it reported"),
+        ([-40, None], "rank 0 was killed by signal 40 before it reported"),
+    ],
+)
+def test_how_a_rank_ended_is_named_by_its_exit_code(codes: list[int | None], said: str) -> None:
+    assert blame({}, 2, [], codes, []).message == said

@@ -1,13 +1,20 @@
 """What `gpubench pipe-infer` refuses before it starts anything: in one line, with the next move in another."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from cli import complaint
 from running import Finished, gpubench
+
+from gpubench.errors import SettingsError
+from gpubench.pipeline.defaults import check_schedule
+from gpubench.pipeline.folders import SUPPORTED, PipelineFolder, check_negative_prompt
+from gpubench.settings.schema import PipeSettings
 
 CommandLine = Callable[..., Finished]
 CPU = ("--device", "cpu", "--performance.cpu_threads=1")
@@ -87,6 +94,27 @@ def test_a_split_that_no_scheduler_could_make_right_is_refused(
         (["--scheduler", ""], "diffusers has no scheduler ''", "Scheduler"),
         (["--sampling.options=solver_order"], "scheduler option 'solver_order' is not key=value", "solver_order=3"),
         (["--sampling.options=a=1,a=2"], "scheduler option a is given twice", "'1' and '2'; keep one"),
+        (
+            ["--unet", "dummy", "--sampling.options=beta_strat=1"],
+            "sampling.options: DDIMScheduler has no option 'beta_strat'",
+            "did you mean 'beta_start'?",
+        ),
+        (
+            ["--unet", "dummy", "--sampling.options=beta_start=low"],
+            "sampling.options: option beta_start of DDIMScheduler cannot be 'low'",
+            "its default is 0.0001",
+        ),
+        (
+            ["--scheduler", "HeliosScheduler"],
+            "HeliosScheduler cannot be split over ranks: between its stages the caller enlarges the latents; "
+            "it can be had with stages=1",
+            "docs/schedulers.md",
+        ),
+        (
+            ["--scheduler", "EulerDiscreteScheduler", "--sampling.eta=0.5"],
+            "sampling.eta is 0.5, and EulerDiscreteScheduler takes none",
+            "leave sampling.eta at 0",
+        ),
     ],
 )
 def test_a_scheduler_that_is_not_there_is_answered_with_the_nearest(
@@ -149,7 +177,7 @@ def test_a_fault_that_cannot_be_provoked_is_refused(
             "there is no pipeline folder",
             "fetch a/sd15 first",
         ),
-        (["--model", "nowhere", "--unet", "tiny"], "model.name and model.unet both say which model", "leave one of"),
+        (["--model", "nowhere", "--unet", "tiny"], "model.name and model.unet both select the model", "leave one of"),
         (["--output.images=true"], "output.images: random weights have no decoder", "give --model PIPELINE_FOLDER"),
         (["--model.height=7"], "model.height = '7': input should be greater than or equal to 8", "--print-config"),
     ],
@@ -277,6 +305,39 @@ def test_a_pipeline_folder_that_is_not_whole_is_refused(
     refused(command_line, ["--model", "ddpm"], error, hint)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "scheduler", "config", "refused"),
+    [
+        ("FluxPipeline", "DDIMScheduler", {}, "its pipeline sets mu and sigmas, which DDIMScheduler.set_timesteps()"),
+        ("FluxPipeline", "FlowMatchEulerDiscreteScheduler", {}, None),
+        (
+            "FluxPipeline",
+            "FlowMatchHeunDiscreteScheduler",
+            {},
+            "FlowMatchHeunDiscreteScheduler does not fit this model",
+        ),
+        ("StableDiffusion3Pipeline", "FlowMatchHeunDiscreteScheduler", {"use_dynamic_shifting": True}, None),
+        ("StableDiffusion3Pipeline", "UniPCMultistepScheduler", {"use_dynamic_shifting": True}, None),
+        ("StableDiffusionPipeline", "DDIMScheduler", {}, None),
+    ],
+)
+def test_a_scheduler_that_does_not_take_what_the_models_pipeline_sets_is_refused(
+    pipeline: str, scheduler: str, config: dict[str, bool], refused: str | None
+) -> None:
+    own = ("FlowMatchEulerDiscreteScheduler", config)
+    folder = PipelineFolder(Path(), pipeline, SUPPORTED[pipeline], (), None, own)
+    asked = PipeSettings.model_validate({"sampling": {"scheduler": scheduler}})
+    with pytest.raises(SettingsError, match=re.escape(refused)) if refused else nullcontext():
+        check_schedule(asked, folder, pipeline, 20, 1)
+
+
+def test_flux_has_no_negative_prompt() -> None:
+    with pytest.raises(SettingsError, match="Flux is guided without one"):
+        check_negative_prompt("FluxPipeline", "dull")
+    check_negative_prompt("FluxPipeline", "")
+    check_negative_prompt("StableDiffusionPipeline", "dull")
+
+
 def test_a_whole_pipeline_folder_is_not_refused(command_line: CommandLine, pipeline_folder: Path) -> None:
     done = command_line("pipe-infer", *CPU, "--model", str(pipeline_folder), "--print-config")
     assert (done.code, done.stderr) == (0, "")
@@ -334,11 +395,10 @@ def test_results_that_cannot_be_written_are_refused(tmp_path: Path, inside: str)
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--sampling.options=order=3"], "DDIMScheduler has no option 'order'"),
         (
-            [*TWO, "--scheduler", "HeliosScheduler"],
-            "HeliosScheduler cannot be split over ranks: between its stages the caller enlarges the latents; "
-            "it can be had with stages=1",
+            ["--scheduler", "DPMSolverMultistepScheduler", "--sampling.options=algorithm_type=odd"],
+            "DPMSolverMultistepScheduler does not take these options: odd is not implemented for "
+            "<class 'diffusers.schedulers.scheduling_dpmsolver_multistep.DPMSolverMultistepScheduler'>",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from running import PATIENCE, Finished, gpubench, started
 from safetensors.torch import load_file, save_file
 
 from gpubench.events import Sample
-from gpubench.runs import Run
+from gpubench.runs.directory import Run
 
 SAMPLES = 4
 DUMMY = ("--unet", "dummy", "--step-ms", "2", "--steps", "8", "--samples", str(SAMPLES))
@@ -106,7 +106,7 @@ def blamed(done: Finished) -> str:
             "corrupt",
             0,
             2,
-            "rank 1 refused sample 2 after 4 evaluations from rank 0: its payload was damaged on the way: the checksum "
+            "rank 1 refused sample 2 after 4 evaluations from rank 0: its payload was damaged in transit: the checksum "
             "does not fit",
         ),
         ("step", 0, 3, "rank 1 expected sample 3 after 4 evaluations from rank 0, and got it after 5"),
@@ -163,8 +163,8 @@ def test_an_evaluation_that_takes_longer_than_the_deadline_is_not_killed_as_a_ha
 
 def test_a_killed_rank_is_named_and_resume_makes_what_it_left_undone(tmp_path: Path, digests: list[str]) -> None:
     done = pipeline(tmp_path / "first", "--inject", "kill,rank=1,sample=3", world_size=3)
-    assert blamed(done) == "rank 1 died"
-    assert "it was last heard of in evaluation 3 of 8 of sample 3" in failure(done)
+    assert blamed(done) == "rank 1 was killed by SIGKILL"
+    assert "its last report was in evaluation 3 of 8 of sample 3" in failure(done)
     assert_a_beginning(done, digests)
     again = assert_that_resume_makes_the_rest(done, digests, tmp_path / "second")
     nothing = gpubench("pipe-infer", "--resume", str(again.run), results=tmp_path / "third")
@@ -235,7 +235,7 @@ def test_ctrl_c_ends_ranks_that_wait_for_one_another(tmp_path: Path, digests: li
     with started("pipe-infer", *BLOCKED, results=tmp_path) as process:
         run = wait_for_a_sample(tmp_path)
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 3  # torch's launcher and two ranks
+        assert len(family) >= 2
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err

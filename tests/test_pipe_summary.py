@@ -4,12 +4,11 @@ import msgspec
 import pytest
 from piped import BEGAN, PAUSE, Line, digest, finished, sequential, verified
 
-from gpubench.diffusion.repeat import PipeRepeat
-from gpubench.diffusion.stages import Pipeline
 from gpubench.events import BaselineMeasured, Divergence
 from gpubench.metrics import DEFINITIONS
-from gpubench.pipe_summary import ESTIMATES, summarise
-from gpubench.summary import Summary
+from gpubench.pipeline.results import ESTIMATES, PipeRepeat, summarise
+from gpubench.runs.stages import Pipeline
+from gpubench.runs.summary import Summary
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 LINE = Line((2, 3, 2), micro_batches=4, decode=0.05)
@@ -227,7 +226,7 @@ def test_a_sample_that_comes_out_otherwise_in_a_later_repeat_is_named() -> None:
         repeats[1].samples[sample] = msgspec.structs.replace(repeats[1].samples[sample], sha256=digest(99))
         repeats[1].verified = None
     found = summary_of(LINE, repeats)
-    assert "repeat 1: samples 1, 3 are not what an earlier repeat made of the same seed" in found.warnings
+    assert "repeat 1: samples 1, 3 are different from an earlier repeat with the same seed" in found.warnings
     assert [one.reproduced for one in pipeline_of(found).samples] == [True, False, True, False]
     assert found.get("verified_samples") is None  # not of every repeat
 
@@ -248,7 +247,7 @@ def test_a_dear_remainder_is_told_with_the_better_split() -> None:
 
 def test_one_repeat_is_not_enough_for_an_interval() -> None:
     assert summary_of(LINE, repeats_of(LINE, 1)).warnings == [
-        "one repeat only, which tells nothing of how processes differ: raise --repeats"
+        "one repeat only, so the variation between processes is unknown: raise --repeats"
     ]
 
 

@@ -18,8 +18,8 @@ from pipeline_worker import TAMPERED_SAMPLE, Case, Told
 from running import PATIENCE, environment, gpubench
 from test_schedulers import ROWS, Row, names
 
-from gpubench.diffusion.scheduler_names import parse_options
 from gpubench.events import Verified
+from gpubench.pipeline.scheduler_names import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
 QUICK = {"measurement.baseline": "off", "verify": True}
@@ -211,7 +211,7 @@ TAMPERING = """
 import os
 if os.environ.get("RANK") == "0":  # a worker; the command itself has no rank
     import pipeline_worker
-    pipeline_worker.session.pack = pipeline_worker.latents_alone
+    pipeline_worker.stage.pack = pipeline_worker.latents_alone
 """
 
 

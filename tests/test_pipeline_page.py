@@ -9,16 +9,15 @@ import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
 from piped import Line, sequential, verified
 
-from gpubench.comparison.compare import compare
-from gpubench.comparison.evidence import Side, open_run
-from gpubench.diffusion.repeat import PipeRepeat
-from gpubench.diffusion.timeline import PARTS
+from gpubench.compare.compare import compare
+from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
-from gpubench.notebook import write_up
-from gpubench.pipe_summary import summarise
+from gpubench.pipeline.results import PipeRepeat, summarise
 from gpubench.report import gantt
+from gpubench.report.notebook import write_up
 from gpubench.report.page import run_page
-from gpubench.runs import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
+from gpubench.runs.directory import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
+from gpubench.runs.stages import PARTS
 
 LINE = Line((4, 4, 6), micro_batches=5, jitter=0.02, transfer=0.01, decode=0.05)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pipelines_made
 import pytest
 
-from gpubench.diffusion import pipelines
 from gpubench.errors import ModelError
+from gpubench.pipeline import folders
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_is_whole_says_what_it_holds(whole: Path) -> None:
-    folder = pipelines.check(whole)
+    folder = folders.check(whole)
     assert folder.pipeline == "StableDiffusionPipeline"
     assert folder.kind.denoiser == "unet"
     assert folder.variant is None
@@ -35,7 +35,7 @@ def test_what_is_not_loaded_may_be_missing(copy: Path) -> None:
     index = copy / "model_index.json"
     checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
     index.write_text(json.dumps(json.loads(index.read_text()) | {"safety_checker": checker}))
-    pipelines.check(copy)
+    folders.check(copy)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_what_a_folder_lacks_is_named(copy: Path, gone: str, message: str) -> No
     path = copy / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(ModelError, match=message):
-        pipelines.check(copy)
+        folders.check(copy)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"there is no pipeline folder .*nowhere"):
-        pipelines.check(tmp_path / "nowhere")
+        folders.check(tmp_path / "nowhere")
 
 
 def test_a_missing_part_of_sharded_weights_is_noticed(copy: Path) -> None:
@@ -69,9 +69,9 @@ def test_a_missing_part_of_sharded_weights_is_noticed(copy: Path) -> None:
     weights.rename(weights.with_name(parts["a"]))
     weights.with_name(f"{weights.name}.index.json").write_text(json.dumps({"weight_map": parts}))
     with pytest.raises(ModelError, match=r"unet lacks .* or a part of it"):
-        pipelines.check(copy)
+        folders.check(copy)
     shutil.copy(weights.with_name(parts["a"]), weights.with_name(parts["b"]))
-    pipelines.check(copy)
+    folders.check(copy)
 
 
 @pytest.mark.parametrize("part", ["unet/diffusion_pytorch_model", "text_encoder/model", "vae/diffusion_pytorch_model"])
@@ -80,7 +80,7 @@ def test_weights_that_were_not_copied_to_the_end_are_refused(copy: Path, part: s
     weights = copy / f"{part}.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
     with pytest.raises(ModelError, match=rf"{part}\.safetensors is incomplete or damaged") as refused:
-        pipelines.check(copy)
+        folders.check(copy)
     assert refused.value.hint == "copy or download the file again"
 
 
@@ -88,19 +88,19 @@ def test_weights_that_were_not_copied_to_the_end_are_refused(copy: Path, part: s
 def test_weights_with_another_header_are_refused(copy: Path, content: bytes) -> None:
     (copy / "vae/diffusion_pytorch_model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match="is incomplete or damaged"):
-        pipelines.check(copy)
+        folders.check(copy)
 
 
 def test_weights_without_any_tensor_are_whole(copy: Path) -> None:
     (copy / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
-    pipelines.check(copy)
+    folders.check(copy)
 
 
 def test_pickled_weights_are_refused(copy: Path) -> None:
     weights = copy / "unet/diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
     with pytest.raises(ModelError, match="unet has its weights in pickle format"):
-        pipelines.check(copy)
+        folders.check(copy)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_a_pipeline_that_cannot_be_run_is_refused_with_the_reason(
     index = copy / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | change))
     with pytest.raises(ModelError, match=message):
-        pipelines.check(copy)
+        folders.check(copy)
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_an_index_that_is_damaged_is_refused(copy: Path, content: str) -> None:
     (copy / "model_index.json").write_text(content)
     with pytest.raises(ModelError, match=r"model_index\.json"):
-        pipelines.check(copy)
+        folders.check(copy)
 
 
 @pytest.mark.parametrize(
@@ -141,31 +141,31 @@ def test_an_index_that_is_damaged_is_refused(copy: Path, content: str) -> None:
     ],
 )
 def test_a_digest_tells_which_part_of_a_pipeline_has_changed(copy: Path, file: str) -> None:
-    before = pipelines.digests(pipelines.check(copy))
+    before = folders.digests(folders.check(copy))
     content = bytearray((copy / file).read_bytes())
     content[-2] ^= 1  # the same size; of JSON, the line before its last brace
-    folder = pipelines.check(copy)
+    folder = folders.check(copy)
     (copy / file).write_bytes(content)
-    after = pipelines.digests(folder)
+    after = folders.digests(folder)
     assert [name for name in before if before[name] != after[name]] == [file.partition("/")[0]]
 
 
 def test_a_digest_passes_over_what_is_not_loaded(copy: Path) -> None:
-    before = pipelines.digests(pipelines.check(copy))
+    before = folders.digests(folders.check(copy))
     (copy / "text_encoder" / "pytorch_model.bin").write_bytes(b"never unpickled")
     (copy / "text_encoder" / "model.fp16.safetensors").write_bytes(b"another variant")
     (copy / "README.md").write_text("about it")
-    assert pipelines.digests(pipelines.check(copy)) == before
+    assert folders.digests(folders.check(copy)) == before
 
 
 def test_a_model_id_is_told_how_to_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError) as refused:
-        pipelines.check(tmp_path / "owner" / "model")
+        folders.check(tmp_path / "owner" / "model")
     assert refused.value.hint == (
         "nothing is downloaded: fetch owner/model first, for example with hf download, and give its folder"
     )
     (tmp_path / "owner").mkdir()  # a folder of the user's own, in which the model is misspelt
     with pytest.raises(ModelError) as refused:
-        pipelines.check(tmp_path / "owner" / "model")
+        folders.check(tmp_path / "owner" / "model")
     assert "download" not in str(refused.value.hint)

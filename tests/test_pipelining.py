@@ -9,13 +9,13 @@ import pytest
 from piped import Line, sequential, verified
 from rich.console import Console
 
-from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import HandoverError
 from gpubench.events import Divergence
-from gpubench.pipe_summary import summarise
+from gpubench.pipeline.results import summarise
 from gpubench.report.frame import to_json
 from gpubench.report.pipelining import headline, show
-from gpubench.summary import Summary
+from gpubench.runs.summary import Environment, Summary
+from gpubench.settings.schema import Device, PipeSettings
 
 LINE = Line((12, 12, 12, 14), micro_batches=8, transfer=0.002)
 
@@ -81,6 +81,13 @@ def test_the_headline_says_what_ran_and_how_fast() -> None:
     found = outcome(summary_of())
     said = "tiny, fp32, 50 steps of DPMSolverMultistepScheduler, 8 samples over 4 ranks on cpu: 0.54 samples/s"
     assert headline(found.recorder.settings, found.summary).startswith(said)
+
+
+def test_the_headline_names_the_gpu() -> None:
+    found, facts = outcome(summary_of()), dict.fromkeys(Environment.__struct_fields__)
+    settings = found.recorder.settings.model_copy(update={"device": Device.cuda})
+    known = msgspec.structs.replace(found.summary, environment=Environment(**facts | {"device": "NVIDIA L4"}))
+    assert "on cuda (NVIDIA L4): " in headline(settings, known)
 
 
 def test_the_assignment_stands_above_the_ranks() -> None:

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from gpubench.comparison.result import PhaseChange, Verdict, Waterfall
-from gpubench.report import plots, rows, svg
-from gpubench.report.plots import Curve, Plane, Span
-from gpubench.report.recorded import Reading
-from gpubench.report.scales import Measure, Scale, bulk, histogram, measure, reduce, ticks, widen
+from gpubench.compare.result import PhaseChange, Verdict, Waterfall
+from gpubench.report import charts, rows
+from gpubench.report.charts import Curve, Measure, Plane, Scale, Span, bulk, histogram, measure, reduce, ticks, widen
+from gpubench.report.figures import Reading
 
 PLANE = Plane("step time", "a description", "s", "time", "s", spans=[Span(0, 2, "warm-up")])
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -100,7 +99,7 @@ def test_reducing_a_series_keeps_its_extremes_and_its_mean(n: int, columns: int,
 def test_a_single_outlier_among_a_million_steps_is_drawn() -> None:
     y = np.full(1_000_000, 0.1)
     y[700_123] = 0.9
-    drawing = plots.over(PLANE, [Curve(np.arange(1e6), y, "a", "A")])
+    drawing = charts.over(PLANE, [Curve(np.arange(1e6), y, "a", "A")])
     assert drawing is not None
     assert len(drawing) < 60_000
     band = next(element for element in parsed(drawing).iter() if element.get("class") == "extremes a")
@@ -138,15 +137,15 @@ def test_a_histogram_gives_shares_of_all_values() -> None:
 
 @pytest.mark.parametrize("y", [[0.1], [0.0, 0.0], [1e-9, 2e-9, 3e-9], [1e9, 1e-9], [-1.0, 1.0]])
 def test_curves_of_any_size_have_a_drawing(y: list[float]) -> None:
-    root = parsed(plots.over(PLANE, [Curve(np.arange(len(y), dtype=float), np.array(y), "a", "A")]))
+    root = parsed(charts.over(PLANE, [Curve(np.arange(len(y), dtype=float), np.array(y), "a", "A")]))
     assert root.findtext("title") == "step time"
     assert root.findtext("desc") == "a description"
     assert "time, s" in " ".join(texts(root))
 
 
 def test_no_curves_are_no_drawing() -> None:
-    assert plots.over(PLANE, []) is None
-    assert plots.distributions(PLANE, [[], []], ["A", "B"], 0, 1) is None
+    assert charts.over(PLANE, []) is None
+    assert charts.distributions(PLANE, [[], []], ["A", "B"], 0, 1) is None
     assert rows.bars("memory", "B", []) is None
     assert rows.bars("memory", "B", [("A", 0.0, "a")]) is None
     assert rows.stack("phases", []) is None
@@ -154,7 +153,7 @@ def test_no_curves_are_no_drawing() -> None:
 
 def test_labels_of_curves_that_end_together_do_not_overlap() -> None:
     x, y = np.arange(10.0), np.ones(10)
-    root = parsed(plots.over(PLANE, [Curve(x, y, "a", "A"), Curve(x, y, "b", "B")]))
+    root = parsed(charts.over(PLANE, [Curve(x, y, "a", "A"), Curve(x, y, "b", "B")]))
     first, second = (float(text.get("y") or 0) for text in root.iter("text") if "end" in (text.get("class") or ""))
     assert abs(first - second) >= 14
 
@@ -162,7 +161,7 @@ def test_labels_of_curves_that_end_together_do_not_overlap() -> None:
 @pytest.mark.parametrize("sides", [[[[1.0]], []], [[], [[2.0, 2.0]]], [[[1.0, 2.0], [3.0]], [[1.5, 2.5]]]])
 def test_distributions_show_a_median_for_each_side_and_a_dot_for_each_repeat(sides: list[list[list[float]]]) -> None:
     arrays = [[np.array(values) for values in side] for side in sides]
-    root = parsed(plots.distributions(PLANE, arrays, ["A", "B"], 0, 4))
+    root = parsed(charts.distributions(PLANE, arrays, ["A", "B"], 0, 4))
     assert sum("median" in text for text in texts(root)) == sum(bool(side) for side in sides)
     assert len(list(root.iter("circle"))) == sum(map(len, sides))
 
@@ -224,9 +223,9 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     curve = Curve(np.arange(3.0), np.ones(3), "a", HOSTILE)
     plane = Plane(HOSTILE, HOSTILE, "s", HOSTILE, HOSTILE, spans=[Span(0, 1, HOSTILE)])
     drawings = [
-        plots.over(plane, [curve]),
-        plots.distributions(plane, [[np.ones(3)]], [HOSTILE], 0, 2),
-        plots.marks(plane, [("a", HOSTILE, np.array([1.0]))], 2.0),
+        charts.over(plane, [curve]),
+        charts.distributions(plane, [[np.ones(3)]], [HOSTILE], 0, 2),
+        charts.marks(plane, [("a", HOSTILE, np.array([1.0]))], 2.0),
         rows.bars(HOSTILE, HOSTILE, [(HOSTILE, 1.0, "a")]),
         rows.stack(HOSTILE, [(HOSTILE, 1.0, "a")]),
         rows.ratios([verdict(metric=HOSTILE)]),
@@ -240,4 +239,4 @@ def test_text_is_escaped_wherever_it_stands() -> None:
 
 def test_a_place_that_is_no_number_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="no place for nan"):
-        svg.line(0, 0, math.nan, 1, "grid")
+        charts.line(0, 0, math.nan, 1, "grid")

@@ -1,17 +1,26 @@
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gpubench.channel import Activity
 from gpubench.errors import DeviceError, NonFiniteLoss
 from gpubench.events import Step
-from gpubench.precision import Arithmetic, Autocast, ScaledAutocast, arithmetic, refuse, set_float32_matmul
-from gpubench.settings import Precision
-from gpubench.timing import HostClock, StepTimer
-from gpubench.training import StepReader
+from gpubench.settings.schema import Precision
+from gpubench.worker.channel import Activity
+from gpubench.worker.precision import (
+    Arithmetic,
+    Autocast,
+    ScaledAutocast,
+    arithmetic,
+    refuse,
+    restore_float32_matmul,
+    set_float32_matmul,
+)
+from gpubench.worker.timing import HostClock, StepTimer
+from gpubench.worker.training import StepReader
 
 CPU = torch.device("cpu")
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -150,6 +159,44 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step_but_loses_none
     assert [step.loss for step in steps] == [1.0, None, 2.0]
     with pytest.raises(NonFiniteLoss, match=rf"became {loss} at step 1 of repeat 3"):
         reader.complain()
+
+
+def set_anew(where: str, precision: str) -> None:
+    """Sets TF32 by the interface that came with torch 2.9."""
+    target: Any = torch.backends
+    for name in filter(None, where.split(".")):
+        target = getattr(target, name)
+    target.fp32_precision = precision
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has one interface to TF32 only")
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.tf32])
+@pytest.mark.parametrize("before", ["tf32", "ieee"])
+@pytest.mark.parametrize("where", ["", "cudnn", "cudnn.conv", "cudnn.rnn", "cuda.matmul"])
+def test_tf32_is_as_asked_by_both_interfaces_of_torch_whichever_was_used_before(
+    where: str, before: str, precision: Precision
+) -> None:
+    set_anew(where, before)
+    set_float32_matmul(precision, None)
+    wanted = precision is Precision.tf32
+    backends: Any = torch.backends
+    newer = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    assert {one.fp32_precision == "tf32" for one in newer} == {wanted}
+    # The older one raises where the two disagree.
+    assert torch.get_float32_matmul_precision() == ("high" if wanted else "highest")
+    assert backends.cuda.matmul.allow_tf32 is backends.cudnn.allow_tf32 is wanted
+
+
+def test_float32_products_that_the_models_code_changed_are_set_again_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_float32_matmul(Precision.fp32, None)
+    restore_float32_matmul(Precision.fp32, None)
+    assert not caplog.records
+    torch.backends.cudnn.allow_tf32 = True
+    restore_float32_matmul(Precision.fp32, None)
+    assert torch.backends.cudnn.allow_tf32 is False
+    assert len(caplog.records) == 1
 
 
 def test_tf32_is_refused_on_a_cpu_with_the_reason() -> None:

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from gpubench import events
-from gpubench.channel import Activity
-from gpubench.profiler import CHUNK, RecordedTimer, Recording, annotate_modules, recorded
-from gpubench.settings import ProfilingSettings, TrainSettings
-from gpubench.timing import HostClock
-from gpubench.trace.analysis import analyse
+from gpubench.settings.schema import ProfilingSettings, TrainSettings
+from gpubench.trace.analyse import analyse
+from gpubench.trace.load import read
 from gpubench.trace.profile import Rank
-from gpubench.trace.reading import read
+from gpubench.worker.channel import Activity
+from gpubench.worker.profiler import CHUNK, RecordedTimer, Recording, annotate_modules, recorded
+from gpubench.worker.timing import HostClock
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench import provenance
-from gpubench.provenance import git_state
+from gpubench.runs import directory
+from gpubench.runs.directory import git_state
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -85,5 +85,5 @@ def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypa
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(provenance, "GIT_TIMEOUT", 0.1)
+    monkeypatch.setattr(directory, "GIT_TIMEOUT", 0.1)
     assert git_state(repository) is None

@@ -13,19 +13,20 @@ import pytest
 from piped import Line, finished
 from rich.console import Console
 
-from gpubench import events, notebook, pipe_defaults, runs, units
-from gpubench.configuration import load
-from gpubench.defaults import complete, completed
-from gpubench.diffusion.settings import PipeSettings
+from gpubench import events, units
 from gpubench.errors import RunFailed
-from gpubench.host import benchmark, live, live_pipeline
-from gpubench.host.benchmark import Outcome
-from gpubench.host.peers import BEATS, SILENCE
-from gpubench.host.pipe_recording import PipeRecorder
-from gpubench.host.train_recording import TrainRecorder
-from gpubench.report import frame, training
-from gpubench.runs import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
-from gpubench.settings import TrainSettings
+from gpubench.host import live, live_pipeline, schedule
+from gpubench.host.pipeline_recorder import PipeRecorder
+from gpubench.host.recorder import TrainRecorder
+from gpubench.host.schedule import Outcome
+from gpubench.host.supervision import BEATS, SILENCE
+from gpubench.pipeline import defaults
+from gpubench.report import frame, notebook, training
+from gpubench.runs import directory
+from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
+from gpubench.settings.defaults import complete, completed
+from gpubench.settings.loading import load
+from gpubench.settings.schema import PipeSettings, TrainSettings
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)
@@ -73,7 +74,7 @@ def test_training_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: Pa
 
 def test_a_pipeline_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: Path) -> None:
     given = {"results": str(tmp_path), "work.samples": 4, "distributed.world_size": 2} | ON_CPU
-    recorder = PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), ["gpubench"])
+    recorder = PipeRecorder(completed(load(PipeSettings, None, given), defaults.complete), ["gpubench"])
     recorder.profiled = 2
     recorder.begin_repeat(0, 2)
     places = []
@@ -110,12 +111,12 @@ def test_both_ends_of_a_link_between_machines_give_up_after_the_deadline_of_a_pi
         jobs.append(job)
         raise RunFailed("far enough")
 
-    monkeypatch.setattr(benchmark, "Workers", workers)
+    monkeypatch.setattr(schedule, "Workers", workers)
     for deadline in (8.0, 1.0, 60.0):
         given = {"results": str(tmp_path), "pipeline.deadline": deadline} | ON_CPU
-        recorder = PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), ["gpubench"])
+        recorder = PipeRecorder(completed(load(PipeSettings, None, given), defaults.complete), ["gpubench"])
         with pytest.raises(RunFailed, match="far enough"):
-            benchmark.measure(recorder, [0], None, lambda recorder: None)
+            schedule.measure(recorder, [0], None, lambda recorder: None)
         recorder.close("failed", recorder.summary())
     assert [job.silence for job in jobs] == [8.0, BEATS, SILENCE], "no less than a busy machine may take"
 
@@ -123,14 +124,14 @@ def test_both_ends_of_a_link_between_machines_give_up_after_the_deadline_of_a_pi
 def test_a_disk_without_room_for_the_samples_that_are_taken_over_leaves_no_run_that_seems_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = runs.write_document
+    write = directory.write_document
 
     def full(path: Path, document: object) -> None:
         if path.suffix == ".safetensors":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, document)
 
-    monkeypatch.setattr(runs, "write_document", full)
+    monkeypatch.setattr(directory, "write_document", full)
     taken_over = SimpleNamespace(
         path=tmp_path,
         samples={0: finished(0, 0.0, 1.0)},
@@ -139,7 +140,7 @@ def test_a_disk_without_room_for_the_samples_that_are_taken_over_leaves_no_run_t
     )
     given = {"results": str(tmp_path)} | ON_CPU
     with pytest.raises(RunFailed, match="No space left on device"):
-        PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), [], cast("Any", taken_over))
+        PipeRecorder(completed(load(PipeSettings, None, given), defaults.complete), [], cast("Any", taken_over))
     (record,) = tmp_path.glob("*/*/run.json")
     assert json.loads(record.read_text())["status"] == "failed"
 
@@ -193,7 +194,7 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     )
     busy = (
         "other processes kept 1.5 cores busy while it ran (cc1plus 1.4, sh 0.1): "
-        "its times are not to be relied on beyond a factor of 4.0"
+        "its times are reliable only to a factor of 4.0"
     )
     document = json.loads((path / SUMMARY).read_text())
     assert document["warnings"][-2:] == [noisy, busy]

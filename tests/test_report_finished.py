@@ -11,16 +11,17 @@ from piped import Line
 from profiles_made import findings, profile
 from running import Finished
 
-from gpubench import events, pipe_defaults
-from gpubench.configuration import load
-from gpubench.defaults import completed
-from gpubench.diagnosis.traces import Diagnosis
-from gpubench.diffusion.settings import PipeSettings
+from gpubench import events
+from gpubench.diagnosis.rules import Diagnosis
 from gpubench.errors import RunFailed
-from gpubench.host.benchmark import Outcome
-from gpubench.host.pipe_recording import PipeRecorder
+from gpubench.host.pipeline_recorder import PipeRecorder
+from gpubench.host.schedule import Outcome
+from gpubench.pipeline import defaults
 from gpubench.report import frame
-from gpubench.runs import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
+from gpubench.runs.directory import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
+from gpubench.settings.defaults import completed
+from gpubench.settings.loading import load
+from gpubench.settings.schema import PipeSettings
 
 CommandLine = Callable[..., Finished]
 LINE = Line((2, 3), micro_batches=4)
@@ -30,7 +31,7 @@ LATENT = b"of a sample"
 def made(results: Path) -> Outcome:
     """A profiled run of four samples."""
     given = {"results": str(results), "work.samples": 4, "distributed.world_size": 2, "device": "cpu"}
-    recorder = PipeRecorder(completed(load(PipeSettings, None, given), pipe_defaults.complete), ["gpubench"])
+    recorder = PipeRecorder(completed(load(PipeSettings, None, given), defaults.complete), ["gpubench"])
     recorder.begin_repeat(0, 1)
     repeat = LINE.repeat()
     said: list[events.Message] = [*repeat.built.values(), *finished(repeat.samples.values()), *repeat.stages.values()]

@@ -28,14 +28,16 @@ from gpubench.memory.footprint import (
     Level,
     Timeline,
     TimelineMark,
+    peaks,
+    scalars,
 )
 from gpubench.memory.history import Counts
-from gpubench.memory.scalars import peaks, scalars
-from gpubench.report import footprint_page, footprint_phrases, footprint_tables, lanes
+from gpubench.report import footprint as in_words
+from gpubench.report import footprint_page, lanes
+from gpubench.report.footprint import holders, modules, phases, show, to_document
 from gpubench.report.footprint_page import over_time, page, section
-from gpubench.report.footprint_tables import holders, modules, phases, show, to_document
 from gpubench.report.templating import environment
-from gpubench.runs import to_json
+from gpubench.runs.directory import to_json
 
 ATTACK = f"{HOSTILE}[bold]\x1b[2J\nline[/bold]"
 REPLACE = msgspec.structs.replace
@@ -91,7 +93,7 @@ def hostile() -> Footprint:
 
 
 def test_the_headline_tells_the_peak_its_phase_what_fills_it_and_whether_it_fits() -> None:
-    assert footprint_phrases.headline(made.predicted()) == (
+    assert in_words.headline(made.predicted()) == (
         "peak 64.7 GiB in the optimizer step: 39 % optimizer state, 20 % parameters, 20 % gradients, "
         "20 % temporaries; fits in 141 GiB with 54 % to spare"
     )
@@ -108,7 +110,7 @@ def test_the_headline_tells_the_peak_its_phase_what_fills_it_and_whether_it_fits
     ],
 )
 def test_a_prediction_says_by_how_much_it_fits_or_not(total: int, capacity: int, said: str) -> None:
-    assert footprint_phrases.headline(needing(total, capacity)).endswith(said)
+    assert in_words.headline(needing(total, capacity)).endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_prediction_says_by_how_much_it_fits_or_not(total: int, capacity: int,
 def test_what_the_allocator_keeps_unused_is_not_what_a_program_fails_for(gibibytes: int, said: str) -> None:
     held: Amounts = {"parameters": 6 * GIB, "fragmentation": 3 * GIB, "other": GIB}
     known, found = made.predicted(capacity=gibibytes * GIB), [made.phase("first", "optimizer", held)]
-    assert footprint_phrases.fits(made.of_phases(known, found, "first", "optimizer")) == said
+    assert in_words.fits(made.of_phases(known, found, "first", "optimizer")) == said
 
 
 def test_a_phase_after_the_peak_that_has_more_reserved_has_to_fit_too() -> None:
@@ -131,7 +133,7 @@ def test_a_phase_after_the_peak_that_has_more_reserved_has_to_fit_too() -> None:
     grown = made.phase("steady", "zero_grad", {"parameters": PARAMETERS, "fragmentation": 70 * GIB})
     found = REPLACE(known, phases=[*known.phases, grown])
     assert found.most == PARAMETERS + 70 * GIB > known.peak.level.total
-    assert footprint_phrases.fits(found) == "fits in 141 GiB with 41 % to spare"
+    assert in_words.fits(found) == "fits in 141 GiB with 41 % to spare"
     bars = re.findall(r"GiB  ([A-Z]+)(░*)  ", rendered(found, width=80))
     assert [len(rest) for _, rest in bars if rest == ""] == [0]  # only the longest is full
 
@@ -141,12 +143,12 @@ def test_what_the_allocator_takes_between_the_peaks_of_phases_has_to_fit_too() -
     found = holding_later(known, 80 * GIB)
     assert known.most == known.peak.level.total
     assert found.most == 80 * GIB + made.CONTEXT
-    assert footprint_phrases.headline(found) == (
+    assert in_words.headline(found) == (
         "peak 64.7 GiB in the optimizer step: 39 % optimizer state, 20 % parameters, 20 % gradients, "
         "20 % temporaries; 80.5 GiB are held later; fits in 141 GiB with 43 % to spare"
     )
     tight = REPLACE(found, capacity=80 * GIB)
-    assert footprint_phrases.fits(tight) == "fits in 80 GiB only if the allocator gives back what it keeps unused"
+    assert in_words.fits(tight) == "fits in 80 GiB only if the allocator gives back what it keeps unused"
     bars = re.findall(r"GiB  ([A-Z]+)(░*)  ", rendered(found, width=80))
     assert all(rest for _, rest in bars), "none is full: no phase's peak is the most"
 
@@ -165,28 +167,28 @@ def test_no_count_is_more_than_the_most(other: int, reserved: list[int]) -> None
 
 def test_a_little_that_is_held_later_is_not_told() -> None:
     known = needing(1000 * MIB, 2000 * MIB)
-    assert "; 1005 MiB are held later;" in footprint_phrases.headline(holding_later(known, 1005 * MIB + 1))
-    little = footprint_phrases.headline(holding_later(known, 1005 * MIB - 1))
+    assert "; 1005 MiB are held later;" in in_words.headline(holding_later(known, 1005 * MIB + 1))
+    little = in_words.headline(holding_later(known, 1005 * MIB - 1))
     assert "later" not in little
     assert little.endswith("; fits in 1.95 GiB with 50 % to spare")
     measured = REPLACE(holding_later(known, 1005 * MIB + 1), source="measured")
-    assert footprint_phrases.headline(measured).endswith(": 100 % parameters; 1005 MiB are held later")
+    assert in_words.headline(measured).endswith(": 100 % parameters; 1005 MiB are held later")
 
 
 def test_what_was_measured_is_not_asked_whether_it_fits() -> None:
-    assert "fit" not in footprint_phrases.headline(made.predicted(source="measured"))
-    assert "fit" not in footprint_phrases.headline(made.predicted(capacity=None))
+    assert "fit" not in in_words.headline(made.predicted(source="measured"))
+    assert "fit" not in in_words.headline(made.predicted(capacity=None))
 
 
 def test_a_peak_that_only_the_first_step_has_is_called_the_first() -> None:
     known = made.predicted(source="measured")
     without = [one for one in known.phases if (one.stage, one.phase) != ("steady", "optimizer")]
-    said = footprint_phrases.headline(made.of_phases(known, without, "first", "optimizer"))
+    said = in_words.headline(made.of_phases(known, without, "first", "optimizer"))
     assert said.startswith(
         "peak 64.7 GiB in the first optimizer step (57.6 GiB allocated in a steady step): 39 % optimizer"
     )
     alone = [one for one in known.phases if one.stage != "steady"]
-    told = footprint_phrases.headline(made.of_phases(known, alone, "first", "optimizer"))
+    told = in_words.headline(made.of_phases(known, alone, "first", "optimizer"))
     assert told.startswith("peak 64.7 GiB in the optimizer step: ")
 
 
@@ -198,32 +200,32 @@ def test_a_steady_step_for_which_only_more_is_reserved_has_the_same_peak() -> No
         spare = before.peak["fragmentation"] + more
         kept_back = made.phase("steady", "optimizer", {**before.peak, "fragmentation": spare})
         found = [kept_back if one is before else one for one in others]
-        told = footprint_phrases.headline(made.of_phases(known, [*found, last], "first", "optimizer"))
+        told = in_words.headline(made.of_phases(known, [*found, last], "first", "optimizer"))
         assert told.startswith("peak 64.7 GiB in the optimizer step: ")
         assert told.endswith(f"20 % temporaries{later}")
     one_less = made.phase("steady", "optimizer", {**before.peak, "parameters": PARAMETERS - MIB, "fragmentation": GIB})
     found = [one_less if one is before else one for one in others]
-    told = footprint_phrases.headline(made.of_phases(known, [*found, last], "first", "optimizer"))
+    told = in_words.headline(made.of_phases(known, [*found, last], "first", "optimizer"))
     assert told.startswith("peak 64.7 GiB in the first optimizer step (63.5 GiB allocated in a steady step): ")
 
 
 def test_a_peak_before_the_first_step_is_not_called_the_first() -> None:
     known = made.predicted(source="measured")
     early = made.peak_of([made.phase("setup", "data", {"inputs": 90 * GIB})], "setup", "data")
-    assert footprint_phrases.headline(REPLACE(known, peak=early)) == "peak 90 GiB in the loading of data: 100 % inputs"
+    assert in_words.headline(REPLACE(known, peak=early)) == "peak 90 GiB in the loading of data: 100 % inputs"
 
 
 def test_a_small_part_is_left_out_of_the_headline_and_a_peak_of_small_parts_names_the_largest() -> None:
     parts: Amounts = {"parameters": 96 * MIB, "buffers": 4 * MIB}
     one = REPLACE(made.on_cpu(), peak=REPLACE(made.on_cpu().peak, amounts=parts, level=made.level(parts)))
-    assert footprint_phrases.headline(one) == "peak 100 MiB in the forward pass: 96 % parameters"
+    assert in_words.headline(one) == "peak 100 MiB in the forward pass: 96 % parameters"
     many: Amounts = {name: (100 + place) * MIB for place, name in enumerate(map(str, range(25)))}
     other = REPLACE(one, peak=REPLACE(one.peak, amounts=many, level=made.level(many)))
-    assert footprint_phrases.headline(other).endswith(": 4.4 % 24")
+    assert in_words.headline(other).endswith(": 4.4 % 24")
 
 
 def test_a_peak_without_a_phase_is_told_without_one() -> None:
-    assert footprint_phrases.headline(made.of_snapshot()) == (
+    assert in_words.headline(made.of_snapshot()) == (
         "peak 13.5 GiB: 65 % there before, 29 % unknown, 5.8 % fragmentation"
     )
 
@@ -235,21 +237,21 @@ def test_where_the_figures_come_from_is_said_before_any_table() -> None:
     assert about == "snap_shot.pickle: from a CUDA memory snapshot"
     assert lost.startswith("history truncated: ")
     likely = made.of_snapshot(truncation_proven=False)
-    assert footprint_phrases.beginning(likely).startswith("history probably truncated: ")
+    assert in_words.beginning(likely).startswith("history probably truncated: ")
     late = made.of_snapshot(truncated=False, late=True)
-    assert footprint_phrases.beginning(late).startswith("recording began late: ")
-    assert footprint_phrases.beginning(made.on_cpu()) == ""
+    assert in_words.beginning(late).startswith("recording began late: ")
+    assert in_words.beginning(made.on_cpu()) == ""
 
 
 def test_what_the_allocator_did_is_said_as_far_as_it_is_known() -> None:
     counts = Counts(12_345, 12_000, retries=2, ooms=0, largest_free=3 * made.GIB)
-    said = footprint_phrases.allocator(made.predicted(allocator=counts))
+    said = in_words.allocator(made.predicted(allocator=counts))
     assert said == (
         "allocator: allocations 12,345, frees 12,000, cudaMalloc retries 2, out-of-memory errors 0, largest free block "
         "at the end 3 GiB"
     )
-    assert footprint_phrases.allocator(made.on_cpu(allocator=Counts(5, 4))) == "tensors: allocations 5, frees 4"
-    assert footprint_phrases.allocator(made.predicted()) == ""
+    assert in_words.allocator(made.on_cpu(allocator=Counts(5, 4))) == "tensors: allocations 5, frees 4"
+    assert in_words.allocator(made.predicted()) == ""
     assert said in " ".join(rendered(made.predicted(allocator=counts), width=200).split())
     assert "allocations 12,345" in page(made.predicted(allocator=counts))
     (rank,) = to_document(made.predicted(allocator=counts), None)["memory"].ranks
@@ -258,7 +260,7 @@ def test_what_the_allocator_did_is_said_as_far_as_it_is_known() -> None:
 
 @given(amounts)
 def test_putting_amounts_in_order_loses_no_byte(found: Amounts) -> None:
-    told = footprint_phrases.ordered(found)
+    told = in_words.ordered(found)
     assert sum(size for _, size in told) == sum(found.values())
     known = [CATEGORIES.index(name) for name, _ in told if name in CATEGORIES]
     assert known == sorted(known)
@@ -269,7 +271,7 @@ def test_putting_amounts_in_order_loses_no_byte(found: Amounts) -> None:
 def test_what_the_counts_add_leads_from_the_first_to_the_total(sizes: list[int], has_allocator: bool) -> None:
     requested, allocated, reserved, total = sizes
     peak = REPLACE(made.predicted().peak, level=Level(requested, allocated, reserved if has_allocator else None, total))
-    told = footprint_phrases.counts(peak)
+    told = in_words.counts(peak)
     assert bool(told) == (requested != total)
     if told:
         assert told[0].size + sum(count.adds or 0 for count in told[1:]) == told[-1].size == total
@@ -297,7 +299,7 @@ def test_corrections_come_by_their_size_whatever_their_sign_and_those_not_looked
     assert told[3][0] == "autocast"
     assert "corrects" not in rendered(made.on_cpu())
     unknown, none = Correction("a", "", None), Correction("b", "", 0)
-    assert footprint_phrases.corrections([unknown, none]) == [none, unknown]
+    assert in_words.corrections([unknown, none]) == [none, unknown]
 
 
 def test_phases_stand_in_their_stages_with_peak_and_end() -> None:
@@ -340,15 +342,15 @@ def test_with_colours_a_block_hides_its_letter_in_a_ground_of_its_own() -> None:
 
 
 def test_every_category_has_a_letter_and_a_colour_of_its_own() -> None:
-    assert set(footprint_tables.BLOCKS) == set(CATEGORIES)
-    for kind in zip(*footprint_tables.BLOCKS.values(), strict=True):
+    assert set(in_words.BLOCKS) == set(CATEGORIES)
+    for kind in zip(*in_words.BLOCKS.values(), strict=True):
         assert len(set(kind)) == len(CATEGORIES)
 
 
 @given(amounts, st.integers(6, 60), st.integers(0, 2**40))
 def test_a_bar_is_as_long_as_its_share_of_the_whole(found: Amounts, room: int, more: int) -> None:
     held = sum(found.values())
-    bar = footprint_tables.bar(found, held + more, room).plain
+    bar = in_words.bar(found, held + more, room).plain
     assert len(bar) == room
     assert bar.rstrip("░").count("░") == 0
     filled = held / (held + more) * room if held + more else 0
@@ -385,8 +387,8 @@ def test_alike_allocations_share_a_row_and_the_rest_is_counted_in_pieces() -> No
     shown = holders(made.predicted())
     assert shown.columns == ("kind", "size", "share", "pieces", "module", "where", "shapes", "operator")
     assert shown.rows[0][:4] == ("optimizer state", "8.79 GiB", "14 %", "128")
-    assert len(shown.rows) == footprint_tables.HOLDERS
-    left = made.predicted().holders[footprint_tables.HOLDERS :]
+    assert len(shown.rows) == in_words.HOLDERS
+    left = made.predicted().holders[in_words.HOLDERS :]
     pieces = sum(one.count for one in left)
     assert shown.rest == f"{pieces} other pieces, {sum(one.size for one in left) / GIB:.1f} GiB in all"
 
@@ -445,7 +447,7 @@ def test_findings_are_told_as_of_a_profile_in_parts_of_the_peak() -> None:
     assert "1. the optimizer step holds a second copy of the parameters  high" in text
     assert "saves up to 20.0 % of the peak" in text
     assert "--training.optimizer_impl=fused" in text
-    assert "not judged for want of reserved bytes: fragmentation" in text
+    assert "not judged, data missing (reserved bytes): fragmentation" in text
     assert "no finding" not in rendered(made.predicted())
 
 

@@ -11,21 +11,17 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpubench import runs
-from gpubench.comparison.causes import finding_changes
-from gpubench.comparison.result import Causes
+from gpubench.compare.explanation import finding_changes
+from gpubench.compare.result import Causes
 from gpubench.errors import Interrupted
 from gpubench.findings import Cost, Findings, Saving, Trial, Unanswered
-from gpubench.host.benchmark import Outcome
-from gpubench.report import causing, finding_phrases, profile_phrases, profiled
-from gpubench.report.likeness import differences
-from gpubench.report.profile_against import Against
-from gpubench.report.profile_tables import operator_row
-from gpubench.report.profiling import show, show_against, to_document
-from gpubench.settings import ProfileSettings
-from gpubench.summary import Summary
-from gpubench.trace.profile import Breakdown, Launches, Profile, Rank
-from gpubench.trace.shares import shares
+from gpubench.host.schedule import Outcome
+from gpubench.report import comparison, finding_phrases, profiled
+from gpubench.report.profile import Against, differences, operator_row, show, show_against, to_document
+from gpubench.runs import directory
+from gpubench.runs.summary import Summary
+from gpubench.settings.schema import ProfileSettings
+from gpubench.trace.profile import Breakdown, Launches, Profile, Rank, shares
 
 HOSTILE = "[bold]<script>\x1b[2J\nline[/bold]"
 
@@ -87,7 +83,7 @@ def test_what_was_recorded_and_what_its_times_are_worth_is_said_before_any_figur
     ],
 )
 def test_the_overhead_is_told_as_far_as_it_is_known(overhead: float | None, said: str) -> None:
-    assert said in profile_phrases.caveat(made.device_rank(), overhead)
+    assert said in finding_phrases.caveat(made.device_rank(), overhead)
 
 
 def test_an_overhead_that_distorts_the_shares_is_no_small_print() -> None:
@@ -117,14 +113,14 @@ def test_what_is_no_step_of_the_program_is_not_called_one(unit: str) -> None:
 
 
 def test_a_run_says_itself_what_its_profiler_counts() -> None:
-    assert profile_phrases.unit_of("profile", {"profiling.unit": "epoch"}) == "epoch"
-    assert profile_phrases.unit_of("train-bench", {}) == "step"
-    assert profile_phrases.unit_of("pipe-infer", {"profiling.unit": "step"}) == "evaluation"
+    assert finding_phrases.unit_of("profile", {"profiling.unit": "epoch"}) == "epoch"
+    assert finding_phrases.unit_of("train-bench", {}) == "step"
+    assert finding_phrases.unit_of("pipe-infer", {"profiling.unit": "step"}) == "evaluation"
 
 
 def test_the_parts_of_a_step_come_to_the_whole_of_it() -> None:
     for rank in (made.device_rank(), made.host_rank()):
-        assert sum(part.time for part in profile_phrases.parts(rank)) == rank.wall
+        assert sum(part.time for part in finding_phrases.time_parts(rank)) == rank.wall
 
 
 def test_a_part_of_the_idle_time_is_called_by_its_cause() -> None:
@@ -154,17 +150,17 @@ def test_times_are_of_one_step_where_there_are_steps_and_of_the_trace_where_ther
 
 def test_several_ranks_stand_side_by_side_with_the_one_that_the_others_wait_for() -> None:
     text = rendered(made.profile(4))
-    assert "4 ranks; rank 0 is the one shown below: 6 steps of 177 ms" in text
+    assert "4 ranks, of which rank 0 is shown below: 6 steps of 177 ms" in text
     assert row(text, "rank 3")[-4:] == ["data", "loader", "76.6", "%"]
     assert "rank 3 reached 58 of 60 collectives last, and was 1.40 ms behind the first on average" in text
 
 
 def test_a_note_that_all_ranks_share_is_said_once() -> None:
     profile = made.profile(3)
-    assert profile_phrases.doubts(profile) == ["3 kernels were launched before the trace began"]
+    assert finding_phrases.doubts(profile) == ["3 kernels were launched before the trace began"]
     odd = msgspec.structs.replace(profile.ranks[1], notes=["12 events were dropped"])
     mixed = Profile([profile.ranks[0], odd, profile.ranks[2]], [])
-    assert profile_phrases.doubts(mixed) == [
+    assert finding_phrases.doubts(mixed) == [
         "rank 0, rank 2: 3 kernels were launched before the trace began",
         "rank 1: 12 events were dropped",
     ]
@@ -235,7 +231,7 @@ def test_an_operator_is_told_with_its_rates_and_its_bound_where_there_is_room() 
     ],
 )  # fmt: skip
 def test_a_kernel_is_called_by_its_name_without_its_parameters(signature: str, name: str) -> None:
-    assert profile_phrases.kernel_name(signature) == name
+    assert finding_phrases.kernel_name(signature) == name
 
 
 def test_a_wait_is_told_with_its_line() -> None:
@@ -249,7 +245,7 @@ def test_launches_and_the_critical_path_take_a_sentence_each() -> None:
         "1200 in 9 ms of the host",
         "12 us after its call",
         "p95 340 us",
-        "31.9 % came late",
+        "31.9 % were late",
         "shorter than 10.0 us",
     ):
         assert part in said
@@ -258,7 +254,7 @@ def test_launches_and_the_critical_path_take_a_sentence_each() -> None:
 
 def test_launches_of_which_none_is_in_the_trace_are_no_division_by_zero() -> None:
     nothing = Launches(0, 0, 0, 0, 0, 0.0, 0, 0, 0, 12, 90_000)
-    said = profile_phrases.launches(made.device_rank(), nothing)
+    said = finding_phrases.launches(made.device_rank(), nothing)
     assert said.startswith("launches of a step: 0 in 0 s")
     assert said.endswith("12 pieces of work without a launch in the trace")
 
@@ -301,7 +297,7 @@ def test_a_saving_is_said_as_the_change_of_the_steps_time(trial: Trial, said: st
         (Cost("slower", -0.2, (-0.214, -0.186)), "throughput -20.0 % [-21.4, -18.6]"),
         (Cost("faster", 0.1), "throughput +10 %"),
         (Cost("equivalent", 0.001, (-0.002, 0.004)), "throughput unchanged"),
-        (Cost("inconclusive", -0.01, (-0.1, 0.08)), "throughput not told apart"),
+        (Cost("inconclusive", -0.01, (-0.1, 0.08)), "throughput: no difference established"),
         (None, ""),
     ],
 )
@@ -331,7 +327,7 @@ def test_settings_are_written_as_the_command_line_takes_them() -> None:
 def test_rules_that_lack_the_same_input_are_listed_once_with_what_brings_it() -> None:
     text = unwrapped(rendered(made.profile()))
     asked = "torch.profiler.profile(record_shapes=True)"
-    assert f"not judged for want of input shapes ({asked}): fp32 matmul, tensor core shapes" in text
+    assert f"not judged, data missing (input shapes ({asked})): fp32 matmul, tensor core shapes" in text
 
 
 @pytest.mark.parametrize(
@@ -353,13 +349,13 @@ def test_what_a_rule_needs_is_said_as_one_gives_it(needs: str, said: str) -> Non
 
 def test_what_is_not_in_the_trace_is_told_with_what_it_would_have_told_and_how_to_get_it() -> None:
     profile = made.profile(missing={"stacks": "with_stack", "steps": "schedule"})
-    assert profile_phrases.missing(profile) == [
+    assert finding_phrases.missing(profile) == [
         "no stacks in the trace, so no file and line of waits and copies: record with "
         "torch.profiler.profile(with_stack=True)",
         "no steps in the trace, so no time of a single step: record with "
         "torch.profiler.profile(schedule=...) and step()",
     ]
-    assert profile_phrases.missing(profile, own=True)[0].endswith("record with --profiling.with_stack=true")
+    assert finding_phrases.missing(profile, own=True)[0].endswith("record with --profiling.with_stack=true")
 
 
 def test_that_nothing_was_found_is_said() -> None:
@@ -459,7 +455,7 @@ UNLIKE = {
 @pytest.mark.parametrize(("reason", "ranks"), UNLIKE.items())
 def test_what_is_not_the_same_work_is_said_and_not_set_against_each_other(reason: str, ranks: list[Rank]) -> None:
     text = compared(made.profile(), Profile(ranks, []), made.findings(findings=made.findings().findings[1:]), 200)
-    assert f"not set against each other: {reason}" in text
+    assert f"not compared: {reason}" in text
     assert "only before: The GPU waits for the data loader (high)" in text
     assert "in both: The optimizer updates one tensor at a time (medium)" in text
     for withheld in ("gone: ", "still there: ", "changed most", "of before", ": +0 %"):
@@ -493,9 +489,9 @@ def test_of_runs_that_did_other_work_no_finding_is_called_gone() -> None:
     left = made.findings(findings=made.findings().findings[1:])
     found = finding_changes(made.findings(), left)
     causes = Causes(None, None, found, None, [], 0, None)
-    assert [fate for fate, _ in causing.fates(causes)] == ["gone", "still there", "still there"]
+    assert [outcome for outcome, _ in comparison.finding_changes(causes)] == ["gone", "still there", "still there"]
     other = msgspec.structs.replace(causes, obstacle="the sides did not do the same work")
-    assert [fate for fate, _ in causing.fates(other)] == ["only before", "in both", "in both"]
+    assert [outcome for outcome, _ in comparison.finding_changes(other)] == ["only before", "in both", "in both"]
 
 
 @pytest.mark.parametrize(
@@ -513,7 +509,7 @@ def test_a_run_that_was_not_diagnosed_says_why_there_is_no_profile(error: Interr
 def test_the_document_is_plain_json_with_whole_nanoseconds() -> None:
     against = Against(made.profile(), made.findings(), made.changes())
     document = to_document(made.profile(), made.findings(), against)
-    again = json.loads(runs.to_json(document))
+    again = json.loads(directory.to_json(document))
     assert msgspec.convert(again["profile"], Profile) == made.profile()
     assert msgspec.convert(again["findings"], Findings) == made.findings()
     assert again["against"]["kernels"][0]["before"] == 30 * made.MS
@@ -533,5 +529,5 @@ def test_idle_time_behind_launched_work_is_named_for_what_it_may_be() -> None:
     first = made.profile().ranks[0]
     assert first.device is not None
     queued = msgspec.structs.replace(first, idle={"queued": first.device.idle})
-    names = [part.name for part in profile_phrases.parts(queued)]
+    names = [part.name for part in finding_phrases.time_parts(queued)]
     assert "idle, queued, or work that was not recorded" in names

@@ -10,14 +10,14 @@ import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
 from test_page import HOSTILE, Page, record_of, run_of
 
-from gpubench.diffusion.timeline import PARTS
 from gpubench.findings import Findings, Unanswered
 from gpubench.report import lanes
 from gpubench.report.page import run_page
-from gpubench.report.profile_against import Against
+from gpubench.report.profile import Against
 from gpubench.report.profile_page import section, trace_page
 from gpubench.report.templating import environment
-from gpubench.runs import FINDINGS, PROFILE
+from gpubench.runs.directory import FINDINGS, PROFILE
+from gpubench.runs.stages import PARTS
 from gpubench.trace.phases import NAMES
 from gpubench.trace.profile import CAUSES, Box, KernelChange, Lane, Profile, Timeline
 
@@ -206,7 +206,7 @@ def test_that_verification_was_interrupted_is_said() -> None:
 def test_traces_of_other_work_share_a_page_without_a_verdict() -> None:
     against = Against(made.profile(2), made.findings(findings=[]), made.changes())
     source = trace_page(made.profile(), made.findings(), against)
-    assert "Not set against each other: the numbers of ranks differ: 2 before, 1 after." in source
+    assert "Not compared: the numbers of ranks differ: 2 before, 1 after." in source
     assert "<b>Only after</b>: The GPU waits for the data loader (high)" in source
     for withheld in ("<b>New</b>", "Kernels that changed most", "Of before"):
         assert withheld not in source

@@ -19,19 +19,16 @@ from test_comparing_memory import run as followed
 from test_page import HOSTILE, Page, run_of
 from test_plots import parsed, texts
 
-from gpubench import notebook
-from gpubench.comparison.evidence import RunEvidence, open_run
+from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import RunDirectoryError
-from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed
-from gpubench.memory.trades import Trade, Trades, weigh
-from gpubench.report import trying_page
+from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed, Trade, Trades, weigh
+from gpubench.report import fixes_page, notebook
+from gpubench.report.charts import HEAD, Scale
+from gpubench.report.fixes import batch_sizes_sentence
+from gpubench.report.fixes_page import HEIGHT, batch_sizes, scatter, trades
 from gpubench.report.page import run_page
-from gpubench.report.plots import HEAD
-from gpubench.report.scales import Scale
 from gpubench.report.templating import environment
-from gpubench.report.trying_page import HEIGHT, batch_sizes, scatter, trades
-from gpubench.report.trying_tables import batch_sizes_sentence
-from gpubench.runs import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
+from gpubench.runs.directory import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
 
 REPLACE = msgspec.structs.replace
 LINE = Line(MIB, MIB, 0.0)
@@ -223,7 +220,7 @@ def test_labels_of_marks_that_lie_together_do_not_lie_on_each_other() -> None:
     root = parsed(scatter(weigh([*alike, Trade({}, 30 * MIB, 100.0)])))
     heights = sorted(float(one.get("y") or 0) for one in root.iter("text") if one.get("class", "").endswith("after"))
     assert len(heights) == 5
-    assert all(b - a >= trying_page.APART - 0.02 for a, b in pairwise(heights))
+    assert all(b - a >= fixes_page.APART - 0.02 for a, b in pairwise(heights))
 
 
 def test_an_interval_is_a_whisker_and_cut_off_where_it_would_press_the_plot_flat() -> None:
@@ -372,7 +369,7 @@ def evidence(path: Path, name: str, content: bytes) -> RunEvidence:
         ({"confirmed": [{"batch_size": 2**40, "total": 1}]}, "is damaged: it has a batch size that cannot be"),
         ({"speeds": [{"batch_size": 1, "throughput": 1e300}]}, "is damaged: it has a throughput that cannot be"),
         ({"line": {"constant": 1e300, "per_sample": 0, "error": 0}}, "is damaged: its line has more bytes"),
-        ({"points": []}, "is damaged: it has a largest batch, and none that was looked at"),
+        ({"points": []}, "is damaged: it has a largest batch, but no batch was tried"),
         ({"points": None}, "cannot be read: "),
     ],
 )

@@ -10,20 +10,12 @@ import pipelines_made
 import pytest
 from safetensors.numpy import load_file, save, save_file
 
-from gpubench.configuration import apply_overrides
-from gpubench.diffusion.resuming import (
-    change,
-    files_of,
-    finished,
-    made_with,
-    refuse_changes,
-    refuse_other_files,
-    run_at,
-)
-from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
-from gpubench.runs import ENVIRONMENT, FAILED, LATENT, SAMPLES, RunWriter, sample_file
+from gpubench.pipeline.resuming import change, files_of, finished, made_with, refuse_changes, refuse_other_files, run_at
+from gpubench.runs.directory import ENVIRONMENT, FAILED, LATENT, SAMPLES, RunWriter, sample_file
+from gpubench.settings.loading import apply_overrides
+from gpubench.settings.schema import PipeSettings
 
 
 def settings(**given: Any) -> PipeSettings:

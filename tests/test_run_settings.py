@@ -10,8 +10,7 @@ import yaml
 from cli import complaint
 from running import Finished
 
-from gpubench.dotkeys import flatten
-from gpubench.setting_keys import COMMANDS
+from gpubench.settings.loading import COMMANDS, flatten
 
 CommandLine = Callable[..., Finished]
 RUN = "run/config.yaml"

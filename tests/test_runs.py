@@ -9,14 +9,14 @@ import psutil
 import pytest
 from running import disk
 
-from gpubench import runs
 from gpubench.errors import RunDirectoryError, RunFailed
-from gpubench.runs import (
+from gpubench.runs import directory
+from gpubench.runs.directory import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
-    ROOM,
-    ROOM_BYTES,
+    RESERVED,
+    RESERVED_BYTES,
     RUN,
     RUNNING,
     SCHEMA_VERSION,
@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_still_takes_what_was_measured_and_how_the_run_ende
         assert found.status == FAILED
         assert found.record.error == {"kind": "RunFailed", "message": "no room"}
         assert json.loads((run.path / SUMMARY).read_text())["metrics"]
-        assert not (run.path / ROOM).exists()
+        assert not (run.path / RESERVED).exists()
 
 
 def no_room(*_: object) -> None:
@@ -144,17 +144,17 @@ def test_a_sample_does_not_take_the_room_that_is_kept_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = writer(tmp_path)
-    monkeypatch.setattr(runs, "write_document", no_room)
+    monkeypatch.setattr(directory, "write_document", no_room)
     with pytest.raises(RunFailed, match=r"cannot write .*00000\.safetensors: No space left on device"):
         run.replace(sample_file(0, "safetensors"), b"latent")
-    assert (run.path / ROOM).stat().st_size == ROOM_BYTES
+    assert (run.path / RESERVED).stat().st_size == RESERVED_BYTES
 
 
 def test_a_disk_that_others_fill_to_the_last_byte_still_says_how_the_run_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = writer(tmp_path)
-    monkeypatch.setattr(runs, "write_document", no_room)
+    monkeypatch.setattr(directory, "write_document", no_room)
     run.finish(FAILED, {"kind": "RunFailed", "message": "no room", "hint": None})
     found = Run.open(run.path)
     assert (found.record.status, found.record.error) == (
@@ -166,8 +166,8 @@ def test_a_disk_that_others_fill_to_the_last_byte_still_says_how_the_run_ended(
 def test_a_run_without_room_for_its_end_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "write_document", no_room)
-    with pytest.raises(RunDirectoryError, match=r"no room for a run under .*trial: No space left on device"):
+    monkeypatch.setattr(directory, "write_document", no_room)
+    with pytest.raises(RunDirectoryError, match=r"no space for a run under .*trial: No space left on device"):
         writer(tmp_path)
     assert not list((tmp_path / "trial").iterdir())
 

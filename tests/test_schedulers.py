@@ -12,23 +12,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import retrieve_timesteps
 from torch import Tensor
 
-from gpubench.diffusion.scheduler_names import (
-    REFUSED,
-    check_scheduler_name,
-    evaluations,
-    parse_options,
-    scheduler_names,
-)
 from gpubench.errors import SettingsError
 from gpubench.pipeline import handover
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handover import pack, unpack
-from gpubench.pipeline.proof import prove, toy_model
+from gpubench.pipeline.handover import pack, prove, toy_model, unpack
+from gpubench.pipeline.scheduler_names import (
+    REFUSED,
+    TORCHSDE,
+    Default,
+    check_scheduler_name,
+    evaluations,
+    parameters_of,
+    parse_options,
+    scheduler_names,
+)
 from gpubench.pipeline.schedulers import Sampler, build, create
 
 pytestmark = [  # as `build` does for good, which in tests lasts only as long as the test that built
@@ -172,6 +175,24 @@ def check_every_border(row: Row, seeds: list[int], dtype: torch.dtype) -> None:
     assert torch.equal(advance(sender, batch, sender.total).latents, expected), "in one piece"
 
 
+@pytest.mark.parametrize("method", ["__init__", "set_timesteps", "step"])
+def test_the_parameters_of_every_scheduler_are_known_without_diffusers_as_with_it(method: str) -> None:
+    for name in scheduler_names():
+        import_error = name in TORCHSDE and importlib.util.find_spec("torchsde") is None
+        function = None if import_error else getattr(getattr(diffusers.schedulers, name), method, None)
+        if function is None:
+            assert import_error or parameters_of(name, method) is None
+            continue
+        parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+        real = {one.name: one.default for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+        read = parameters_of(name, method)
+        assert read is not None
+        assert list(read) == list(real)
+        for key, default in read.items():
+            assert (default is Default.required) == (real[key] is inspect.Parameter.empty)
+            assert isinstance(default, Default) or default == real[key]
+
+
 def test_the_page_names_every_scheduler_of_diffusers_once_as_exact_or_refused() -> None:
     exact = {row.scheduler for row in ROWS}
     refused = set(re.findall(r"^\| (\w+Scheduler) \| [^`|]*\|$", PAGE, flags=re.MULTILINE))
@@ -296,7 +317,7 @@ def test_without_torchsde_its_two_schedulers_say_what_to_install(monkeypatch: py
 def test_the_names_are_those_of_diffusers_and_reading_them_loads_neither_it_nor_torch() -> None:
     from diffusers import schedulers
 
-    code = "import sys; from gpubench.diffusion.scheduler_names import scheduler_names as names; print(*names()); "
+    code = "import sys; from gpubench.pipeline.scheduler_names import scheduler_names as names; print(*names()); "
     code += "assert not {'torch', 'diffusers'} & sys.modules.keys()"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     listed = {name for name in dir(schedulers) if name.endswith("Scheduler") and not name.startswith("Flax")}

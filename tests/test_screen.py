@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from gpubench.screen import bar, say, say_unbroken
+from gpubench.text import bar, say, say_unbroken
 
-SENTENCE = "the step waits for batches, and the loader for something else than a core"
+SENTENCE = "the step waits for batches while the loader waits, not computes"
 
 
 def console(terminal: bool) -> Console:

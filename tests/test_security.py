@@ -18,13 +18,13 @@ from test_page import HOSTILE, Page
 from traces_made import launched, slice_, step, write
 
 import gpubench as package
-from gpubench import runs
-from gpubench.environment import SECRETIVE
 from gpubench.events import Sample
-from gpubench.host.door import listen, private_folder
-from gpubench.report import plain
-from gpubench.setting_keys import COMMANDS, fields
-from gpubench.terminal import Terminal
+from gpubench.host.launch import listen, private_folder
+from gpubench.report.terminal import Terminal
+from gpubench.runs import directory
+from gpubench.settings.loading import COMMANDS, fields
+from gpubench.text import cell
+from gpubench.worker.environment import SECRETIVE
 
 CommandLine = Callable[..., Finished]
 
@@ -113,7 +113,7 @@ def test_a_run_directory_holds_no_secret_of_the_environment_or_of_git(
     options = (*SMALL, "--device", "cpu", "--steps", "3", "--training.warmup_steps=1", "--repeats", "1")
     done = gpubench("train-bench", *options, "--logging.level", "NOTIMPORTANT", results=tmp_path / "out", cwd=tmp_path)
     assert done.code == 0, done.stderr
-    assert done.document(runs.RUN)["git"]["branch"] == "main"
+    assert done.document(directory.RUN)["git"]["branch"] == "main"
     files = [path for path in done.run.rglob("*") if path.is_file()]
     assert len(files) > 8
     assert [path.name for path in files if b"hush" in path.read_bytes()] == []
@@ -137,18 +137,18 @@ def test_an_experiment_stays_under_the_results(command_line: CommandLine, tmp_pa
 
 def test_the_name_of_a_sample_s_file_is_made_of_its_number() -> None:
     assert Sample.__annotations__["sample"] is int
-    assert runs.sample_file(-1, runs.LATENT) == "samples/-0001.safetensors"
+    assert directory.sample_file(-1, directory.LATENT) == "samples/-0001.safetensors"
 
 
 def test_a_document_is_not_written_through_a_link_that_lies_in_wait(tmp_path: Path) -> None:
     valued = tmp_path / "valued"
     valued.write_text("mine")
-    for name in (".noise.json.tmp", runs.NOISE):
+    for name in (".noise.json.tmp", directory.NOISE):
         (tmp_path / name).symlink_to(valued)
-    runs.write_document(tmp_path / runs.NOISE, {"a": 1})
+    directory.write_document(tmp_path / directory.NOISE, {"a": 1})
     assert valued.read_text() == "mine"
-    assert json.loads((tmp_path / runs.NOISE).read_text()) == {"a": 1}
-    assert not (tmp_path / runs.NOISE).is_symlink()
+    assert json.loads((tmp_path / directory.NOISE).read_text()) == {"a": 1}
+    assert not (tmp_path / directory.NOISE).is_symlink()
 
 
 def test_the_socket_of_one_machine_is_in_a_folder_of_this_user() -> None:
@@ -224,13 +224,13 @@ def test_a_run_that_is_hostile_throughout_is_shown_and_not_obeyed(
 ) -> None:
     foreign, own = write_run(tmp_path / "a", HOSTILE.replace("/", "")), write_run(tmp_path / "b")
     text = f"{HOSTILE}{ESCAPE}"
-    edit(foreign / runs.RUN, experiment=text, argv=[text], host=text, git={"commit": text, "branch": text})
-    edit(foreign / runs.ENVIRONMENT, host={"name": text, "product": text}, torch={"version": text}, **{text: text})
-    edit(foreign / runs.SUMMARY, warnings=[text])
-    (foreign / runs.CONFIG).write_text(f"experiment: made\nmodel: {{name: {json.dumps(text)}}}\n")
+    edit(foreign / directory.RUN, experiment=text, argv=[text], host=text, git={"commit": text, "branch": text})
+    edit(foreign / directory.ENVIRONMENT, host={"name": text, "product": text}, torch={"version": text}, **{text: text})
+    edit(foreign / directory.SUMMARY, warnings=[text])
+    (foreign / directory.CONFIG).write_text(f"experiment: made\nmodel: {{name: {json.dumps(text)}}}\n")
     finding = {"id": text, "title": text, "severity": "high", "evidence": [text], "cause": text, "advice": text}
     findings = {"headline": text, "findings": [finding | {"threshold": text}], "unanswered": []}
-    (foreign / runs.FINDINGS).write_text(json.dumps(findings))
+    (foreign / directory.FINDINGS).write_text(json.dumps(findings))
     done = command_line("compare", str(own), str(foreign), "--force", "--format", format_)
     assert done.code == 0, done.stderr
     assert not CONTROL.search(done.stdout + done.stderr)
@@ -252,7 +252,7 @@ def test_what_is_left_out_and_what_is_logged_cannot_command_the_terminal(capsys:
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1+1", "@SUM(1)", "\t=1", "\r=1"])
 def test_a_cell_of_text_is_no_formula(text: str) -> None:
-    assert plain.cell(text)[0] not in "=+-@\t\r"
+    assert cell(text)[0] not in "=+-@\t\r"
 
 
 def test_a_log_whose_name_is_a_formula_is_no_formula_in_an_exported_csv(

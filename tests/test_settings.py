@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gpubench.setting_keys import fields
-from gpubench.settings import MeasurementSettings, MemorySettings, TrainingSettings, TrainSettings
+from gpubench.settings.loading import fields
+from gpubench.settings.schema import MeasurementSettings, MemorySettings, TrainingSettings, TrainSettings
 
 
 @pytest.mark.parametrize("key", fields(TrainSettings))

@@ -6,11 +6,21 @@ from pathlib import Path
 import pytest
 from recorded_runs import edit, write_run
 
-from gpubench.comparison.evidence import Side
-from gpubench.comparison.foreign import Column
-from gpubench.comparison.sides import find
+from gpubench.compare.evidence import Side
+from gpubench.compare.inputs import Column, find
 from gpubench.errors import RunDirectoryError
-from gpubench.runs import COMPLETED, CONFIG, ENVIRONMENT, FAILED, INTERRUPTED, RUN, RUNNING, STEPS, SUMMARY, TELEMETRY
+from gpubench.runs.directory import (
+    COMPLETED,
+    CONFIG,
+    ENVIRONMENT,
+    FAILED,
+    INTERRUPTED,
+    RUN,
+    RUNNING,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+)
 
 
 @pytest.fixture

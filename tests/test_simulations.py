@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 import pytest
-from simulated import Weather, run_of, side_of
+from simulated import Drift, run_of, side_of
 
-from gpubench.comparison import gate, noise
-from gpubench.comparison.evidence import Side
-from gpubench.comparison.explanation import explain
-from gpubench.comparison.gate import parse_condition
-from gpubench.comparison.result import Comparability, Verdict
-from gpubench.comparison.sampling import sample_of
-from gpubench.comparison.verdicts import Circumstances, judge, judge_all
-from gpubench.inference import ratio
+from gpubench.compare import gate, noise
+from gpubench.compare.evidence import Side
+from gpubench.compare.explanation import explain
+from gpubench.compare.gate import parse_condition
+from gpubench.compare.result import Comparability, Verdict
+from gpubench.compare.verdicts import Circumstances, judge, judge_all, sample_of
 from gpubench.metrics import Metric
+from gpubench.runs.stats import ratio
 
 TRIALS = 1000
 CHANGES = {"faster", "slower"}
@@ -33,12 +32,12 @@ class Outcomes:
 
 
 def simulate(
-    weather: Weather, repeats: tuple[int, int], slowdown: float = 1.0, trials: int = TRIALS, seed: int = 7
+    drift: Drift, repeats: tuple[int, int], slowdown: float = 1.0, trials: int = TRIALS, seed: int = 7
 ) -> Outcomes:
     rng = np.random.default_rng(seed)
     found: Counter[str] = Counter()
     for _ in range(trials):
-        verdict = compare(weather, repeats, slowdown, rng)
+        verdict = compare(drift, repeats, slowdown, rng)
         assert verdict.interval
         found["covered"] += verdict.interval[0] <= slowdown <= verdict.interval[1]
         found["changed"] += verdict.verdict in CHANGES
@@ -46,28 +45,26 @@ def simulate(
     return Outcomes(*(found[name] / trials for name in ("covered", "changed", "slower", "equivalent")))
 
 
-def compare(weather: Weather, repeats: tuple[int, int], slowdown: float, rng: np.random.Generator) -> Verdict:
-    baseline, candidate = weather.side(rng, repeats[0]), weather.side(rng, repeats[1], slowdown)
+def compare(drift: Drift, repeats: tuple[int, int], slowdown: float, rng: np.random.Generator) -> Verdict:
+    baseline, candidate = drift.side(rng, repeats[0]), drift.side(rng, repeats[1], slowdown)
     metric = baseline.runs[0].metrics["step_time"]
     return judge(metric, baseline, candidate, Circumstances()).verdict
 
 
 @pytest.mark.parametrize("repeats", [(3, 3), (5, 5), (3, 8), (8, 3), (12, 12)], ids=str)
 @pytest.mark.parametrize(
-    "weather",
+    "drift",
     [
-        Weather(offset=0.01),
-        Weather(offset=0.003),
-        Weather(offset=0.01, heavy=True),
-        Weather(offset=0.01, drift=0.01),
-        Weather(offset=0.05, steps=20),
+        Drift(offset=0.01),
+        Drift(offset=0.003),
+        Drift(offset=0.01, heavy=True),
+        Drift(offset=0.01, trend=0.01),
+        Drift(offset=0.05, steps=20),
     ],
     ids=["offsets", "small offsets", "heavy tails", "drift", "a noisy machine"],
 )
-def test_verdicts_on_equal_runs_are_rarely_false_and_intervals_cover(
-    weather: Weather, repeats: tuple[int, int]
-) -> None:
-    found = simulate(weather, repeats)
+def test_verdicts_on_equal_runs_are_rarely_false_and_intervals_cover(drift: Drift, repeats: tuple[int, int]) -> None:
+    found = simulate(drift, repeats)
     assert found.changed <= 0.05
     assert (
         0.93 <= found.covered <= (0.97 if repeats[0] == repeats[1] else 0.985)
@@ -77,14 +74,14 @@ def test_verdicts_on_equal_runs_are_rarely_false_and_intervals_cover(
 @pytest.mark.parametrize("repeats", [(3, 3), (8, 3)], ids=str)
 def test_repeats_that_differ_by_their_steps_alone_are_covered_too(repeats: tuple[int, int]) -> None:
     """Two estimates of one error and the larger taken: wider than need be, never narrower."""
-    found = simulate(Weather(offset=0), repeats)
+    found = simulate(Drift(offset=0), repeats)
     assert found.changed <= 0.01
     assert 0.93 <= found.covered <= 0.985
 
 
 @pytest.mark.parametrize(("rho", "least"), [(0.0, 0.93), (0.5, 0.93), (0.8, 0.93), (0.9, 0.91)])
 def test_single_runs_without_offsets_are_covered_and_not_told_apart_by_chance(rho: float, least: float) -> None:
-    found = simulate(Weather(steps=198, offset=0, autocorrelation=rho), (1, 1))
+    found = simulate(Drift(steps=198, offset=0, autocorrelation=rho), (1, 1))
     assert found.changed <= 0.01
     assert least <= found.covered <= 0.97
 
@@ -94,19 +91,19 @@ def test_single_runs_without_offsets_are_covered_and_not_told_apart_by_chance(rh
     ("rho", "low", "high"), [(0.0, 0.94, 0.96), (0.5, 0.93, 0.955), (0.8, 0.935, 0.955), (0.9, 0.92, 0.945)]
 )
 def test_coverage_of_single_runs_over_many_trials(rho: float, low: float, high: float) -> None:
-    found = simulate(Weather(steps=198, offset=0, autocorrelation=rho), (1, 1), trials=10_000)
+    found = simulate(Drift(steps=198, offset=0, autocorrelation=rho), (1, 1), trials=10_000)
     assert low <= found.covered <= high
 
 
 @pytest.mark.parametrize("place", [0, 1, 99, 196, 197])
 def test_one_slow_step_makes_no_verdict_wherever_it_is(place: int) -> None:
     rng = np.random.default_rng(23)
-    weather = Weather(steps=198, offset=0)
+    drift = Drift(steps=198, offset=0)
     verdicts: Counter[str] = Counter()
     for _ in range(100):
-        steps = weather.repeat(rng)
+        steps = drift.repeat(rng)
         steps[place] *= 10
-        baseline, candidate = weather.side(rng, 1), side_of([steps])
+        baseline, candidate = drift.side(rng, 1), side_of([steps])
         verdicts[
             judge(baseline.runs[0].metrics["step_time"], baseline, candidate, Circumstances()).verdict.verdict
         ] += 1
@@ -115,16 +112,16 @@ def test_one_slow_step_makes_no_verdict_wherever_it_is(place: int) -> None:
 
 def test_pairs_as_quiet_as_public_logs_of_gpus_are_equivalent_and_slowdowns_of_seven_per_mille_are_found() -> None:
     """ResNet-50 on 41 machines with an H100 or H200: steps vary by 0.04 to 0.08 %, equal runs by 0.04 %."""
-    weather = Weather(steps=178, noise=0.0006, offset=0.0004)
-    equal = simulate(weather, (1, 1), trials=300)
+    drift = Drift(steps=178, noise=0.0006, offset=0.0004)
+    equal = simulate(drift, (1, 1), trials=300)
     assert (equal.changed, equal.equivalent) == (0, 1)
-    assert simulate(weather, (1, 1), slowdown=1.007, trials=300).slower >= 0.99
+    assert simulate(drift, (1, 1), slowdown=1.007, trials=300).slower >= 0.99
 
 
 @pytest.mark.parametrize("repeats", [(3, 1), (1, 5), (1, 2)], ids=str)
 def test_one_unit_beside_several_is_covered(repeats: tuple[int, int]) -> None:
     """Their spread is known. The steps alone, which know nothing of it, would cover one in five."""
-    found = simulate(Weather(offset=0.01, noise=0.003, steps=100), repeats)
+    found = simulate(Drift(offset=0.01, noise=0.003, steps=100), repeats)
     assert found.changed <= 0.05
     assert 0.93 <= found.covered <= 0.97
 
@@ -132,10 +129,10 @@ def test_one_unit_beside_several_is_covered(repeats: tuple[int, int]) -> None:
 def test_two_pairs_of_repeats_are_covered_although_their_steps_are_many() -> None:
     """With one degree of freedom the spread of the pairs is often small by chance; the steps must not replace it."""
     rng = np.random.default_rng(53)
-    weather = Weather(offset=0.01)
+    drift = Drift(offset=0.01)
     covered = 0
     for _ in range(TRIALS):
-        samples = [sample_of(weather.side(rng, 2), "step_time") for _ in range(2)]
+        samples = [sample_of(drift.side(rng, 2), "step_time") for _ in range(2)]
         assert samples[0]
         assert samples[1]
         found = ratio(samples[0], samples[1], paired=True)
@@ -146,10 +143,10 @@ def test_two_pairs_of_repeats_are_covered_although_their_steps_are_many() -> Non
 
 def test_a_unit_whose_spread_is_on_record_is_covered() -> None:
     rng = np.random.default_rng(29)
-    weather = Weather(offset=0.01, noise=0.003)
+    drift = Drift(offset=0.01, noise=0.003)
     covered = 0
     for _ in range(300):
-        taught, baseline, candidate = (weather.side(rng, repeats) for repeats in (6, 1, 1))
+        taught, baseline, candidate = (drift.side(rng, repeats) for repeats in (6, 1, 1))
         metric = baseline.runs[0].metrics["step_time"]
         record = noise.learn(taught, [metric], 0.005).metrics
         verdict = judge(metric, baseline, candidate, Circumstances(noise=record)).verdict
@@ -254,11 +251,11 @@ def test_phases_of_equal_runs_are_rarely_named() -> None:
 
 def test_the_gate_and_the_verdict_agree_on_single_runs() -> None:
     rng = np.random.default_rng(43)
-    weather = Weather(steps=198, offset=0.004)
+    drift = Drift(steps=198, offset=0.004)
     condition = parse_condition("step_time>0.5%")
     seen = set()
     for _ in range(100):
-        baseline, candidate = weather.side(rng, 1), weather.side(rng, 1, slowdown=1.01)
+        baseline, candidate = drift.side(rng, 1), drift.side(rng, 1, slowdown=1.01)
         judged = judge(baseline.runs[0].metrics["step_time"], baseline, candidate, Circumstances())
         (result,) = gate.judge([condition], [("b", [judged])])
         assert (judged.verdict.verdict == "slower") == (result.outcome == "regressed")
@@ -267,25 +264,25 @@ def test_the_gate_and_the_verdict_agree_on_single_runs() -> None:
 
 
 def test_a_slowdown_beyond_the_margin_is_named_from_single_runs_without_offsets() -> None:
-    assert simulate(Weather(steps=198, offset=0), (1, 1), slowdown=1.012).slower >= 0.95
+    assert simulate(Drift(steps=198, offset=0), (1, 1), slowdown=1.012).slower >= 0.95
 
 
 def test_the_steps_of_single_runs_are_not_enough_where_processes_differ() -> None:
     """Why a single repeat on a side comes with a warning: no statistic of one process knows how processes differ."""
-    assert simulate(Weather(steps=198, offset=0.01), (1, 1), trials=300).changed > 0.3
+    assert simulate(Drift(steps=198, offset=0.01), (1, 1), trials=300).changed > 0.3
 
 
 @pytest.mark.parametrize("units", [6, 12, 24])
 def test_twice_the_resolvable_change_is_found(units: int) -> None:
-    weather = Weather(offset=0.01)
+    drift = Drift(offset=0.01)
     rng = np.random.default_rng(11)
     found = []
     for _ in range(40):  # the resolvable change is itself learned from few repeats
-        side = weather.side(rng, units)
+        side = drift.side(rng, units)
         entry = noise.learn(side, list(side.runs[0].metrics.values()), 0.005).metrics[0]
         assert entry.resolvable
         found += [
-            compare(weather, (entry.per_side, entry.per_side), 1 + 2 * entry.resolvable, rng).verdict == "slower"
+            compare(drift, (entry.per_side, entry.per_side), 1 + 2 * entry.resolvable, rng).verdict == "slower"
             for _ in range(25)
         ]
     assert np.mean(found) >= 0.9
@@ -293,7 +290,7 @@ def test_twice_the_resolvable_change_is_found(units: int) -> None:
 
 def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:
     rng = np.random.default_rng(3)
-    quiet, rough = (Weather(steps=198, offset=offset).side(rng, 8) for offset in (0.0, 0.01))
+    quiet, rough = (Drift(steps=198, offset=offset).side(rng, 8) for offset in (0.0, 0.01))
     entries = [noise.learn(side, list(side.runs[0].metrics.values()), 0.005).metrics[0] for side in (quiet, rough)]
     assert entries[0].single_false_verdicts == 0
     assert entries[1].single_false_verdicts
@@ -304,10 +301,10 @@ def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:
 
 def test_a_single_run_within_the_noise_floor_of_many_gets_no_verdict() -> None:
     rng = np.random.default_rng(5)
-    weather = Weather(steps=198, offset=0.01)
+    drift = Drift(steps=198, offset=0.01)
     changed = 0
     for _ in range(300):
-        many, one = weather.side(rng, 5), side_of([weather.repeat(rng)])
+        many, one = drift.side(rng, 5), side_of([drift.repeat(rng)])
         verdict = judge(many.runs[0].metrics["step_time"], many, one, Circumstances()).verdict
         assert verdict.level == "repeat"
         assert verdict.verdict != "equivalent"
@@ -315,12 +312,12 @@ def test_a_single_run_within_the_noise_floor_of_many_gets_no_verdict() -> None:
     assert changed / 300 <= 0.05
 
 
-def test_equal_runs_on_record_keep_the_weather_between_runs_from_being_taken_for_a_change() -> None:
+def test_equal_runs_on_record_keep_drift_between_runs_from_being_taken_for_a_change() -> None:
     rng = np.random.default_rng(13)
-    weather = Weather(offset=0.003)
+    drift = Drift(offset=0.003)
 
     def run() -> Side:
-        return weather.side(rng, 3, slowdown=1 + 0.03 * rng.standard_normal())
+        return drift.side(rng, 3, slowdown=1 + 0.03 * rng.standard_normal())
 
     changed = {"with": 0, "without": 0}
     for _ in range(300):
@@ -336,10 +333,10 @@ def test_equal_runs_on_record_keep_the_weather_between_runs_from_being_taken_for
 
 def test_a_lone_run_beside_a_group_is_one_of_them_and_not_as_many_as_its_repeats() -> None:
     rng = np.random.default_rng(17)
-    weather = Weather(offset=0.003)
+    drift = Drift(offset=0.003)
     changed = 0
     for _ in range(300):
-        runs = [weather.side(rng, 3, slowdown=1 + 0.03 * rng.standard_normal()).runs[0] for _ in range(4)]
+        runs = [drift.side(rng, 3, slowdown=1 + 0.03 * rng.standard_normal()).runs[0] for _ in range(4)]
         verdict = judge(
             runs[0].metrics["step_time"], Side("a", tuple(runs[:3])), Side("b", (runs[3],)), Circumstances()
         )
@@ -350,7 +347,7 @@ def test_a_lone_run_beside_a_group_is_one_of_them_and_not_as_many_as_its_repeats
 
 def test_what_the_machine_may_account_for_has_to_be_exceeded() -> None:
     rng = np.random.default_rng(19)
-    baseline, candidate = Weather(offset=0.001).side(rng, 5), Weather(offset=0.001).side(rng, 5, slowdown=1.3)
+    baseline, candidate = Drift(offset=0.001).side(rng, 5), Drift(offset=0.001).side(rng, 5, slowdown=1.3)
     metric = baseline.runs[0].metrics["step_time"]
     assert judge(metric, baseline, candidate, Circumstances(disturbance=0.2)).verdict.verdict == "slower"
     verdict = judge(metric, baseline, candidate, Circumstances(disturbance=0.5)).verdict

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from piped import Line
 
-from gpubench.diffusion.repeat import completed
-from gpubench.diffusion.split import Assignment, assign
 from gpubench.errors import SettingsError
+from gpubench.pipeline.results import completed
+from gpubench.pipeline.split import Assignment, assign
 
 
 def counts(total: int, world_size: int, split: str) -> list[int]:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from gpubench import events
-from gpubench.channel import Activity
-from gpubench.configuration import apply_overrides
-from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import NonFiniteLatent
-from gpubench.pipe_defaults import complete
 from gpubench.pipeline import worker
 from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.defaults import complete
 from gpubench.pipeline.finish import Finisher
 from gpubench.ranks import Ranks
+from gpubench.settings.loading import apply_overrides
+from gpubench.settings.schema import PipeSettings
+from gpubench.worker.channel import Activity
 
 CPU = torch.device("cpu")
 JOB = events.Job("", "", {}, [0], (0.0, 0.0), machine="")
@@ -86,7 +86,7 @@ def test_final_latents_are_retained_only_where_they_will_be_verified(
 
 
 def finisher(tell: Any, *, bound: int = 2, inspect: Any = lambda batch: None) -> Finisher:
-    return Finisher(tell, time.time, 0, 0, 0, [], bound=bound, keep_latents=True, retain=False, inspect=inspect)
+    return Finisher(tell, time.time, 0, 0, 0, [], CPU, bound=bound, keep_latents=True, retain=False, inspect=inspect)
 
 
 def batch(sample: int) -> Batch:

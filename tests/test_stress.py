@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from running import PATIENCE, SMALL, disk, environment, gpubench
 
-from gpubench.comparison.evidence import open_run
-from gpubench.runs import STEPS, Run
+from gpubench.compare.evidence import open_run
+from gpubench.runs.directory import STEPS, Run
 
 SHORT = ("train-bench", *SMALL, "--steps", "20", "--repeats", "1")
 

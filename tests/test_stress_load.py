@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from running import PATIENCE, SMALL, gpubench, started
 
-from gpubench.comparison.evidence import open_run
-from gpubench.runs import Run
+from gpubench.compare.evidence import open_run
+from gpubench.runs.directory import Run
 
 pytestmark = pytest.mark.stress
 

@@ -4,8 +4,8 @@ from statistics import stdev
 import pytest
 
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
-from gpubench.steady import Repeat, measure
-from gpubench.summary import Summary, summarise
+from gpubench.runs.steps import Repeat, measure
+from gpubench.runs.summary import Summary, summarise
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 WARMUP = 2

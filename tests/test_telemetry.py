@@ -14,7 +14,9 @@ import psutil
 import pytest
 from fake_nvml import GPUS, FakeNvml
 
-from gpubench import cautions
+from gpubench.host.recorder import Progress
+from gpubench.host.schedule import _listen
+from gpubench.runs import summary
 from gpubench.telemetry import (
     CpuSample,
     GpuSample,
@@ -22,7 +24,8 @@ from gpubench.telemetry import (
     TelemetrySample,
     _Census,
     energy_between,
-    others,
+    other_load,
+    sampling,
     throttled,
     together,
 )
@@ -52,7 +55,7 @@ def watching(monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, object]) -> Telem
 
 
 def test_a_gpu_sample_is_in_the_units_its_fields_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    (gpu,) = watching(monkeypatch, BUSY).sample().gpus
+    (gpu,) = watching(monkeypatch, BUSY).sample(processes=True).gpus
     assert gpu == GpuSample(
         index=0,
         sm_clock_mhz=1980,
@@ -75,16 +78,17 @@ def test_what_a_gpu_does_not_support_is_absent_from_its_line(monkeypatch: pytest
 def test_the_workers_are_not_other_processes(monkeypatch: pytest.MonkeyPatch, worker: subprocess.Popen[bytes]) -> None:
     pids = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=worker.pid)]
     telemetry = watching(monkeypatch, {"ComputeRunningProcesses": lambda: pids})
-    assert telemetry.sample().gpus[0].other_processes == 1
+    assert telemetry.sample(processes=True).gpus[0].other_processes == 1
     telemetry.watch([worker.pid])
-    assert telemetry.sample().gpus[0].other_processes == 0
+    assert telemetry.sample(processes=True).gpus[0].other_processes == 0
+    assert telemetry.sample().gpus[0].other_processes is None
 
 
 def test_process_ids_from_outside_the_container_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     telemetry = watching(monkeypatch, {"ComputeRunningProcesses": lambda: [SimpleNamespace(pid=gone.pid)]})
-    assert telemetry.sample().gpus[0].other_processes is None
+    assert telemetry.sample(processes=True).gpus[0].other_processes is None
 
 
 def test_only_the_gpus_asked_for_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +167,75 @@ def test_a_sample_survives_the_trip_through_json() -> None:
     sample = telemetry.sample()
     assert msgspec.json.decode(msgspec.json.encode(sample), type=TelemetrySample) == sample
     assert sample.cost > 0
+    assert sample.wall
+
+
+def test_what_sampling_took_is_its_mean_and_its_largest_by_the_wall_clock() -> None:
+    samples = [TelemetrySample(time=0.0, cost=0.0, wall=wall) for wall in (0.001, 0.002, 0.006, None)]
+    took = sampling(samples)
+    assert took
+    assert took.mean == pytest.approx(0.003)
+    assert (took.samples, took.largest) == (3, 0.006)
+    assert sampling([TelemetrySample(time=0.0, cost=0.0)]) is None, "a run of before it was recorded"
+
+
+def test_a_sample_that_waits_for_the_driver_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object) -> int:
+        time.sleep(0.05)
+        return 61
+
+    sample = watching(monkeypatch, {"Temperature": slow}).sample()
+    assert sample.wall is not None
+    assert sample.wall >= 0.05 > sample.cost
+
+
+def test_processes_are_asked_for_only_where_a_repeat_begins_and_where_the_last_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    progress = Progress(repeats=2)
+
+    def running() -> list[object]:
+        asked.append(progress.place)
+        return []
+
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml({"ComputeRunningProcesses": running}))
+    samples: list[TelemetrySample] = []
+    recorder = SimpleNamespace(progress=progress, sample=samples.append, flush=lambda: None)
+
+    def stream() -> Iterator[None]:
+        for repeat in (0, 1):
+            progress.repeat = repeat
+            yield from [None] * 10
+
+    workers = SimpleNamespace(stream=stream, pids=[os.getpid()])
+    _listen(workers, recorder, Telemetry([0], interval=0.0), lambda _: None)  # type: ignore[arg-type]
+    assert asked == ["repeat 1/2", "repeat 2/2", "repeat 2/2"]
+    assert len(samples) == 21
+    assert sum(sample.gpus[0].other_processes is not None for sample in samples) == 3
+
+
+def test_other_processes_on_the_gpus_are_checked_around_each_window_and_not_at_other_times() -> None:
+    looks = {0.0: 0, 10.0: 1, 20.0: 0, 30.0: 1}
+    samples = [
+        TelemetrySample(
+            time=float(second), cost=0.0, gpus=[GpuSample(index=0, other_processes=looks.get(float(second)))]
+        )
+        for second in range(31)
+    ]
+
+    def share(*windows: tuple[float, float]) -> float | None:
+        found = other_load(samples, windows, 4, loaders=False, on_cpu=False)
+        assert found
+        return found.gpu_share
+
+    assert share((2.0, 8.0)) == 0.5
+    assert share((2.0, 8.0), (12.0, 18.0)) == 0.5
+    assert share((12.0, 28.0)) == pytest.approx(2 / 3)
+    unknown = [TelemetrySample(time=1.0, cost=0.0, gpus=[GpuSample(index=0)])]
+    found = other_load(unknown, [(0.0, 2.0)], 4, loaders=False, on_cpu=False)
+    assert found
+    assert found.gpu_share is None
 
 
 def drawing(watts: float, times: range, index: int = 0) -> list[TelemetrySample]:
@@ -264,7 +337,7 @@ def test_the_processes_that_keep_the_cpu_busy_beside_the_workers_are_named(tmp_p
         outside.wait()
 
 
-def test_what_the_host_and_the_workers_started_are_no_others(tmp_path: Path) -> None:
+def test_processes_that_the_host_and_the_workers_started_are_not_other_processes(tmp_path: Path) -> None:
     child = subprocess.Popen([shell(tmp_path, "our own"), "-c", SPINNING])
     try:
         census, taken = _Census(), psutil.Process(child.pid)
@@ -282,21 +355,21 @@ def sampled(number: int = 5, **cpu: Any) -> list[TelemetrySample]:
     return [TelemetrySample(time=float(second), cost=0.0, cpu=CpuSample(**cpu)) for second in range(number)]
 
 
-def test_what_others_took_is_how_far_the_times_can_be_relied_on() -> None:
+def test_the_load_of_other_processes_limits_the_reliability_of_the_times() -> None:
     samples = sampled(load=0.75, worker_cpu=2.0, steal=0.0, processes={"cc1plus": 0.8, "sh": 0.2})
-    found = others(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=True)
+    found = other_load(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=True)
     assert found is not None
     assert (found.cores, found.processes, found.slowdown) == (1.0, {"cc1plus": 0.8, "sh": 0.2}, 0.5)
     said = "other processes kept 1.0 cores busy while it ran (cc1plus 0.8, sh 0.2)"
-    assert cautions.contended(found) == f"{said}: its times are not to be relied on beyond 50.0 %"
-    assert cautions.contended(others(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
+    assert summary.contended(found) == f"{said}: its times are reliable only to 50.0 %"
+    assert summary.contended(other_load(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
 
 
 def test_a_quiet_machine_is_not_said_to_be_busy() -> None:
-    quiet = others(sampled(load=0.5, worker_cpu=1.9), [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
+    quiet = other_load(sampled(load=0.5, worker_cpu=1.9), [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
     assert quiet is not None
-    assert (quiet.busy, quiet.slowdown, cautions.contended(quiet)) == (False, None, None)
-    large = others(sampled(load=0.01, worker_cpu=1.0), [(0.0, 9.0)], 224, loaders=False, on_cpu=False)
+    assert (quiet.busy, quiet.slowdown, summary.contended(quiet)) == (False, None, None)
+    large = other_load(sampled(load=0.01, worker_cpu=1.0), [(0.0, 9.0)], 224, loaders=False, on_cpu=False)
     assert large is not None
     assert large.cores == pytest.approx(1.24)
     assert not large.busy, "that is what the kernel of such a machine takes for itself"
@@ -304,25 +377,27 @@ def test_a_quiet_machine_is_not_said_to_be_busy() -> None:
 
 def test_what_cannot_be_told_is_not_guessed() -> None:
     busy = sampled(load=0.9, worker_cpu=1.0, processes={"python": 2.0})
-    assert others(busy, [(10.0, 20.0)], 4, loaders=False, on_cpu=True) is None
-    with_loaders = others(sampled(load=0.9, worker_cpu=1.0), [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
+    assert other_load(busy, [(10.0, 20.0)], 4, loaders=False, on_cpu=True) is None
+    with_loaders = other_load(sampled(load=0.9, worker_cpu=1.0), [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
     assert with_loaders is not None
     assert (with_loaders.cores, with_loaders.processes, with_loaders.slowdown) == (None, {}, None)
-    unknown = others(busy, [(0.0, 9.0)], None, loaders=False, on_cpu=True)
+    unknown = other_load(busy, [(0.0, 9.0)], None, loaders=False, on_cpu=True)
     assert unknown is not None
     assert unknown.cores is None
 
 
 def test_beside_data_loaders_only_the_processes_that_can_be_seen_count() -> None:
     busy = sampled(load=0.9, worker_cpu=1.0, processes={"python": 1.5, "sh": 0.5})
-    found = others(busy, [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
+    found = other_load(busy, [(0.0, 9.0)], 4, loaders=True, on_cpu=True)
     assert found is not None
     assert (found.cores, found.slowdown) == (2.0, 2.0)
 
 
 def test_runs_together_had_the_neighbours_of_all_of_them() -> None:
     one, other = (
-        others(sampled(load=load, worker_cpu=1.0, processes={name: 1.0}), [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
+        other_load(
+            sampled(load=load, worker_cpu=1.0, processes={name: 1.0}), [(0.0, 9.0)], 4, loaders=False, on_cpu=True
+        )
         for load, name in ((0.5, "a"), (1.0, "b"))
     )
     assert one

@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpubench.channel import Activity
-from gpubench.data import Feed
 from gpubench.events import Planned, Step, StepsMeasured
-from gpubench.models import Workload
-from gpubench.precision import Arithmetic
 from gpubench.ranks import Ranks
-from gpubench.settings import DataSettings, TrainingSettings, TrainSettings
-from gpubench.timing import OTHER, PHASES, HostClock, StepTimer, clock_of
-from gpubench.trainer import Trainer
-from gpubench.training import CALIBRATION_STEPS, train
+from gpubench.settings.schema import DataSettings, TrainingSettings, TrainSettings
+from gpubench.worker.channel import Activity
+from gpubench.worker.dataloader import Feed
+from gpubench.worker.models import Workload
+from gpubench.worker.precision import Arithmetic
+from gpubench.worker.timing import OTHER, PHASES, HostClock, StepTimer, clock_of
+from gpubench.worker.training import CALIBRATION_STEPS, Trainer, train
 
 
 @dataclass(eq=False)
@@ -49,7 +48,7 @@ class FakeClock:
         assert mark not in self.spare, "asked about a mark that was released"
         return mark.at <= self.reached
 
-    def starved(self, mark: Mark) -> bool | None:
+    def idle_after(self, mark: Mark) -> bool | None:
         return self.passed(mark)
 
     def seconds(self, start: Mark, end: Mark) -> float:
@@ -204,7 +203,7 @@ def test_the_activity_follows_the_loop(clock: FakeClock) -> None:
     assert doing == [("data_wait", 7), ("forward", 7), (OTHER, 7), ("closing", None)]
 
 
-def test_a_step_is_starved_if_the_device_had_run_out_of_work(timer: StepTimer[Mark], clock: FakeClock) -> None:
+def test_a_step_notes_whether_the_device_was_idle_at_its_start(timer: StepTimer[Mark], clock: FakeClock) -> None:
     take(timer, clock, 0, ("forward", 1.0))
     take(timer, clock, 1, ("forward", 1.0))
     clock.reached = clock.now

@@ -12,13 +12,12 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from traces_made import PUBLIC, Record, launched, made, slice_, step
 
-from gpubench.trace.attention import attention
+from gpubench.trace.attention import attention, obstacles
 from gpubench.trace.columns import DeviceProperties, Signature
+from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Attention
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
-from gpubench.trace.sdpa import obstacles
 
 GROUPS, QUERIES, KEYS, HEAD = 12, 100, 90, 64
 SCORES, Q, V = [GROUPS, QUERIES, KEYS], [GROUPS, QUERIES, HEAD], [GROUPS, KEYS, HEAD]

@@ -5,14 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import PUBLIC, Record, launched, made, slice_, work
 
-from gpubench.trace.breakdown import breakdown, breakdowns, communication_work, device_spans
-from gpubench.trace.columns import WorkKind
-from gpubench.trace.communication import collectives, kind_of
-from gpubench.trace.intervals import union
-from gpubench.trace.names import Lexicon
+from gpubench.trace.columns import WorkKind, union
+from gpubench.trace.device import breakdown, breakdowns, communication_work, device_spans
+from gpubench.trace.load import read
+from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Breakdown
-from gpubench.trace.reading import read
-from gpubench.trace.windows import window
+from gpubench.trace.ranks import collectives, kind_of
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 COPY = "Memcpy HtoD (Pinned -> Device)"

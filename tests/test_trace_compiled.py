@@ -3,10 +3,10 @@
 import pytest
 from traces_made import PUBLIC, Record, made, slice_, step
 
-from gpubench.trace.compiled import compiled
+from gpubench.trace.host import compiled
+from gpubench.trace.load import read
 from gpubench.trace.profile import Compiled
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
 
 
 def found(*parts: Record | list[Record]) -> Compiled | None:

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, slice_, step, work
 
-from gpubench.trace.critical import critical_path
-from gpubench.trace.links import launchers
-from gpubench.trace.names import Lexicon
-from gpubench.trace.reading import read
-from gpubench.trace.windows import window
+from gpubench.trace.device import critical_path
+from gpubench.trace.load import read
+from gpubench.trace.names import Lexicon, window
+from gpubench.trace.program import launchers
 
 
 def path(*parts: Record | list[Record]) -> dict[str, float]:

@@ -3,12 +3,12 @@
 import pytest
 from traces_made import PUBLIC, Record, made, slice_, step
 
+from gpubench.trace.columns import join
 from gpubench.trace.copies import copies
-from gpubench.trace.host_parts import host_parts
-from gpubench.trace.intervals import join
+from gpubench.trace.host import host_parts
+from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

@@ -4,14 +4,12 @@ import pytest
 from hypothesis import given
 from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, slice_, step, work
 
-from gpubench.trace.columns import Trace
-from gpubench.trace.idle import idle_by_call, idle_causes, idle_within
-from gpubench.trace.intervals import Spans, join
-from gpubench.trace.links import launchers
-from gpubench.trace.names import Lexicon
+from gpubench.trace.columns import Spans, Trace, join
+from gpubench.trace.device import idle_by_call, idle_causes, idle_within
+from gpubench.trace.load import read
+from gpubench.trace.names import Lexicon, Window, window
 from gpubench.trace.profile import Cause
-from gpubench.trace.reading import read
-from gpubench.trace.windows import Window, window
+from gpubench.trace.program import launchers
 
 UPLOAD, DOWNLOAD = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
 

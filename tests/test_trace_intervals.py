@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, overlap, span, subtract, union
+from gpubench.trace.columns import EMPTY, Spans, clip, complement, intersect, join, overlap, span, subtract, union
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda one: (one[0], one[0] + one[1])))
 

@@ -3,13 +3,14 @@
 import msgspec
 import numpy as np
 from hypothesis import given
+from hypothesis import strategies as st
 from traces_made import Record, anything, launched, made, slice_, step, work
 
-from gpubench.trace.difference import kernel_changes
-from gpubench.trace.kernels import fusible, kernels
-from gpubench.trace.names import Lexicon
+from gpubench.trace.analyse import kernel_changes
+from gpubench.trace.columns import WorkKind
+from gpubench.trace.kernels import fusible, kernels, moves_memory
+from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Kernel, KernelChange, Rank
-from gpubench.trace.windows import window
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -114,3 +115,39 @@ def test_fusing_saves_no_more_than_there_is(records: list[Record]) -> None:
     owner = np.full(len(trace.device), -1, np.int32)
     found = kernels(trace, lexicon, owner, window(trace, lexicon))
     assert 0 <= fusible(trace, owner, window(trace, lexicon)) <= sum(kernel.total for kernel in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60), st.integers(0, 9), st.integers(7, 8)), max_size=30),
+    st.lists(st.integers(-1, 1), min_size=30, max_size=30),
+)
+def test_fusing_saves_of_each_run_on_a_stream_all_but_its_longest_kernel(
+    works: list[tuple[int, int, int, int]], owners: list[int]
+) -> None:
+    names = ("layer_norm_kernel", "my_kernel", "ampere_sgemm", "Memset (Device)", "direct_copy_kernel")
+    trace = made(
+        step(1, 10, 50),
+        slice_("aten::add", 10, 11),
+        slice_("aten::mm", 11, 12),
+        *(
+            work(names[name], start, start + time, stream=stream, cat="gpu_memset" if name == 3 else "kernel")
+            for name, start, time, stream in works
+        ),
+    )
+    operators = ["aten::add", "aten::mm"]
+    around, device, saved = window(trace, Lexicon.of(trace)), trace.device, 0
+    known = [-1 if own < 0 else trace.names.index(operators[own]) for own in owners]
+    owner = np.array(known[: len(device)], np.int32)
+    for stream in (7, 8):
+        run: list[int] = []
+        for one in np.flatnonzero((device.stream == stream) & (device.start >= around.start)).tolist():
+            if device.start[one] >= around.end:
+                continue
+            operator = trace.names[owner[one]] if owner[one] >= 0 else ""
+            if device.kind[one] != WorkKind.SET and moves_memory(trace.names[device.name[one]], operator):
+                run.append(int(device.end[one] - device.start[one]))
+            else:
+                saved += sum(run) - max(run, default=0)
+                run = []
+        saved += sum(run) - max(run, default=0)
+    assert fusible(trace, owner, around) == saved

@@ -3,13 +3,13 @@
 import pytest
 from traces_made import PUBLIC, Record, launched, made, slice_, step, work
 
-from gpubench.trace.idle import idle_causes
-from gpubench.trace.intervals import span
-from gpubench.trace.lanes import MOST_BOXES, timeline
+from gpubench.trace.analyse import MOST_BOXES, timeline
+from gpubench.trace.columns import span
+from gpubench.trace.device import idle_causes
+from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Box, Timeline
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
 
 
 def drawn(*parts: Record | list[Record]) -> Timeline:

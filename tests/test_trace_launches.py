@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given
 from traces_made import PUBLIC, Record, anything, call, launched, made, step, work
 
-from gpubench.trace.launches import launches
-from gpubench.trace.links import launchers
-from gpubench.trace.names import Lexicon
+from gpubench.trace.load import read
+from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Launches
-from gpubench.trace.reading import read
-from gpubench.trace.windows import window
+from gpubench.trace.program import launchers, launches
 
 
 def found(*parts: Record | list[Record]) -> Launches | None:

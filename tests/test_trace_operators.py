@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from traces_made import PUBLIC, Record, call, launched, made, slice_, step, work
 
-from gpubench.trace.analysis import analyse
+from gpubench.trace.analyse import analyse
+from gpubench.trace.load import read
 from gpubench.trace.operators import operators
 from gpubench.trace.profile import Operator, Rank
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
 
 H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
 
@@ -163,14 +163,15 @@ def test_a_device_that_is_not_described_is_taken_for_the_only_kind_that_is() -> 
         rank = product_on(2, *described)
         assert (rank.device_name, rank.operators[0].bound) == ("AMD Instinct MI300X", "compute")
         assert (
-            "the trace describes no device 2: it is taken for the AMD Instinct MI300X that is described" in rank.notes
+            "the trace describes no device 2: it is assumed to be the AMD Instinct MI300X that is described"
+            in rank.notes
         )
 
 
 def test_a_device_that_is_not_described_among_several_kinds_stays_unknown() -> None:
     rank = product_on(2, MI300, {"id": 1, "name": "AMD Instinct MI210"})
     assert (rank.device_name, rank.operators[0].bound) == (None, "insufficient data")
-    assert any("the trace describes no device 2, and those described differ" in note for note in rank.notes)
+    assert any("the trace describes no device 2, and the described devices differ" in note for note in rank.notes)
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")

@@ -3,9 +3,8 @@
 import numpy as np
 from traces_made import Record, launched, made, slice_, step
 
-from gpubench.trace.intervals import union
-from gpubench.trace.optimizing import Optimizing, optimizing, zeroing_idle
-from gpubench.trace.phases import phase_of
+from gpubench.trace.columns import union
+from gpubench.trace.phases import Optimizing, optimizing, phase_of, zeroing_idle
 from gpubench.trace.program import Program
 
 STEP, ZERO_GRAD = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"

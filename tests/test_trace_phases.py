@@ -3,10 +3,10 @@
 import pytest
 from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step
 
+from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of, phases
 from gpubench.trace.profile import Phase
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
 
 NODE = "autograd::engine::evaluate_function: "
 

@@ -8,10 +8,10 @@ import pytest
 from traces_made import Record, call, launched, made, slice_, step, work, write
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
+from gpubench.diagnosis.rules import diagnose
 from gpubench.errors import DataError
-from gpubench.trace.analysis import analyse
-from gpubench.trace.reading import read
+from gpubench.trace.analyse import analyse
+from gpubench.trace.load import read
 
 
 def slices(*categories: str, **more: Any) -> list[Record]:
@@ -71,7 +71,7 @@ def test_a_trace_that_no_known_program_writes_is_told_by_its_categories(tmp_path
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\n\x8a\x01\n\x05abcde\x10\x01", "binary, as Perfetto"),
+        (b"\n\x8a\x01\n\x05abcde\x10\x01", "a binary trace, as written by Perfetto"),
         (b"<!DOCTYPE html><html>", "a web page"),
         (b"# tracer: nop\n", "ftrace"),
         (b"SQLite format 3\x00", "Nsight Systems"),
@@ -156,8 +156,8 @@ def test_a_trace_that_is_in_the_file_several_times_counts_once(times: int) -> No
     assert several.operators == once.operators
     assert several.launches == once.launches
     repeated, written = (times - 1) * len(events), times * len(events)
-    assert any(note.startswith(f"{repeated} of {written} events repeat another one exactly") for note in several.notes)
-    assert not any("repeat" in note for note in once.notes)
+    assert any(note.startswith(f"{repeated} of {written} events are exact duplicates") for note in several.notes)
+    assert not any("duplicate" in note for note in once.notes)
 
 
 def test_kernels_that_differ_in_anything_are_two() -> None:

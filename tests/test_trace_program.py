@@ -9,18 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces_made import PUBLIC, Record, made, slice_, work
 
-from gpubench.trace.columns import Trace
-from gpubench.trace.compiled import compiled
-from gpubench.trace.copies import copies
-from gpubench.trace.host_parts import host_parts
-from gpubench.trace.intervals import join
-from gpubench.trace.lanes import timeline
-from gpubench.trace.modules import modules
+from gpubench.trace.analyse import timeline
+from gpubench.trace.columns import Trace, join
+from gpubench.trace.copies import copies, synchronisations
+from gpubench.trace.host import compiled, host_parts, modules
+from gpubench.trace.load import read
 from gpubench.trace.operators import operators
 from gpubench.trace.phases import phase_of, phases
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
-from gpubench.trace.synchronisations import synchronisations
 
 NAMES = (
     "ProfilerStep#1", "ProfilerStep#2", "enumerate(DataLoader)#x", "Optimizer.step#SGD.step", "forward", "backward",

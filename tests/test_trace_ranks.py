@@ -9,10 +9,9 @@ from traces_made import Record, anything, launched, made, slice_, step, work
 
 from gpubench.errors import DataError
 from gpubench.trace.columns import Trace
-from gpubench.trace.names import Lexicon
+from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Straggler
 from gpubench.trace.ranks import apart, check, stragglers
-from gpubench.trace.windows import window
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -115,12 +114,35 @@ def test_of_ranks_without_devices_the_shortest_collectives_tell_who_came_last() 
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_Broadcast"]
-)
-def test_what_only_some_wait_for_is_not_compared(name: str) -> None:
+def test_what_is_between_two_ranks_is_not_compared() -> None:
+    name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
     assert late(of_rank(0, collectives([300], name=name)), of_rank(1, collectives([5], name=name))) == []
     assert late(sleeping(0, 300, name="gloo:send"), sleeping(1, 5, name="gloo:send")) == []
+
+
+@pytest.mark.parametrize(
+    ("durations", "last"),
+    [
+        ((10, 300, 320), 0),  # the root is late: every other rank waits
+        ((300, 10, 320), 1),  # a rank to which the root and the third have to pass on
+        ((10, 10, 300), None),  # the root or the second: who of them kept the third is not known
+        ((10, 12, 15), None),  # nobody waits
+    ],
+)
+@pytest.mark.parametrize("name", ["ncclDevKernel_Broadcast_RING_LL", "gloo:broadcast"])
+def test_a_broadcast_waits_for_the_one_rank_that_waits_for_nobody(
+    name: str, durations: tuple[int, ...], last: int | None
+) -> None:
+    def traces(world_size: int) -> list[Trace]:
+        if name.startswith("gloo"):
+            calls = [slice_(name, 500, 500 + long, "user_annotation", 2) for long in durations]
+            parts = [[step(1, 0, 9000), slice_("aten::mm", 0, 100), call] for call in calls]
+        else:
+            parts = [collectives([long], name=name) for long in durations]
+        return [of_rank(rank, part, world_size=world_size) for rank, part in enumerate(parts)]
+
+    assert [one.rank for one in late(*traces(3)) if one.waited_for] == ([] if last is None else [last])
+    assert late(*traces(4)) == []  # the root may be the fourth
 
 
 @pytest.mark.parametrize("operator", ["c10d::alltoall_base_", "nccl:all_to_all"])

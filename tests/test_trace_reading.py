@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from traces_made import PUBLIC, Record, call, document, launched, made, slice_, step, work, write
 
 from gpubench.errors import DataError
-from gpubench.trace import document as documents
+from gpubench.trace import file as documents
 from gpubench.trace.columns import HostKind, Trace, WorkKind
-from gpubench.trace.idle import idle_causes
-from gpubench.trace.links import launchers
-from gpubench.trace.names import Lexicon
-from gpubench.trace.reading import read
-from gpubench.trace.windows import window
+from gpubench.trace.device import idle_causes
+from gpubench.trace.load import read
+from gpubench.trace.names import Lexicon, window
+from gpubench.trace.program import launchers
 
 Damage = Callable[[bytes], bytes]
 
@@ -145,7 +144,7 @@ def test_times_are_exact_to_the_nanosecond_since_whenever_they_count(file: Path,
         (lzma.compress(document(EVENTS)), "xz, which is not supported"),
         (b"\x28\xb5\x2f\xfd\x00", "zstd, which is not supported"),
         (document(EVENTS).decode().encode("utf-16"), "UTF-16, which is not supported"),
-        (document(EVENTS)[:-200], "cut short or damaged: its JSON does not end"),
+        (document(EVENTS)[:-200], "cut short or damaged: its JSON is incomplete"),
         (document(EVENTS) + b"garbage", "goes on where its JSON ends"),
         (document(EVENTS) + document(EVENTS), "goes on where its JSON ends"),
         (json.dumps(EVENTS).encode() + b"]", "goes on where its JSON ends"),

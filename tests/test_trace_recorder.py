@@ -6,12 +6,12 @@ import pytest
 from traces_made import PUBLIC, Record, call, frame, launched, made, slice_, step, work
 
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.diagnose import diagnose
-from gpubench.trace.analysis import analyse
+from gpubench.diagnosis.rules import diagnose
+from gpubench.trace.analyse import analyse
 from gpubench.trace.columns import Trace
+from gpubench.trace.load import read
 from gpubench.trace.profile import Rank
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
 
 
 def recorded(*parts: Record | list[Record]) -> list[int]:

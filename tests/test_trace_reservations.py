@@ -4,10 +4,10 @@ from pathlib import Path
 
 from traces_made import Record, document, launched, made, slice_, step
 
+from gpubench.trace.analyse import notes
 from gpubench.trace.columns import Trace
+from gpubench.trace.load import read
 from gpubench.trace.program import Program
-from gpubench.trace.reading import read
-from gpubench.trace.reservations import notes
 
 
 def told(*parts: Record | list[Record]) -> str:
@@ -25,18 +25,18 @@ def test_a_device_that_is_behind_its_host_is_pointed_out() -> None:
 
 
 def test_steps_that_are_missing_are_pointed_out() -> None:
-    assert "3 of 4 follow each other" in told(step(1, 0, 9), step(4, 30, 40), step(5, 40, 50), step(6, 50, 60))
+    assert "the 3 consecutive ones of 4" in told(step(1, 0, 9), step(4, 30, 40), step(5, 40, 50), step(6, 50, 60))
     assert "missing" not in told(step(4, 30, 40), step(5, 40, 50), slice_("aten::mm", 31, 35))
 
 
 def test_a_file_that_ends_behind_its_events_is_pointed_out(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_bytes(document([step(1, 0, 9)])[:-1])
-    assert "the file ends early: its events are whole" in of(read(file))
-    assert "ends early" not in told(step(1, 0, 9))
+    assert "the file is truncated: its events are complete" in of(read(file))
+    assert "truncated" not in told(step(1, 0, 9))
 
 
 def test_events_without_a_time_are_counted() -> None:
-    assert "2 of 3 events make no sense" in told(
+    assert "2 of 3 events are invalid" in told(
         step(1, 0, 9), {**step(2, 9, 20), "dur": -1}, {**step(3, 0, 9), "ts": "x"}
     )

@@ -6,8 +6,7 @@ import pytest
 
 from gpubench.hardware import find_accelerator
 from gpubench.trace.columns import Signature
-from gpubench.trace.costs import Cost, cost
-from gpubench.trace.roofline import Ceiling, ceiling, peak_of
+from gpubench.trace.operators import Ceiling, Cost, ceiling, cost, peak_of
 
 A100, V100 = find_accelerator("NVIDIA A100-SXM4-80GB"), find_accelerator("Tesla V100-SXM2-16GB")
 CONV = ["", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1"]

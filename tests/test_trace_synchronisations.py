@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from traces_made import PUBLIC, Record, call, frame, launched, made, slice_, step
 
-from gpubench.trace.frames import user_frame
+from gpubench.trace.copies import synchronisations
+from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Synchronisation
-from gpubench.trace.program import Program
-from gpubench.trace.reading import read
-from gpubench.trace.synchronisations import synchronisations
+from gpubench.trace.program import Program, user_frame
 
 
 def found(*parts: Record | list[Record]) -> list[Synchronisation]:

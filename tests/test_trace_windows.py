@@ -3,10 +3,9 @@
 import pytest
 from traces_made import PUBLIC, call, launched, made, slice_, step, work
 
-from gpubench.trace.links import launchers
-from gpubench.trace.names import Lexicon
-from gpubench.trace.reading import read
-from gpubench.trace.windows import StepWindow, Window, window
+from gpubench.trace.load import read
+from gpubench.trace.names import Lexicon, StepWindow, Window, window
+from gpubench.trace.program import launchers
 
 
 def window_of(*parts: object) -> Window:

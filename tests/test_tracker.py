@@ -11,23 +11,22 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._pytree import tree_leaves
 
-from gpubench.channel import Activity
-from gpubench.configuration import load
-from gpubench.defaults import complete
 from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
+from gpubench.memory import predict as forecast
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import Counts, History
-from gpubench.memory.lifetimes import classify
-from gpubench.memory.predicting import Target, target_of
-from gpubench.memory_defaults import complete_memory
-from gpubench.models import Workload, build
+from gpubench.memory.history import Counts, History, classify
+from gpubench.memory.predict import build_without_memory, predict
+from gpubench.memory.target import Target, complete_memory, target_of
+from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
-from gpubench.settings import DataSettings, MemorySettings, ModelSettings
-from gpubench.tracker import forecast, measurement
-from gpubench.tracker.mode import Tracker
-from gpubench.tracker.prediction import predict
+from gpubench.releases import installed
+from gpubench.settings.defaults import complete
+from gpubench.settings.loading import load
+from gpubench.settings.schema import DataSettings, MemorySettings, ModelSettings
+from gpubench.worker.channel import Activity
+from gpubench.worker.models import Workload, build
 
 CPU = torch.device("cpu")
 HOST = Target("cpu", 2**40, None, cuda=False)
@@ -48,7 +47,7 @@ def on_gpu(model: str, **changes: Any) -> MemorySettings:
 
 def followed(asked: MemorySettings, steps: int = 3) -> History:
     tracker = Tracker(CPU)
-    measurement.measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
+    measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
     history = tracker.history()
     classify(history)
     return history
@@ -99,7 +98,8 @@ def test_the_peak_is_the_one_that_torchs_own_tracker_counts(model: str) -> None:
     ours, theirs = Tracker(CPU), MemTracker()
     for mode in (ours, theirs):
         train(build(ModelSettings(name=model), DataSettings(), 0), mode)
-    assert held(ours.history()).max() == theirs.get_tracker_snapshot("peak")[CPU]["Total"]
+    counted = theirs.get_tracker_snapshot("peak")[CPU]["Total"]
+    assert held(ours.history()).max() == pytest.approx(counted, abs=4)  # PyTorch 2.6 rounds a storage up to 8 bytes
 
 
 def test_adamw_in_fp32_takes_4_4_and_8_bytes_a_parameter() -> None:
@@ -202,12 +202,22 @@ def test_allocations_know_their_phase_their_module_and_their_operator() -> None:
     assert list(dict.fromkeys(order)) == ["data", "forward", "loss", "backward", "optimizer", "zero_grad", "unknown"]
 
 
+def test_a_model_for_a_gpu_is_built_in_host_memory_and_moved_parameter_by_parameter() -> None:
+    found = predicted(on_gpu("gpt2-tiny"), H200)  # its embedding and its last layer share a weight
+    model = [one for one in found.allocations if one.phase == "model"]
+    module = build_without_memory(on_gpu("gpt2-tiny").model, on_gpu("gpt2-tiny").data, 0).module
+    assert [one.size for one in model] == [4 * tensor.numel() for tensor in (*module.parameters(), *module.buffers())]
+    assert all(one.end is None for one in model)
+
+
+@pytest.mark.skipif(not installed().keeps_blas_workspaces, reason="of PyTorch before 2.15")
 def test_a_workspace_is_added_for_each_thread_that_multiplies() -> None:
     found = predicted(on_gpu("gpt2-tiny"), H200)
     spaces = [one for one in found.allocations if one.category == "workspaces"]
     assert [(one.size, one.phase, one.step) for one in spaces] == [(2**25, "forward", 0), (2**25, "backward", 0)]
 
 
+@pytest.mark.skipif(not installed().keeps_blas_workspaces, reason="of PyTorch before 2.15")
 def test_an_amd_gpu_has_workspaces_of_its_own_size() -> None:
     found = predicted(on_gpu("gpt2-tiny", device_model="mi300x"), MI300X)
     spaces = [one for one in found.allocations if one.category == "workspaces"]
@@ -345,9 +355,9 @@ def sparse() -> Any:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 def test_tensors_that_do_not_tell_where_their_memory_is_are_refused_by_name() -> None:
-    with Tracker(CPU), pytest.raises(ModelError, match=r"^nested tensors cannot be followed"):
+    with Tracker(CPU), pytest.raises(ModelError, match=r"^nested tensors cannot be recorded"):
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    with Tracker(CPU), pytest.raises(ModelError, match=r"^tensors of layout torch.sparse_csr cannot be followed"):
+    with Tracker(CPU), pytest.raises(ModelError, match=r"^tensors of layout torch.sparse_csr cannot be recorded"):
         torch.eye(3).to_sparse_csr()
 
 

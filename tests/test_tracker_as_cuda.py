@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,25 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from transformers import masking_utils
 
-from gpubench.models import build
-from gpubench.settings import DataSettings, ModelSettings
-from gpubench.tracker import attention, autocast_lists
-from gpubench.tracker.as_cuda import RULES, as_cuda
-from gpubench.tracker.attention import Call, backend
+from gpubench.memory import autocast, cuda_kernels
+from gpubench.memory.autocast import registered
+from gpubench.memory.cuda_kernels import RULES, Call, as_cuda, backend
+from gpubench.releases import Release, installed
+from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.worker.models import build
 
 torch.set_num_threads(1)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 AMPERE, HOPPER, TURING = (8, 0), (9, 0), (7, 5)
 NAMES = {rule.name for rule in RULES}
+
+
+@pytest.fixture(autouse=True)
+def _attention_in_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that are expected here are those of PyTorch without variables that change their order."""
+    for variable in ("TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_CUDNN_SDPA_PREFERRED"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
@@ -64,34 +73,41 @@ def _header(macro: str) -> str:
     return found[1]
 
 
+NAMED = re.compile(r"\.(.*_)?([dD]imname|names_)")
+"""Overloads for named dimensions, which PyTorch had until 2.13 and no model here uses."""
+
+
 def _listed(macro: str) -> tuple[str, ...]:
     pairs = re.findall(r"_\((\w+)(?:, (\w+))?\)", _header(macro))
-    return tuple(f"{name}.{overload}" if overload else name for name, overload in pairs)
+    names = (f"{name}.{overload}" if overload else name for name, overload in pairs)
+    return tuple(name for name in names if not NAMED.search(name))
 
 
 @pytest.mark.parametrize(
     ("names", "macro"),
     [
-        (autocast_lists.LOWER, "AT_FORALL_LOWER_PRECISION_FP"),
-        (autocast_lists.FLOAT, "AT_FORALL_FP32"),
-        (autocast_lists.FLOAT_RESULT, "AT_FORALL_FP32_SET_OPT_DTYPE"),
-        (autocast_lists.WIDEST, "AT_FORALL_PROMOTE"),
+        (autocast.LOWER, "AT_FORALL_LOWER_PRECISION_FP"),
+        (autocast.FLOAT, "AT_FORALL_FP32"),
+        (autocast.FLOAT_RESULT, "AT_FORALL_FP32_SET_OPT_DTYPE"),
+        (autocast.WIDEST, "AT_FORALL_PROMOTE"),
     ],
 )
 def test_the_lists_of_autocast_are_those_of_the_installed_header(names: tuple[str, ...], macro: str) -> None:
-    assert names == _listed(macro)
+    assert tuple(name for name in names if name != "rms_norm" or installed() >= Release(2, 12)) == _listed(macro)
 
 
 def test_the_norms_whose_result_is_float_are_those_of_the_installed_header() -> None:
     macro = _header("AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE")
-    assert tuple(autocast_lists.FLOAT_NORM) == tuple(re.findall(r'"(norm\.\w+)"', macro))
+    found = re.findall(r'"(norm\.\w+)"', macro)
+    assert tuple(autocast.FLOAT_NORM) == tuple(name for name in found if not NAMED.search(name))
 
 
 def test_the_lists_of_autocast_are_those_that_torch_is_built_with() -> None:
-    built = {
-        name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
-    }
-    assert built - {"cudnn_convolution", "cudnn_convolution_transpose"} == autocast_lists.CUDA
+    built = {name for name in registered("AutocastCUDA") if not NAMED.search(name)}
+    lists = (autocast.LOWER, autocast.FLOAT, autocast.FLOAT_RESULT, autocast.WIDEST)
+    known = {*chain(*lists), *autocast.FLOAT_NORM, *autocast.REFUSED}
+    apart = {"cudnn_convolution", "cudnn_convolution_transpose", "_cudnn_rnn", "linalg_matrix_sqrth"}
+    assert built - apart == known - ({"rms_norm"} if installed() < Release(2, 12) else set())
 
 
 X, SIDE = torch.randn(4, 4), torch.randn(4, 4)
@@ -123,7 +139,7 @@ def test_operators_that_the_cpu_already_takes_in_float_are_left_to_it() -> None:
     theirs = {
         name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
     }
-    assert theirs & set(autocast_lists.FLOAT) == set(ALIKE)
+    assert theirs & set(autocast.FLOAT) == set(ALIKE)
     for name, function in ALIKE.items():
         with _autocast(BF16):
             assert function(X.to(BF16), SIDE.to(BF16)).dtype is FP32, name
@@ -132,7 +148,6 @@ def test_operators_that_the_cpu_already_takes_in_float_are_left_to_it() -> None:
 FLOAT: dict[str, Callable[[Tensor], Tensor]] = {
     "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:]),
     "group_norm": lambda x: functional.group_norm(x, 2),
-    "rms_norm": lambda x: functional.rms_norm(x, x.shape[-1:]),
     "softmax": lambda x: x.softmax(-1),
     "log_softmax": lambda x: x.log_softmax(-1),
     "pow": lambda x: x**2,
@@ -159,6 +174,7 @@ SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "max_pool3d": lambda x: functional.max_pool3d(x[None], 2),
     "index_put": lambda x: x.index_put((torch.tensor([0]),), torch.ones((), dtype=x.dtype)),
 }
+(FLOAT if installed() >= Release(2, 12) else SAME)["rms_norm"] = lambda x: functional.rms_norm(x, x.shape[-1:])
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -256,7 +272,7 @@ def test_the_kernel_of_attention_is_the_one_that_pytorch_takes() -> None:
     mask = torch.zeros(32, 32, dtype=torch.bool)
     assert _choice(AMPERE, BF16) == _choice(AMPERE, FP16, dropout=0.1) == _choice(AMPERE, BF16, keys=2) == "flash"
     assert _choice(AMPERE, FP32) == _choice(AMPERE, BF16, mask=mask) == _choice(TURING, FP16) == "efficient"
-    assert _choice(HOPPER, BF16) == _choice(HOPPER, BF16, keys=2, mask=mask) == "cudnn"
+    assert _choice(HOPPER, BF16) == ("cudnn" if installed() >= Release(2, 10) else "flash")
     assert _choice(HOPPER, BF16, dropout=0.1) == _choice(HOPPER, BF16, width=200) == "flash"
     assert _choice(AMPERE, BF16, width=60) == "flash"
     assert _choice(AMPERE, BF16, width=264) == _choice(AMPERE, FP32, width=512) == "efficient"
@@ -264,11 +280,61 @@ def test_the_kernel_of_attention_is_the_one_that_pytorch_takes() -> None:
 
 def test_attention_is_plain_where_no_fused_kernel_takes_its_inputs() -> None:
     mask = torch.zeros(32, 32, dtype=torch.bool)
-    assert _choice(AMPERE, BF16, keys=2, mask=mask) == "math"  # flash takes no mask, efficient shares no keys
-    assert _choice(AMPERE, FP32, keys=2) == _choice(TURING, FP16, keys=2) == _choice(TURING, BF16) == "math"
+    shared = "efficient" if installed().efficient_attention_shares_keys else "math"
+    assert _choice(AMPERE, BF16, keys=2, mask=mask) == shared  # flash takes no mask
+    assert _choice(AMPERE, FP32, keys=2) == _choice(TURING, FP16, keys=2) == shared
+    assert _choice(TURING, BF16) == "math"
     assert _choice(AMPERE, FP32, width=30) == _choice(TURING, FP16, width=60) == "math"
     assert _choice((8, 6), BF16, width=256, dropout=0.1) == "efficient"  # no flash backward pass there
     assert _choice(AMPERE, torch.float64) == "math"
+
+
+@pytest.mark.parametrize(
+    ("version", "cudnn", "capability", "first"),
+    [
+        ("2.8.0", 91002, HOPPER, False),  # only if asked to
+        ("2.9.1", 91002, HOPPER, True),
+        ("2.9.1", 90701, HOPPER, False),
+        ("2.9.1", 91002, (10, 3), False),
+        ("2.10.0", 91002, HOPPER, False),
+        ("2.10.0", 91500, HOPPER, False),
+        ("2.11.0", 91501, HOPPER, True),
+        ("2.13.0", 92000, (10, 3), True),
+        ("2.13.0", 92000, (12, 0), False),
+        ("2.13.0", 92000, AMPERE, False),
+    ],
+)
+def test_pytorch_asks_cudnn_first_by_its_own_version_and_cudnns(
+    version: str, cudnn: int, capability: tuple[int, int], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = Release(*map(int, version.split(".")[:2]))
+    assert cuda_kernels.cudnn_first(capability, cudnn, release) == first
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert not cuda_kernels.cudnn_first(capability, cudnn, release)
+
+
+@pytest.mark.skipif(installed() < Release(2, 10), reason="of PyTorch 2.10 and later")
+def test_the_choice_follows_the_cudnn_that_runs_here_and_an_unknown_one_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda: 91002)
+    assert _choice(HOPPER, BF16) == "flash"
+    assert cuda_kernels.assumptions(HOPPER) == []
+    monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda: 92000)
+    assert _choice(HOPPER, BF16) == "cudnn"
+    monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda: None)
+    assert _choice(HOPPER, BF16) == "cudnn"
+    (said,) = cuda_kernels.assumptions(HOPPER)
+    assert "as with cuDNN 9.15.1 or newer" in said
+    assert cuda_kernels.assumptions(AMPERE) == cuda_kernels.assumptions(None) == []
+
+
+def test_dropout_is_not_cudnns_where_its_version_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_kernels, "cudnn_first", lambda capability, cudnn, release: True)
+    for version, kernel in ((91100, "cudnn"), (91200, "flash"), (91400, "cudnn")):
+        monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda version=version: version)
+        assert _choice(HOPPER, BF16, dropout=0.25) == kernel
+        assert _choice(HOPPER, BF16) == "cudnn"
 
 
 def test_attention_uses_only_the_kernels_that_the_program_allows() -> None:
@@ -292,7 +358,7 @@ def test_fused_attention_with_dropout_keeps_its_output_and_one_float_a_row(
     inputs = _qkv(batch, heads, tokens, width, dtype)
     with as_cuda(capability=capability) as applied:
         kept = _kept(lambda: functional.scaled_dot_product_attention(*inputs, dropout_p=0.25), *inputs)
-    random_state = 24 if capability == AMPERE and dtype is BF16 else 16
+    random_state = 24 if capability == AMPERE and dtype is BF16 and installed() >= Release(2, 7) else 16
     out = batch * heads * tokens * width * dtype.itemsize
     assert _bytes(kept) == out + 4 * batch * heads * row + random_state  # efficient attention rounds rows up to 32
     assert applied == {"attention": 1}
@@ -347,6 +413,7 @@ def test_scores_are_kept_by_plain_attention_alone(
         assert all(one.grad is not None and one.grad.shape == one.shape for one in inputs)
 
 
+@pytest.mark.skipif(not installed().fuses_rms_norm, reason="of PyTorch 2.9 and later")
 def test_rms_norm_keeps_its_input_alone_but_for_numbers_of_rows(fake: None) -> None:
     x, weight = torch.randn(8, 1000, requires_grad=True), torch.ones(1000, requires_grad=True)
     with as_cuda():
@@ -377,7 +444,7 @@ def test_positions_without_memory_are_those_of_one_sequence_and_others_are_read(
         assert applied == {"packing": 1}
 
 
-@pytest.mark.parametrize(("dtype", "scores"), [(BF16, False), (None, not attention.EFFICIENT_GROUPS)])
+@pytest.mark.parametrize(("dtype", "scores"), [(BF16, False), (None, not installed().efficient_attention_shares_keys)])
 def test_a_llama_without_memory_makes_no_mask_and_keeps_scores_only_where_its_keys_cannot_be_shared(
     fake: None, dtype: torch.dtype | None, scores: bool
 ) -> None:

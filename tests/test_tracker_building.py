@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpubench.errors import ModelError
-from gpubench.memory.predicting import Target
-from gpubench.models import build
-from gpubench.settings import DataSettings, ModelSettings
-from gpubench.tracker.building import build_without_memory
+from gpubench.memory.predict import _applied, build_without_memory
+from gpubench.memory.target import Target
+from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.worker.models import build
 
 WIDTH = 32
 Triple = tuple[nn.Module, Callable[[int], Any], Callable[[nn.Module, Any], Tensor]]
@@ -166,6 +166,12 @@ def test_tied_parameters_stay_tied_when_they_are_cast() -> None:
     assert module.first.bias is not module.second.bias
     end = row(table(predicted(settings(own("tied"), training__batch_size=4))), "steady", "optimizer").end
     assert end["parameters"] == end["gradients"] == 2 * (WIDTH * WIDTH + 2 * WIDTH)
+
+
+def test_what_a_model_notes_on_its_parameters_is_there_for_its_forward_pass() -> None:
+    module = nn.Linear(2, 2)
+    vars(module.weight)["decays"] = False
+    assert vars(_applied(module, torch.clone).weight)["decays"] is False
 
 
 def test_torchs_own_way_to_build_is_there_again_whatever_happens() -> None:

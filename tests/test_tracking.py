@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gpubench.events import Step
-from gpubench.host.tracking import MetricLogger, TensorBoard
+from gpubench.host.loggers import MetricLogger, TensorBoard
 from gpubench.metrics import DEFINITIONS
-from gpubench.runs import RunWriter
-from gpubench.settings import LoggingSettings
-from gpubench.steady import Repeat
-from gpubench.summary import summarise
+from gpubench.runs.directory import RunWriter
+from gpubench.runs.steps import Repeat
+from gpubench.runs.summary import summarise
+from gpubench.settings.schema import LoggingSettings
 
 
 def step(number: int, epoch: int, repeat: int = 0) -> Step:

@@ -13,22 +13,30 @@ from hypothesis import given
 from hypothesis import settings as limited
 from hypothesis import strategies as st
 
-from gpubench.comparison.result import Comparisons, Verdict
-from gpubench.configuration import Configuration, load
-from gpubench.defaults import complete, completed
-from gpubench.dotkeys import flatten
+from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
-from gpubench.host.benchmark import Outcome
-from gpubench.host.memory_recording import MemoryRecorder
+from gpubench.host.memory_recorder import MemoryRecorder
+from gpubench.host.schedule import Outcome
 from gpubench.memory.batch_sizes import BatchSizes, Line
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.settings import MemorySettings, TrainSettings
-from gpubench.summary import Summary
-from gpubench.trying import fixes
-from gpubench.trying.batches import FINE, MOST_TRIES, Searched, confirm
-from gpubench.trying.memory import NOTABLE, MemoryBench, Tried, peak_of, verify
+from gpubench.runs.summary import Summary
+from gpubench.settings.defaults import complete, completed
+from gpubench.settings.loading import Configuration, flatten, load
+from gpubench.settings.schema import MemorySettings, TrainSettings
+from gpubench.verify import (
+    FINE,
+    MOST_TRIES,
+    NOTABLE,
+    MemoryBench,
+    Searched,
+    Tried,
+    confirm,
+    peak_of,
+    saved,
+    verify_memory,
+)
 
 PEAK = 1000 * MIB
 """Of the run as it was."""
@@ -171,7 +179,7 @@ def searched(found: BatchSizes, run: Configuration[Any], machine: Machine) -> tu
 
 
 def tried(before: Outcome, run: Configuration[Any], found: Findings, machine: Machine) -> Tried:
-    *_, last = verify(before, run, found, machine.bench)
+    *_, last = verify_memory(before, run, found, machine.bench)
     return last
 
 
@@ -197,7 +205,7 @@ def test_a_prediction_that_was_too_hopeful_is_halved_until_one_fits_and_then_clo
     assert found.largest == 60
     assert [one.total for one in found.confirmed] == [size * MIB for size in machine.batches]
     assert [one.reason for one in found.confirmed if one.batch_size <= 60] == [None] * 4
-    assert {one.reason for one in found.confirmed if one.batch_size > 60} == {"leaves too little to spare"}
+    assert {one.reason for one in found.confirmed if one.batch_size > 60} == {"leaves too little memory free"}
     assert best is not None
     assert peak_of(best) == 60 * MIB
 
@@ -361,7 +369,7 @@ def test_several_fixes_are_tried_alone_and_together(run: Configuration[Any]) -> 
     assert len(machine.timed) == 4
     assert found.findings.combination is not None
     assert found.findings.combination.fix == FUSED | CHECKPOINTED
-    assert fixes.saved(found.findings.combination.measured) == pytest.approx(0.7)
+    assert saved(found.findings.combination.measured) == pytest.approx(0.7)
     assert found.findings.keep == FUSED | CHECKPOINTED
 
 
@@ -419,13 +427,13 @@ def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
 def test_an_interrupt_while_fixes_are_tried_is_the_users(run: Configuration[Any]) -> None:
     machine = Machine(failing={"data.workers": Interrupted("interrupted")})
     with pytest.raises(Interrupted):
-        next(verify(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench))
+        next(verify_memory(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench))
     assert machine.timed == []
 
 
 def test_what_fixes_save_is_known_before_anything_is_timed(run: Configuration[Any]) -> None:
     machine = Machine(factors={"data.workers": 0.5})
-    early, late = verify(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench)
+    early, late = verify_memory(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench)
     before, after = (known.findings.findings[0].measured for known in (early, late))
     assert before is not None
     assert after is not None

@@ -10,17 +10,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gpubench.comparison.result import Comparisons, Verdict
-from gpubench.configuration import Configuration, load
-from gpubench.defaults import complete, completed
-from gpubench.dotkeys import flatten
+from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
-from gpubench.host.benchmark import Outcome
+from gpubench.host.schedule import Outcome
 from gpubench.report.finding_phrases import options
-from gpubench.settings import ProfileSettings
-from gpubench.trying.bench import Bench
-from gpubench.trying.speed import unrecorded, verify
+from gpubench.settings.defaults import complete, completed
+from gpubench.settings.loading import Configuration, flatten, load
+from gpubench.settings.schema import ProfileSettings
+from gpubench.verify import Bench, unrecorded, verify_speed
 
 FUSED, WORKERS, BATCH = (
     {"training.optimizer_impl": "fused"},
@@ -94,7 +92,7 @@ def machine(speedup: dict[str, float] | None = None, failing: dict[str, Gpubench
 
 def tried(profiled: Configuration[Any], findings: Findings, measure: Machine) -> Findings:
     """What is known at the end."""
-    *_, last = verify(profiled, findings, measure.bench)
+    *_, last = verify_speed(profiled, findings, measure.bench)
     return last
 
 
@@ -174,7 +172,7 @@ def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
 def test_an_interrupt_is_the_users_and_tells_of_nothing(profiled: Configuration[Any]) -> None:
     measure = machine({"training.optimizer_impl": 2.0}, {"training.batch_size": Interrupted("interrupted")})
     with pytest.raises(Interrupted):
-        next(verify(profiled, found(finding("a", FUSED), finding("b", BATCH)), measure.bench))
+        next(verify_speed(profiled, found(finding("a", FUSED), finding("b", BATCH)), measure.bench))
 
 
 def test_an_interrupt_of_the_combination_comes_after_what_each_fix_saved(profiled: Configuration[Any]) -> None:
@@ -185,7 +183,7 @@ def test_an_interrupt_of_the_combination_comes_after_what_each_fix_saved(profile
             return super().time(runs)
 
     measure = Impatient({"training.optimizer_impl": 1.5, "data.workers": 2.0}, {})
-    becoming = verify(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench)
+    becoming = verify_speed(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench)
     known = next(becoming)
     assert [one.measured and one.measured.outcome for one in known.findings] == ["confirmed", "confirmed"]
     assert known.keep == WORKERS, "what is best until then"

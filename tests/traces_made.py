@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from gpubench.trace.columns import Trace
-from gpubench.trace.reading import read
+from gpubench.trace.load import read
 
 Record = dict[str, Any]
 PUBLIC = Path(__file__).parents[2] / "shared" / "traces"

@@ -14,13 +14,12 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from gpubench import distributed
-from gpubench.channel import Activity
+from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
-from gpubench.settings import TrainSettings
-from gpubench.tracker.measurement import measure
-from gpubench.tracker.mode import Tracker
-from gpubench.worker import leave
+from gpubench.settings.schema import TrainSettings
+from gpubench.worker import distributed
+from gpubench.worker.channel import Activity
+from gpubench.worker.process import leave
 
 RANKS = 2
 STEPS = 2

@@ -1,4 +1,4 @@
-"""A training program of one's own, slow for two reasons: photos from a far drive, and gradients shared too often."""
+"""A training program that is slow for two reasons: slow storage, and gradients that are reduced too often."""
 
 import time
 
@@ -10,7 +10,7 @@ CLASSES = 10
 
 
 class Photos(Dataset[tuple[Tensor, int]]):
-    """Small pictures that take 10 ms each to arrive, as over a network."""
+    """Small images that take 10 ms each to load, as from slow storage."""
 
     def __init__(self) -> None:
         self._pixels = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -24,7 +24,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
 
 
 def model() -> nn.Module:
-    """3.2 million parameters: their gradients weigh more than the arithmetic."""
+    """3.2 million parameters: reducing their gradients takes longer than the computation."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
 
 

@@ -1,6 +1,8 @@
-"""The session of the README: `python examples/session/session.py` runs it and keeps its pictures in docs/session/.
+"""Runs the worked example of the README and writes its pictures to docs/session/.
 
-What the terminal shows becomes an SVG, what the browser shows of two pages a PNG (where there is a chromium).
+Usage: python examples/session/session.py
+
+Terminal output becomes SVG. Screenshots of two HTML pages become PNG, if Chromium is installed.
 """
 
 import io
@@ -19,14 +21,14 @@ from typing import Any
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "session"
 WIDTH = 110  # characters
-FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # a picture asks nothing of another server
+FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # pictures must not load fonts from a server
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the session, and the lines of its output that are kept: whole, or from one phrase to another.
+    """One command, and the part of its output that becomes a picture: all of it, or the lines between two phrases.
 
-    Without a name none are: the next command shows what came of it.
+    A step without a name has no picture; the next command shows its result.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Step:
     until: str = ""
 
     def arguments(self, keep: Mapping[str, Any]) -> list[str]:
-        """`keep`: the settings that the diagnosis said to keep, for the commands that name KEEP."""
+        """The command with KEEP replaced by `--vs` options for `keep`, the settings that the diagnosis recommends."""
         changes = [part for key, value in keep.items() for part in ("--vs", f"{key}={value}")]
         return [part for word in shlex.split(self.command) for part in (changes if word == "KEEP" else [word])]
 
@@ -50,7 +52,7 @@ GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail
 
 
 def main() -> None:
-    """Raises CalledProcessError for a command that fails, but for the gate, which must."""
+    """Raises CalledProcessError if a command fails. The gate must exit with 3."""
     PICTURES.mkdir(exist_ok=True)
     keep: dict[str, Any] = {}
     for steps in ((MEASURE,), (DIAGNOSE, FINDINGS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
-    """What the command prints on a terminal that has colours."""
+    """Output of the command on a color terminal. Raises CalledProcessError for an exit code not in `codes`."""
     command = [sys.executable, "-m", *arguments]
     environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "COLORTERM": "truecolor"}
     done = subprocess.run(command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -75,7 +77,7 @@ def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
 
 
 def cut(shown: str, step: Step) -> str:
-    """The lines from the first that begins with one of `since` to the one before that which begins with `until`."""
+    """The lines from the first match of `step.since` up to the next match of `step.until`, which is excluded."""
     from rich.text import Text
 
     lines = shown.strip("\n").splitlines()
@@ -100,21 +102,21 @@ def picture(title: str, shown: str, path: Path) -> None:
 def photograph(page: Path, path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print(f"no {path.name}: there is no chromium")
+        print(f"skipped {path.name}: Chromium is not installed")
         return
     options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,900", f"--screenshot={path}"]
     subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
 
 
 def kept() -> dict[str, Any]:
-    """The settings that the last diagnosis says to keep."""
+    """The settings that the last diagnosis recommends."""
     found: dict[str, Any] = json.loads((newest("profile") / "findings.json").read_text())
     keep: dict[str, Any] = found["keep"]
     return keep
 
 
 def newest(experiment: str) -> Path:
-    """The last run directory of an experiment."""
+    """The newest run directory of an experiment."""
     return max((HERE / "results" / experiment).iterdir(), key=lambda path: path.name)
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One benchmark over two machines. Start it on both, at about the same time, with the name of the first one:
+# Runs one benchmark on two machines. Start it on both at about the same time, with the name of the first machine:
 #
 #   examples/torchrun/two_nodes.sh node1 train-bench --model resnet50
 #
-# RANKS is the number of processes on each machine (its GPUs, say), INTERFACE the network card between them, where a
-# machine has several. Rank 0's machine writes the run directory.
+# RANKS is the number of processes on each machine, for example the number of its GPUs. INTERFACE is the network
+# interface to use if a machine has several. The machine of rank 0 writes the run directory.
 set -euo pipefail
 
 first=${1:?name of the first machine}

@@ -1,4 +1,4 @@
-"""The rule about attention that is made of separate operators."""
+"""The rule about attention computed by separate operators."""
 
 from gpubench import units
 from gpubench.diagnosis import measures, phrases
@@ -6,20 +6,20 @@ from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import Answers
 from gpubench.findings import MARKED, Finding, severity
 from gpubench.hardware import find_accelerator
+from gpubench.trace.attention import EFFICIENT, FLASH
+from gpubench.trace.operators import peak_of
 from gpubench.trace.profile import Attention, Rank
-from gpubench.trace.roofline import peak_of
-from gpubench.trace.sdpa import EFFICIENT, FLASH
 
-SHOWN = 3  # sets of sizes
-MOST = 0.5  # of what is computed, from which on the headline names it
-TOLD = 0.01  # of the time in such attention: what takes less is left out of the evidence
+SHOWN = 3  # sets of sizes in the evidence
+MOST = 0.5  # of the computing time: the headline names attention from there on
+TOLD = 0.01  # of the time in such attention: the evidence leaves out what takes less
 LEAST_OF_PRODUCTS = 0.5
-"""Of the arithmetic, which a fused kernel cannot leave out: under a causal mask half of the scores are not needed."""
+"""The part of the arithmetic that a fused kernel still does: a causal mask makes half of the scores unnecessary."""
 SCORES_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes
 
 
 def unfused_attention(case: Case) -> Answers:
-    """Scores of all queries with all keys that go through memory, where a fused kernel keeps them on the chip."""
+    """Find attention whose scores go through memory; a fused kernel keeps them on the chip."""
     found = case.rank.attention
     spent = sum(one.total for one in found)
     cost = measures.share(case, spent)
@@ -35,17 +35,17 @@ def unfused_attention(case: Case) -> Answers:
         cause=_cause(found, fallback),
         advice=_advice(case.rank, found, fallback),
         expected=measures.at_most(saving),
-        threshold=f"from {units.percent(MARKED)} of {phrases.whole(case)} on; a fused kernel still does the matrix "
-        "products, or half of them under a causal mask: their time at the device's peak, where that is known, is not "
-        "part of what is saved at most",
+        threshold=f"at least {units.percent(MARKED)} of {phrases.whole(case)}; a fused kernel still does the matrix "
+        "products, or half of them under a causal mask: if the device's peak is known, the expected saving leaves out "
+        "their time at that peak",
     )
 
 
 def _title(found: list[Attention], fallback: bool) -> str:
     if fallback:
-        return "attention is computed by the math backend of scaled_dot_product_attention, not by a fused kernel"
-    made = "is made" if any(one.queries for one in found) else "seems to be made"
-    return f"attention {made} of separate operators: matrix product, softmax, matrix product"
+        return "attention runs in the math backend of scaled_dot_product_attention, not in a fused kernel"
+    made = "runs" if any(one.queries for one in found) else "seems to run"
+    return f"attention {made} as separate operators: matrix product, softmax, matrix product"
 
 
 def share_of_computing(case: Case) -> float:
@@ -71,17 +71,17 @@ def _evidence(case: Case, found: list[Attention], spent: int) -> list[str]:
         said.append(f"{units.percent(backward / spent)} of it in the backward pass")
     if unsure := sum(one.total for one in found if one.queries is None):
         said.append(
-            f"{units.percent(unsure / spent)} of it is judged by the order of the work alone (a softmax between two "
-            f"matrix products), {_unsure(case)}"
+            f"{units.percent(unsure / spent)} of it is inferred from the order of the work alone (a softmax between "
+            f"two matrix products), {_unsure(case)}"
         )
     return said
 
 
 def _unsure(case: Case) -> str:
-    """Why the sizes of some of it are not known."""
+    """Say why the sizes of some of the attention are unknown."""
     if measures.option(case, "shapes"):
-        return "as no shapes were recorded; record_shapes=True names the sizes and makes it certain"
-    return "as its launches, and with them its shapes, are not in the trace"
+        return "as no shapes were recorded; record_shapes=True gives the sizes and makes it certain"
+    return "as its launches, and so its shapes, are not in the trace"
 
 
 def _sizes(case: Case, one: Attention) -> str:
@@ -109,12 +109,12 @@ def _cause(found: list[Attention], fallback: bool) -> str:
 
 
 def _unexplained(obstacles: list[str]) -> list[str]:
-    """The fused kernel that could have been used, for all that the trace tells, if only the other one could not."""
+    """Name the fused kernel whose obstacle is unknown, if the obstacles of only the other one are known."""
     fused = [kernel for kernel in (FLASH, EFFICIENT) if any(said.startswith(kernel) for said in obstacles)]
     if len(fused) != 1 or any(not said.startswith((FLASH, EFFICIENT)) for said in obstacles):
         return []
     other = EFFICIENT if fused == [FLASH] else FLASH
-    return [f"what kept {other} from these inputs the trace does not tell"]
+    return [f"the trace does not tell why {other} was not used"]
 
 
 def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
@@ -128,22 +128,24 @@ def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
         )
     if fallback:
         return (
-            f"change what keeps the fused kernels from it: {needs}. Under torch.nn.attention.sdpa_kernel("
-            "[SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) it raises, with the reasons as warnings, "
-            "where no fused kernel fits"
+            f"remove what prevents the fused kernels: {needs}. Under torch.nn.attention.sdpa_kernel("
+            "[SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]), PyTorch raises an error if no fused kernel "
+            "fits, with the reasons as warnings"
         )
     odd = {size for one in found for size in (one.queries, one.keys) if size and size % 8}
     any_length = "; lengths need no padding" if odd else ""
     return (
-        'torch.nn.functional.scaled_dot_product_attention, for a model of transformers attn_implementation="sdpa" (or '
-        '"flash_attention_2"), for nn.MultiheadAttention need_weights=False; position biases are given as attn_mask: '
+        'use torch.nn.functional.scaled_dot_product_attention, for a transformers model attn_implementation="sdpa" (or '
+        '"flash_attention_2"), for nn.MultiheadAttention need_weights=False; pass position biases as attn_mask: '
         f"{needs}{any_length}"
     )
 
 
 def _fused(rank: Rank, one: Attention) -> int:
-    """Nanoseconds that no kernel can do without: half of the products, two forward and four backward, at the device's
-    peak; 0 where that is unknown."""
+    """Return the nanoseconds that any kernel needs at the device's peak; 0 where the peak is unknown.
+
+    A kernel needs LEAST_OF_PRODUCTS of the products, of which there are two forward and four backward.
+    """
     peak = peak_of(find_accelerator(rank.device_name or ""), one.dtype, ())
     if peak is None or not one.head_size:
         return 0
@@ -153,7 +155,7 @@ def _fused(rank: Rank, one: Attention) -> int:
 
 
 def of_the_headline(case: Case) -> str:
-    """A clause where such attention is most of what is computed; nothing otherwise."""
+    """Return a clause for the headline if such attention is most of the computing; else an empty string."""
     part = share_of_computing(case)
     if part < MOST or measures.share(case, sum(one.total for one in case.rank.attention)) < MARKED:
         return ""

@@ -1,4 +1,4 @@
-"""Everything that is known of one program when it is diagnosed."""
+"""The input of a diagnostic rule, and helpers that name the fix it proposes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,45 @@ from gpubench.trace.profile import Profile, Rank
 class Case:
     profile: Profile
     settings: Mapping[str, Any] | None = None
-    """By dot-key, of the run that was profiled; None for a trace from elsewhere, of which no setting is known."""
+    """The settings of the run that was profiled, by dot-key; None for a trace from elsewhere."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Of the clean run: what may be quoted as a time."""
+    """The metrics of the clean run: only these are quoted as times."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """environment.json of the run, as dot-keys."""
+    """The run's environment.json, by dot-key."""
     overhead: float | None = None
-    """Time of a recorded step over that of a clean one, less 1; None where no clean step does the same."""
+    """Time of a recorded step divided by that of a clean one, less 1; None if no clean step does the same work."""
 
     @property
     def rank(self) -> Rank:
-        """The one that is looked at when one has to do: the lowest."""
+        """The lowest rank, for rules that look at one rank."""
         return self.profile.ranks[0]
 
     def fix(self, **overrides: Any) -> dict[str, Any]:
-        """As `findings.fix` has it."""
+        """Return `overrides` as a fix in dot-keys; see `findings.fix`."""
         return findings.fix(self.settings, **overrides)
 
     def setting(self, key: str) -> Any:
-        """None where it is not known, or the command has no such setting."""
+        """Return a setting; None if it is unknown or the command has no such setting."""
         return None if self.settings is None else self.settings.get(key)
+
+
+def compiling(case: Case) -> dict[str, Any]:
+    """Return the next compile setting to try. CUDA graphs do not work with gradient accumulation."""
+    graphs = case.rank.device is not None and (case.setting("training.grad_accumulation") or 1) == 1
+    if case.setting("performance.compile") is False:
+        if graphs:
+            return case.fix(performance__compile=True, performance__compile_mode="reduce-overhead")
+        return case.fix(performance__compile=True)
+    if graphs and case.setting("performance.compile_mode") == "default":
+        return case.fix(performance__compile_mode="reduce-overhead")
+    return {}
+
+
+def larger_batch(case: Case, factor: int) -> dict[str, Any]:
+    """Return the fix for a larger batch; a pipeline's micro-batch is at most the number of samples."""
+    if batch := case.setting("training.batch_size"):
+        return case.fix(training__batch_size=factor * batch)
+    micro, samples = case.setting("work.micro_batch"), case.setting("work.samples")
+    if micro and samples and factor * micro <= samples:
+        return case.fix(work__micro_batch=factor * micro)
+    return {}

@@ -1,4 +1,4 @@
-"""Rules about what ranks tell each other, and how long they wait for it."""
+"""Rules about communication: exposed collectives, and a slowest rank that the others wait for."""
 
 from typing import Any, NamedTuple
 
@@ -6,16 +6,136 @@ from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.diagnosis.stragglers import every_rank_is_traced, exposed, slowest, waited_for
-from gpubench.findings import Finding, severity
-from gpubench.trace.communication import kind_of
-from gpubench.trace.profile import CollectiveKind
+from gpubench.distributions import binomial_tail
+from gpubench.findings import Finding, Unanswered, severity
+from gpubench.trace.profile import CollectiveKind, Rank, Straggler
+from gpubench.trace.ranks import kind_of
 
-TOO_FEW = 2  # collectives a step: the last one's bucket is filled only as the backward pass ends
-TOO_MANY = 8  # collectives a step, beyond which each one's fixed cost counts
-BUCKET_STEP = 4  # by which the bucket is changed: less is lost among other things
-MOST = 0.5
-NAMED = 0.1  # of the communication that nothing hides: kinds of collectives from which on one is spoken of
+CHANCE = 0.05
+"""The probability with which ranks that are late at random would look as one-sided: the 95 % confidence used
+everywhere."""
+
+
+def stragglers(case: Case) -> Answers:
+    if not every_rank_is_traced(case):
+        needs = "profiling.all_ranks" if case.setting("profiling.all_ranks") is False else "a trace of every rank"
+        yield Unanswered("straggler", "traces of the other ranks", needs)
+    slow = slowest(case)
+    if slow is None and _too_few_to_tell(case):
+        needs = "profiling.active" if case.setting("profiling.active") else "traces of more steps"
+        yield Unanswered("straggler", "enough collectives to tell a slow rank from chance", needs)
+    if slow is None or waited_for(case, slow) < WORTH:
+        return
+    cost = waited_for(case, slow)
+    skew = case.metrics.get("straggler_skew")
+    reason, advice = _difference(case, slow)
+    yield Finding(
+        id="straggler",
+        title=f"rank {slow.rank} keeps the others waiting",
+        severity=severity(cost),
+        evidence=[
+            f"rank {slow.rank} was the last to reach {slow.waited_for} of {slow.of} collectives, "
+            f"{units.seconds(slow.late / 1e9)} after the first rank on average",
+            *([f"straggler_skew of the clean run is {units.percent(skew.estimate)}"] if skew is not None else []),
+        ],
+        cause=reason,
+        advice=advice,
+        expected=measures.at_most(cost),
+        threshold=f"{WORTH_REASON}, if one rank is last so often that ranks late at random would show it in less than "
+        f"{units.percent(CHANCE)} of programs",
+    )
+
+
+def every_rank_is_traced(case: Case) -> bool:
+    """Say whether all ranks are traced; one trace that communicates, with an unknown number of ranks, is not all."""
+    world = case.setting("distributed.world_size") or case.rank.world_size
+    if world is None:
+        return len(case.profile.ranks) > 1 or not _communicates(case.rank)
+    return len(case.profile.ranks) >= world
+
+
+def slowest(case: Case) -> Straggler | None:
+    """Return the latest rank among those that are last more often than chance explains; None if there is none."""
+    found = case.profile.stragglers
+    ranks, waits = max(2, len(found)), sum(one.waited_for for one in found)
+    often = [one for one in found if one.waited_for > 0 and _by_chance(one.waited_for, waits, ranks) < CHANCE]
+    return max(often, key=lambda one: one.late, default=None)
+
+
+def _too_few_to_tell(case: Case) -> bool:
+    """Say whether some rank is late, but even a rank that is always last would not stand out from chance."""
+    found = case.profile.stragglers
+    waits, most = sum(one.waited_for for one in found), max((waited_for(case, one) for one in found), default=0.0)
+    return waits > 0 and most >= WORTH and _by_chance(waits, waits, max(2, len(found))) >= CHANCE
+
+
+def _by_chance(last: int, waits: int, ranks: int) -> float:
+    """Return an upper limit for the probability that some rank is last `last` times out of `waits` by chance.
+
+    It is the tail of the binomial distribution for one rank, with all ranks equally likely to be last, times their
+    number (Bonferroni).
+    """
+    return binomial_tail(last, waits, 1 / ranks) * ranks
+
+
+def waited_for(case: Case, slow: Straggler) -> float:
+    """Return an upper limit for the fraction of the step that other ranks wait for this one.
+
+    It is no more than the exposed communication of another rank, since collectives may overlap each other or computing.
+    """
+    others = [exposed(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
+    return measures.share(case, min([slow.late * slow.of, *([max(others)] if others else [])]))
+
+
+def exposed(rank: Rank) -> int:
+    """Return the nanoseconds in which a rank does nothing but communicate, or wait for communication."""
+    if rank.device is None:
+        return rank.host.get("communication", 0)
+    return rank.device.exposed_communication + rank.idle.get("communication_wait", 0)
+
+
+def _communicates(rank: Rank) -> bool:
+    return exposed(rank) > 0 or (rank.device is not None and rank.device.communication > 0)
+
+
+def _difference(case: Case, slow: Straggler) -> tuple[str, str]:
+    """Say what the slowest rank spends more time on than the median of the others; return cause and advice."""
+    own = next((_parts(rank) for rank in case.profile.ranks if rank.rank == slow.rank), {})
+    others = [_parts(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
+    excess = {part: own[part] - _median([other.get(part, 0) for other in others]) for part in own if others}
+    most = max(excess.keys() & _PARTS.keys(), key=lambda part: excess[part], default=None)
+    if most is None or measures.share(case, excess[most]) < WORTH:
+        return "it does more work, or works more slowly; the traces do not tell which", _ADVICE_UNKNOWN
+    name, advice = _PARTS[most]
+    return f"it spends {phrases.a_step(case, excess[most])} more than the others {name}", advice
+
+
+def _parts(rank: Rank) -> dict[str, int]:
+    if rank.device is None:
+        return {"compute": rank.host.get("operators", 0)} | {str(part): time for part, time in rank.host.items()}
+    return {"compute": rank.device.compute} | {str(cause): time for cause, time in rank.idle.items()}
+
+
+def _median(times: list[int]) -> int:
+    """Return the median; of an even number, the lower one of the two in the middle."""
+    return sorted(times)[(len(times) - 1) // 2]
+
+
+_ADVICE_UNKNOWN = "compare clocks, temperatures and the load of its machine with those of the others"
+_PARTS = {
+    "compute": ("computing", "give every rank the same amount of work, and compare the clocks of the devices"),
+    "data_loader": ("waiting for its batches", "check the storage and the cores that this rank's loader has"),
+    "synchronisation": ("in synchronisations", "remove what only this rank does: logging, saving, evaluation"),
+    "python_and_launch": ("in Python between launches", "remove what only this rank does: logging, saving"),
+    "python": ("in Python", "remove what only this rank does: logging, saving, evaluation"),
+}
+
+
+TOO_FEW = 2  # collectives a step: the last one's bucket is filled only at the end of the backward pass
+TOO_MANY = 8  # collectives a step: with more of them, the fixed cost of each counts
+BUCKET_STEP = 4  # factor of the bucket's size: the effect of a smaller one is lost in noise
+MOST = 0.5  # of the cost
+NAMED = 0.1  # of the exposed communication: kinds of collectives with less are not named
 
 
 class _Kind(NamedTuple):
@@ -26,40 +146,42 @@ class _Kind(NamedTuple):
 
 _ALL_REDUCE = _Kind(
     "all-reduce",
-    "sums over all ranks, as of gradients, take longer than the computing beside them",
-    "overlap the sums of gradients with the backward pass, and sum once in several micro-batches, with no_sync()",
+    "all-reduces, as of gradients, take longer than the computing that overlaps them",
+    "overlap the all-reduces with the backward pass, and reduce once in several micro-batches, with no_sync()",
 )
 _SHARDED = _Kind(
     "all-gather and reduce-scatter",
-    "sharded tensors are gathered from all ranks, and gradients scattered to them, faster than computing hides it",
+    "gathering sharded tensors from all ranks, and scattering gradients to them, takes longer than the computing that "
+    "overlaps it",
     "with FSDP, prefetch parameters (set_modules_to_forward_prefetch, backward_prefetch=BACKWARD_PRE), keep them from "
     "forward to backward where memory allows (reshard_after_forward=False), or shard within each machine only (a mesh "
     "of two dimensions, HYBRID_SHARD)",
 )
 _ALL_TO_ALL = _Kind(
     "all-to-all",
-    "every rank exchanges data with every other, as embeddings or the tokens of experts, and computes little meanwhile",
-    "give ranks equal shares of the exchange (sharding of embedding tables, load of experts), split it into parts that "
+    "every rank exchanges data with every other, as for embeddings or the tokens of experts, and computes little "
+    "meanwhile",
+    "balance the exchange over the ranks (sharding of embedding tables, load of experts), split it into parts that "
     "overlap computing, and keep most of it within a machine, where links are faster",
 )
 _SEND_RECV = _Kind(
     "send and receive",
-    "ranks exchange data with single others, as stages of a pipeline or neighbours in a ring do, or with all others, "
+    "ranks exchange data with single others, as pipeline stages or neighbours in a ring do, or with all others, "
     "which NCCL runs as SendRecv too",
-    "start transfers before their data is needed, and overlap them with computing (in a pipeline by more and smaller "
-    "micro-batches); put ranks that exchange most on the fastest links; of an all-to-all, give ranks equal shares (of "
-    "embedding tables, experts), in parts",
+    "start transfers before their data is needed, and overlap them with computing (in a pipeline with more and smaller "
+    "micro-batches); put ranks that exchange most on the fastest links; balance an all-to-all over the ranks "
+    "(embedding tables, experts), and split it into parts",
 )
 _BROADCAST = _Kind(
     "broadcast",
-    "one rank sends the others what they may have already, as buffers before every forward pass",
-    "DistributedDataParallel(broadcast_buffers=False) where ranks may differ in buffers, as of BatchNorm; send what "
-    "stays the same once, before the loop",
+    "one rank sends the others data that they may already have, as buffers before every forward pass",
+    "use DistributedDataParallel(broadcast_buffers=False) where ranks may differ in buffers, as of BatchNorm; "
+    "broadcast constants once, before the loop",
 )
 _UNKNOWN = _Kind(
     "communication",
-    "there is more to send than computing has time to hide",
-    "send less, or while there is something to compute",
+    "communication takes longer than the computing that could hide it",
+    "send less data, or send it while there is something to compute",
 )
 _KINDS: dict[CollectiveKind, _Kind] = {
     "all_reduce": _ALL_REDUCE,
@@ -71,11 +193,11 @@ _KINDS: dict[CollectiveKind, _Kind] = {
     "other": _UNKNOWN,
 }
 _OF_STRATEGY = {"ddp": _ALL_REDUCE, "fsdp2": _SHARDED}
-"""What a program communicates by whose trace has no kernels of it."""
+"""The kind of communication of a strategy, for a trace without kernels of it."""
 
 
 def repeated_reduction(case: Case) -> Answers:
-    """Gradients that are summed over the ranks before they are complete."""
+    """Find gradients that are summed over the ranks before they are complete."""
     if not _reduces_each(case):
         return
     micro = case.setting("training.grad_accumulation")
@@ -84,14 +206,14 @@ def repeated_reduction(case: Case) -> Answers:
         return
     yield Finding(
         id="repeated-reduction",
-        title="gradients are summed over the ranks after every micro-batch",
+        title="gradients are all-reduced after every micro-batch",
         severity=severity(cost),
         evidence=[
             f"a step has {micro} micro-batches, and distributed.sync_gradients is each",
-            f"{units.percent(_exposed(case))} of {phrases.whole(case)} is communication that nothing hides",
+            f"{units.percent(_exposed(case))} of {phrases.whole(case)} is exposed communication",
         ],
-        cause="only the sum after the last micro-batch is used: the others could be added up on each rank",
-        advice="model.no_sync() around all micro-batches but the last",
+        cause="only the sum after the last micro-batch is used: each rank could accumulate the others by itself",
+        advice="use model.no_sync() around all micro-batches but the last",
         fix=case.fix(distributed__sync_gradients="last"),
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
@@ -99,7 +221,7 @@ def repeated_reduction(case: Case) -> Answers:
 
 
 def exposed_communication(case: Case) -> Answers:
-    """What is left when neither a slow rank nor needless sums explain it."""
+    """Find exposed communication that neither a slow rank nor repeated reductions explain."""
     if _reduces_each(case):
         return
     cost = _exposed(case) - _explained(case)
@@ -116,7 +238,7 @@ def exposed_communication(case: Case) -> Answers:
         advice=advice,
         fix={} if factor is None else _bucket(case, factor),
         expected=measures.at_most(cost),
-        threshold=f"from {units.percent(NOTABLE)} of the step on: some of it is hidden in hardly any program",
+        threshold=f"at least {units.percent(NOTABLE)} of the step: hardly any program hides all of its communication",
     )
 
 
@@ -136,13 +258,13 @@ def _exposed(case: Case) -> float:
 
 
 def _explained(case: Case) -> float:
-    """By a slow rank, which is another rule's; it does not wait for itself."""
+    """Return the fraction of the step that a slow rank explains, unless this rank is that one."""
     slow = slowest(case)
     return 0.0 if slow is None or slow.rank == case.rank.rank else waited_for(case, slow)
 
 
 def _shares(case: Case) -> dict[_Kind, float]:
-    """The kinds of collectives worth speaking of, each with its part of what nothing hides, the largest first."""
+    """Return the kinds of collectives worth naming with their shares of the exposed communication, largest first."""
     found: dict[_Kind, int] = {}
     hidden = not any(one.exposed for one in case.rank.collectives)
     for one in case.rank.collectives:
@@ -156,14 +278,14 @@ def _shares(case: Case) -> dict[_Kind, float]:
 
 
 def _told(case: Case, shares: dict[_Kind, float]) -> list[str]:
-    """How often collectives of each kind come, and what of them nothing hides."""
+    """Say how many collectives of each kind there are, and how much of their time is exposed."""
     said = []
     for kind in shares:
         own = [one for one in case.rank.collectives if _KINDS[one.kind or kind_of(one.name)] is kind]
         if own:
             calls, visible = sum(one.calls for one in own), sum(one.exposed for one in own)
             name = "of unknown kind" if kind is _UNKNOWN else kind.name
-            said.append(f"{name}: {phrases.times_a_step(case, calls)}, {phrases.a_step(case, visible)} not hidden")
+            said.append(f"{name}: {phrases.times_a_step(case, calls)}, {phrases.a_step(case, visible)} exposed")
     return said
 
 
@@ -171,7 +293,7 @@ def _evidence(case: Case) -> list[str]:
     said, clean = [], case.metrics.get("phase_exposed_communication")
     if clean is not None:
         said.append(
-            f"communication that nothing hides takes {units.seconds(clean.estimate)} of a clean step "
+            f"exposed communication takes {units.seconds(clean.estimate)} of a clean step "
             f"({units.percent(_exposed(case))})"
         )
     device = case.rank.device
@@ -192,27 +314,27 @@ def _evidence(case: Case) -> list[str]:
 
 
 def _reason(case: Case, cost: float, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
-    """Cause and advice, and what to multiply the bucket by."""
+    """Return cause, advice, and the factor for the bucket's size."""
     skew = case.metrics.get("straggler_skew")
-    even = skew is not None and skew.estimate < MOST * cost  # the clean run knows of all ranks
+    even = skew is not None and skew.estimate < MOST * cost  # the clean run's metric is of all ranks
     cause, advice, factor = _by_kind(case, shares)
     if not even and not every_rank_is_traced(case):
         return (
-            "the link is too slow, or another rank comes late: only traces of all ranks tell",
-            f"record every rank; if none comes late: {advice}",
+            "the link is too slow, or another rank is late: only traces of all ranks tell which",
+            f"record every rank; if none is late: {advice}",
             None,
         )
     if not even and _others_late(case) >= MOST * cost:
         return (
-            "ranks wait for each other, and for none of them so often that it could not be chance",
-            "give all ranks the same amount of work in every step: batches of one size, sequences of like lengths",
+            "ranks wait for each other, but for none of them more often than chance explains",
+            "give all ranks the same amount of work in every step: batches of one size, sequences of similar lengths",
             None,
         )
     return cause, advice, factor
 
 
 def _by_kind(case: Case, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
-    """Where all-reduces are all that matters, by their number, as DistributedDataParallel's buckets decide it."""
+    """Choose by kind; all-reduces alone are judged by their number, which DistributedDataParallel's buckets decide."""
     first, *others = shares
     if others:
         known = [kind for kind in shares if kind is not _UNKNOWN]
@@ -224,24 +346,24 @@ def _by_kind(case: Case, shares: dict[_Kind, float]) -> tuple[str, str, float | 
 
 
 def _others_late(case: Case) -> float:
-    """By turns, as a fraction of the step: what this rank may have waited for the others, but for a slow one."""
+    """Return the fraction of the step that this rank may have waited for others, without a consistently slow one."""
     slow = slowest(case)
     others = [one for one in case.profile.stragglers if one.rank != case.rank.rank and one is not slow]
     return sum(waited_for(case, one) for one in others)
 
 
 def _by_number(calls: float) -> tuple[str, str, float | None]:
-    """By how many all-reduces carry the gradients of a step."""
+    """Choose by the number of all-reduces that carry the gradients of a step."""
     if 0 < calls <= TOO_FEW:
         return (
-            "so few buckets are full only near the end of the backward pass, where little is left to hide their sums",
-            "smaller buckets, which set out earlier: DistributedDataParallel(bucket_cap_mb=...)",
+            "with so few buckets, most all-reduces start at the end of the backward pass, where little can hide them",
+            "use smaller buckets, which start earlier: DistributedDataParallel(bucket_cap_mb=...)",
             1 / BUCKET_STEP,
         )
     if calls > TOO_MANY:
         return (
-            "gradients are sent in many small pieces, and each costs a round among the ranks",
-            "larger buckets: DistributedDataParallel(bucket_cap_mb=...)",
+            "gradients are sent in many small pieces, and each has the latency of a collective",
+            "use larger buckets: DistributedDataParallel(bucket_cap_mb=...)",
             BUCKET_STEP,
         )
     return (

@@ -1,23 +1,170 @@
-"""Rules about copies between host and device, and about what is meant to be on the device and is not."""
+"""Rules about copies between host and device, and about conversions of type and memory layout."""
+
+import re
 
 from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import WORTH, WORTH_REASON, Answers
+from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
 from gpubench.findings import Finding, severity
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
 
+WITHOUT_BF16 = frozenset({"AVX2", "DEFAULT"})
+"""What torch.backends.cpu.get_cpu_capability() returns for x86 CPUs without bf16 arithmetic, which needs AVX-512."""
+BEFORE_MODEL = frozenset({"data_wait", "host_to_device"})
+TO_NHWC = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose", re.IGNORECASE)
+"""Kernels of cuDNN and MIOpen that convert tensors before and after convolutions computed in NHWC."""
+OF_MIOPEN = "batched_transpose"
+
+
+def casts(case: Case) -> Answers:
+    found = [
+        copy for copy in _of_kind(case, "dtype_cast") if copy.phase != "optimizer"
+    ]  # `unfused_optimizer` has those
+    cost = _conversion_cost(case, found)
+    if cost < NOTABLE:
+        return
+    narrow = case.rank.device is None and case.setting("precision") in ("bf16", "amp", "fp16")
+    cause, advice = _narrow(case) if narrow else _WIDE[all(copy.phase in BEFORE_MODEL for copy in found)]
+    yield Finding(
+        id="casts",
+        title="tensors are converted to another type",
+        severity=severity(cost),
+        evidence=[*_told_conversions(case, found), *(_capability(case) if narrow else [])],
+        cause=cause,
+        advice=advice,
+        fix=case.fix(precision="fp32") if narrow else {},
+        expected=None if narrow else measures.at_most(cost),  # the speed of the products changes too
+        threshold=f"at least {units.percent(NOTABLE)} of the step, as mixed precision needs some conversions",
+    )
+
+
+def layout_of_batches(case: Case) -> Answers:
+    found = [copy for copy in _of_kind(case, "layout_change") if copy.phase in BEFORE_MODEL]
+    cost = _conversion_cost(case, found)
+    if cost < WORTH:
+        return
+    asked = case.setting("performance.channels_last") is True
+    on_cpu = case.rank.device is None  # on a GPU, convolutions in NCHW lose more than these copies cost
+    yield Finding(
+        id="layout-of-batches",
+        title="every batch is rearranged in memory",
+        severity=severity(cost),
+        evidence=_told_conversions(case, found),
+        cause="performance.channels_last requires NHWC, and the data arrives in NCHW"
+        if asked
+        else "batches arrive in a memory layout other than the one that the program needs",
+        advice="switch channels_last off where convolutions gain less than the copies cost, or store the data in NHWC"
+        if asked and on_cpu
+        else "store the data in the layout that the model needs",
+        fix=case.fix(performance__channels_last=False) if asked and on_cpu else {},
+        expected=measures.at_most(cost),
+        threshold=WORTH_REASON,
+    )
+
+
+def layout_in_model(case: Case) -> Answers:
+    """Find copies made by the program's own code; `nchw_convolutions` reports those of convolutions."""
+    found = [copy for copy in _of_kind(case, "layout_change") if copy.phase not in BEFORE_MODEL]
+    cost = _conversion_cost(case, found)
+    if cost < NOTABLE:
+        return
+    yield Finding(
+        id="layout-in-model",
+        title="tensors are rearranged in memory within the step",
+        severity=severity(cost),
+        evidence=_told_conversions(case, found),
+        cause="an operator needs contiguous input, and a transpose, permute or slice made it non-contiguous",
+        advice="choose layouts that the next operator takes unchanged, and remove needless contiguous() calls",
+        expected=measures.at_most(cost),
+        threshold=f"at least {units.percent(NOTABLE)} of the step, as most models need some of it",
+    )
+
+
+def nchw_convolutions(case: Case) -> Answers:
+    kernels = [kernel for kernel in case.rank.kernels if TO_NHWC.search(kernel.name)]
+    cost = measures.share(case, sum(kernel.total for kernel in kernels))
+    if cost < WORTH:
+        return
+    sharded = case.setting("distributed.strategy") == "fsdp2"  # FSDP2 cannot shard parameters in NHWC
+    off = case.setting("performance.channels_last") is False and not sharded
+    rocm = any(OF_MIOPEN in kernel.name for kernel in kernels)
+    yield Finding(
+        id="nchw-convolutions",
+        title="convolutions convert their tensors to NHWC and back",
+        severity=severity(cost),
+        evidence=[
+            f"{phrases.shortened(kernel.name)}: {phrases.times_a_step(case, kernel.calls)}, "
+            f"{phrases.a_step(case, kernel.total)}"
+            for kernel in kernels[:3]
+        ],
+        cause=f"{'MIOpen' if rocm else 'tensor cores'} compute{'s' * rocm} these convolutions in NHWC, and "
+        f"{'its input is' if rocm else 'model and data are'} in NCHW",
+        advice="use model.to(memory_format=torch.channels_last), and the same for the batches"
+        + (", with PYTORCH_MIOPEN_SUGGEST_NHWC=1: without it PyTorch may still pass NCHW to MIOpen" * rocm),
+        fix=case.fix(performance__channels_last=True) if off else {},
+        expected=measures.at_most(cost),
+        threshold=WORTH_REASON,
+    )
+
+
+def _of_kind(case: Case, kind: CopyKind) -> list[Copy]:
+    return [copy for copy in case.rank.copies if copy.kind == kind]
+
+
+def _conversion_cost(case: Case, copies: list[Copy]) -> float:
+    on_cpu = case.rank.device is None
+    return measures.share(case, sum(copy.host if on_cpu else copy.device for copy in copies))
+
+
+_WIDE = {
+    True: (
+        "the data has another type than the model computes in",
+        "make the data in the right type, in the dataset",
+    ),
+    False: (
+        "autocast, or the model itself, converts its inputs each time",
+        "keep tensors in the type in which they are used, and convert them once",
+    ),
+}
+"""Cause and advice, by whether all conversions happen before the model."""
+
+
+def _narrow(case: Case) -> tuple[str, str]:
+    return (
+        f"precision={case.setting('precision')} converts operands before each product and results after it",
+        "compute in fp32 where the CPU has no arithmetic in the smaller type",
+    )
+
+
+def _capability(case: Case) -> list[str]:
+    capability = case.environment.get("cpu.capability")
+    if capability not in WITHOUT_BF16:
+        return []
+    return [f"the CPU's instruction set ({capability}) has no arithmetic in that type"]
+
+
+def _told_conversions(case: Case, copies: list[Copy]) -> list[str]:
+    on_cpu = case.rank.device is None
+    costly = sorted(copies, key=lambda copy: copy.host if on_cpu else copy.device, reverse=True)
+    return [
+        f"{copy.example or 'aten::copy_'}: {phrases.times_a_step(case, copy.calls)} in {copy.phase}, "
+        f"{phrases.a_step(case, copy.host if on_cpu else copy.device)}{phrases.place(copy.where)}"
+        for copy in costly[:3]
+    ]
+
+
 COPYING = frozenset({"aten::copy_", "aten::_to_copy", "aten::to", "cudaMemcpyAsync", "cudaMemcpy", "hipMemcpyAsync"})
-"""Operators, or bare calls, that wait because they copy: their waits are told with the copies."""
+"""Operators, or bare calls, that wait because they copy. The rules about copies report their waits."""
 
 BETWEEN: tuple[CopyKind, ...] = ("host_to_device", "device_to_host")
 
 COMPUTING = frozenset({"forward", "backward", "optimizer"})
-"""Phases that take everything from where it is; a copy to the device in there is something left on the host."""
+"""Phases whose inputs should be on the device: a copy to the device within them is of a tensor left on the host."""
 
 
 def pinning(case: Case) -> Answers:
-    """Batches in ordinary memory. That the host waits for their copies is a consequence, and said here."""
+    """Find batches in pageable memory; the waits of the host for their copies are evidence of the same finding."""
     pageable = [copy for copy in _batches(case) if copy.pinned is False]
     waits = _waits(case, "host_to_device", {copy.phase for copy in pageable})
     cost = _cost(case, pageable, waits)
@@ -29,12 +176,12 @@ def pinning(case: Case) -> Answers:
         title="batches are copied from memory that is not page-locked",
         severity=severity(cost),
         evidence=[*(_told(case, copy) for copy in pageable), *_idle(case), *(_waited(case, wait) for wait in waits)],
-        cause="the driver copies ordinary memory by way of a buffer of its own, while the host waits"
-        + ("; data.pin_memory reaches only tensors that the DataLoader can see" if asked else ""),
+        cause="the driver copies pageable memory through a buffer of its own, while the host waits"
+        + ("; data.pin_memory applies only to tensors that the DataLoader can see" if asked else ""),
         advice=(
             "give the classes of your batch a pin_memory() method, or return tensors in tuples, lists and mappings"
             if asked
-            else "stage batches in page-locked memory: DataLoader(pin_memory=True) and .to(device, non_blocking=True)"
+            else "put batches into page-locked memory: DataLoader(pin_memory=True) and .to(device, non_blocking=True)"
         ),
         fix={} if asked else case.fix(data__pin_memory=True),
         expected=measures.at_most(cost),
@@ -43,7 +190,7 @@ def pinning(case: Case) -> Answers:
 
 
 def blocking_copies(case: Case) -> Answers:
-    """Page-locked memory, and the host waits all the same."""
+    """Find copies from page-locked memory for which the host waits nevertheless."""
     pageable = {copy.phase for copy in _batches(case) if copy.pinned is False}
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase not in pageable | COMPUTING]
     cost = measures.share(case, sum(wait.idle for wait in waits))
@@ -54,8 +201,8 @@ def blocking_copies(case: Case) -> Answers:
         title="the host waits for copies to the device",
         severity=severity(cost),
         evidence=[_waited(case, wait) for wait in waits],
-        cause="a copy that was not asked to be asynchronous ends only when the data has arrived",
-        advice="batch.to(device, non_blocking=True): from page-locked memory the copy then runs beside the host",
+        cause="a copy without non_blocking=True returns only when the data has arrived",
+        advice="use batch.to(device, non_blocking=True): from page-locked memory the copy then runs asynchronously",
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )
@@ -80,7 +227,7 @@ def device_to_host(case: Case) -> Answers:
 
 
 def host_tensors(case: Case) -> Answers:
-    """Tensors of the model, or made by it, that lie on the host."""
+    """Find tensors that the model holds or makes on the host and copies to the device while it computes."""
     found = [copy for copy in _uploads(case) if copy.phase in COMPUTING]
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase in COMPUTING]
     cost = _cost(case, found, waits)
@@ -91,16 +238,18 @@ def host_tensors(case: Case) -> Answers:
         title="the model copies tensors from the host while it computes",
         severity=severity(cost),
         evidence=[*(_told(case, copy) for copy in found), *(_waited(case, wait) for wait in waits)],
-        cause="a tensor is made or kept on the CPU and moved to the device each time it is needed",
-        advice="register_buffer() what is constant, and make the rest with device=x.device",
+        cause="a tensor is made or kept on the CPU and copied to the device each time it is used",
+        advice="register constants with register_buffer(), and make other tensors with device=x.device",
         expected=measures.at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
 def direction(case: Case, wait: Synchronisation) -> CopyKind | None:
-    """Of the copy that is waited for, None where it is something else; of a phase that copies both ways, the place
-    tells."""
+    """Return the direction of the copy that the host waits for; None if it waits for something else.
+
+    In a phase with copies in both directions, the source line decides.
+    """
     if wait.operator not in COPYING:
         return None
     beside = [copy for copy in case.rank.copies if copy.phase == wait.phase and copy.kind in BETWEEN]
@@ -125,9 +274,10 @@ def _waits(case: Case, kind: CopyKind, phases: set[str] | None = None) -> list[S
 
 
 def _cost(case: Case, uploads: list[Copy], waits: list[Synchronisation]) -> float:
-    """At most: idle time under these copies and their waits, and as much of the copying as nothing hides.
+    """Return an upper limit for the cost, as a fraction of the step.
 
-    Of the idle time under all copies from pageable memory they bear as much as of the copying.
+    It is the idle time under these copies and their waits, plus the exposed part of the copying. Idle time under all
+    copies from pageable memory is divided in proportion to the time of the copies.
     """
     device = case.rank.device
     every = _pageable_time(_uploads(case))
@@ -142,7 +292,7 @@ def _pageable_time(copies: list[Copy]) -> int:
 
 def _idle(case: Case) -> list[str]:
     waiting = case.rank.idle.get("pageable_copy", 0)
-    return [f"the GPU is idle {phrases.a_step(case, waiting)} while the host copies so"] if waiting else []
+    return [f"the GPU is idle {phrases.a_step(case, waiting)} during these copies"] if waiting else []
 
 
 def _told(case: Case, copy: Copy) -> str:
@@ -155,4 +305,4 @@ def _told(case: Case, copy: Copy) -> str:
 
 def _waited(case: Case, wait: Synchronisation) -> str:
     waits = phrases.a_step(case, wait.blocked)
-    return f"{wait.operator} keeps the host {waits} in {wait.call}{phrases.place(wait.where)}"
+    return f"{wait.operator} blocks the host {waits} in {wait.call}{phrases.place(wait.where)}"

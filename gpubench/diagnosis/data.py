@@ -1,16 +1,97 @@
-"""Rules about batches that come too late."""
+"""Rules about the data loader and the batch size."""
 
 import math
 from typing import Any
 
 from gpubench import units
 from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import NOTABLE, Answers
+from gpubench.diagnosis.case import Case, larger_batch
+from gpubench.diagnosis.host import SHORT_OPERATOR, between_calls, calling, waits_for_host, works
+from gpubench.diagnosis.measures import HOST_WORTH, NOTABLE, Answers
 from gpubench.findings import Finding, severity
 
+SHORT_WORK = 0.5  # of the computing time: with more of it in short kernels, their fixed cost dominates
+FITTING = (
+    0.5  # of the GPU's memory: activations double with the batch, and at most everything that is held is activations
+)
+DOUBLED = 0.5  # of the time per sample: the upper limit of the saving, where a batch twice as large takes no longer
+FIXED = 0.5  # of the step: with more of it independent of the batch size, a larger batch pays off
+LARGER = 4  # factor of the batch size: with a factor of 2 the fixed cost would still be a quarter of the step or more
+
+
+def small_batch(case: Case) -> Answers:
+    """Find short kernels on a GPU that does not wait for its launches: a larger batch gives each kernel more work."""
+    launches, device = case.rank.launches, case.rank.device
+    if launches is None or device is None or measures.recorded_eagerly(case):
+        return
+    if waits_for_host(case) >= HOST_WORTH:
+        return
+    if device.compute <= 0 or launches.short_total / device.compute < SHORT_WORK:
+        return
+    used = measures.memory_used(case)
+    fits = used is None or used <= FITTING
+    cost = measures.share(case, launches.short_total) * DOUBLED
+    yield Finding(
+        id="small-batch",
+        title="kernels are too short to fill the GPU: the batch is too small",
+        severity=severity(cost),
+        evidence=[
+            f"{launches.short} of {works(launches)} kernels and copies last under 10 us; they take "
+            f"{units.percent(launches.short_total / device.compute)} of the computing time",
+            *([f"the clean run held {units.percent(used)} of the GPU's memory"] if used is not None else []),
+        ],
+        cause="a batch gives each kernel less work than its fixed cost",
+        advice="double the batch size, and adjust the learning rate"
+        if fits
+        else "double the batch size, if activation checkpointing or a smaller data type frees enough memory",
+        fix=larger_batch(case, 2) if fits else {},
+        expected=measures.at_most(cost),
+        threshold=f"at least {units.percent(SHORT_WORK)} of the computing time in kernels under 10 us, of which "
+        f"several are fixed cost; the saving is per sample, at most {units.percent(DOUBLED)} of the time in these "
+        "kernels, where twice the samples take no longer",
+    )
+
+
+def small_batch_on_cpu(case: Case) -> Answers:
+    """Find short operators on a CPU whose step takes mostly the same time whatever the batch size."""
+    python, size = case.rank.python, case.setting("training.batch_size") or case.setting("work.micro_batch")
+    if case.rank.device is not None or python is None or measures.recorded_eagerly(case):
+        return
+    optimizer = measures.phase_share(case, "optimizer")
+    calls = measures.unrecorded(case, max(between_calls(case), calling(case)))
+    fixed = min(1.0, optimizer + calls)
+    if not python.operators or python.operator_median > SHORT_OPERATOR or fixed < FIXED:
+        return
+    saving = fixed * (1 - 1 / LARGER)
+    yield Finding(
+        id="small-batch",
+        title="the batch is too small for the fixed cost of a step",
+        severity=severity(saving),
+        evidence=[
+            *([f"a batch has {units.counted(size, 'sample')}"] if size else []),
+            f"{units.percent(fixed)} of {phrases.whole(case)} does not grow with the batch size: "
+            + " and ".join(said for part, said in _parts(optimizer, calls) if part > 0),
+            f"half of the operators take at most {units.seconds(python.operator_median / 1e9)}",
+            *phrases.less_recording(case, calls),
+        ],
+        cause="the optimizer updates all parameters and every operator is called once a step, whatever the batch size",
+        advice=f"make the batch {LARGER} times as large, and adjust the learning rate",
+        fix=larger_batch(case, LARGER),
+        expected=measures.at_most(saving),
+        threshold=f"at least {units.percent(FIXED)} of the step does not grow with the batch size, and half of the "
+        f"operators take under {SHORT_OPERATOR // 1000} us; the saving is per sample, of that part alone",
+    )
+
+
+def _parts(optimizer: float, calls: float) -> list[tuple[float, str]]:
+    return [
+        (optimizer, f"{units.percent(optimizer)} in the optimizer"),
+        (calls, f"{units.percent(calls)} in Python and in calling operators"),
+    ]
+
+
 THRESHOLD = (
-    f"from {units.percent(NOTABLE)} of the step on: a loader that keeps up hands over a batch in far less than that"
+    f"at least {units.percent(NOTABLE)} of the step: a loader that keeps up delivers a batch in far less than that"
 )
 
 
@@ -23,7 +104,7 @@ def data_loading(case: Case) -> Answers:
     if more is not None:
         yield _too_few(case, workers, more, waiting)
         return
-    cause, advice = _unmended(case, workers)
+    cause, advice = _without_workers(case, workers)
     yield Finding(
         id="data-loading",
         title="the step waits for batches",
@@ -49,16 +130,16 @@ def _too_few(case: Case, workers: int, more: int, waiting: float) -> Finding:
     saving = _saving(workers, more, waiting if free else _asleep(case, waiting))
     return Finding(
         id="too-few-workers",
-        title="the step waits for batches, and cores are free to make them"
+        title="the step waits for batches while CPU cores are free"
         if free
-        else "the step waits for batches, and the loader for something else than a core",
+        else "the step waits for batches while the loader waits, not computes",
         severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
         cause=_CAUSE_WITHOUT
         if workers == 0
-        else f"{_counted(workers)} cannot make batches as fast as the step takes them",
-        advice=f"let {units.counted(more, 'worker')} make batches beside the step"
-        + ("" if free else "; no core is free, which what only waits, as for a disk, does not need"),
+        else f"{_counted(workers)} cannot make batches as fast as the step needs them",
+        advice=f"load batches in {units.counted(more, 'worker')} beside the step"
+        + ("" if free else "; no core is free, but workers that wait for I/O, as for a disk, need none"),
         fix=case.fix(data__workers=more),
         expected=measures.at_most(saving),
         threshold=THRESHOLD,
@@ -66,7 +147,7 @@ def _too_few(case: Case, workers: int, more: int, waiting: float) -> Finding:
 
 
 def _workers(case: Case, workers: Any, waiting: float) -> int | None:
-    """How many there should be; None where more are no way out, or nothing is known of them."""
+    """Return how many workers there should be; None where more would not help, or the settings are not known."""
     allowed = measures.cores(case)
     if not isinstance(workers, int) or allowed is None:
         return None
@@ -78,16 +159,16 @@ def _workers(case: Case, workers: Any, waiting: float) -> int | None:
 
 
 def _free_cores(case: Case, workers: int) -> int:
-    """Cores of the rank with neither a worker nor, on a CPU, a thread that computes."""
+    """Return how many of the rank's cores have neither a worker nor, on a CPU, a computing thread."""
     computing = (measures.threads(case) or 1) if case.rank.device is None else 0
     return max(0, (measures.cores(case) or 0) - workers - computing)
 
 
 def _asleep(case: Case, waiting: float) -> float:
-    """The part of `waiting` in which the loader does not compute, as far as operators tell; 0 where worker processes
-    load, of which the trace shows nothing.
+    """Return the fraction of the step, out of `waiting`, in which the loader does not compute.
 
-    The loader's operators are those that the main thread's other parts leave over.
+    The loader's computing is the time in operators less what the main thread's other parts spend in operators. The
+    result is 0 with worker processes, because the trace does not contain them.
     """
     host = case.rank.host
     loading = host.get("data_loader", 0)
@@ -99,19 +180,19 @@ def _asleep(case: Case, waiting: float) -> float:
 
 
 def _needed(workers: int, waiting: float) -> int:
-    """Workers that make a batch in the rest of the step, and one more, since batches take unequal times.
+    """Return how many workers make a batch in the rest of the step, plus one because batches take unequal times.
 
-    No workers need `waiting` of a step for a batch, and w of them w steps.
+    The training process itself needs `waiting` of a step for a batch; each of w workers needs w steps.
     """
     return math.ceil(max(workers, waiting) / max(1 - waiting, 0.01)) + 1
 
 
 def _saving(workers: int, more: int, waiting: float) -> float:
-    """At most: the step is then as long as its rest, or as a batch takes `more` workers."""
+    """Return the upper limit of the saving: the step then takes its rest, or the time that `more` workers need."""
     return min(waiting, 1 - max(workers, waiting) / more)
 
 
-_CAUSE_WITHOUT = "the training process reads and prepares every batch itself, between two steps"
+_CAUSE_WITHOUT = "the training process itself reads and prepares every batch, between two steps"
 
 
 def _counted(workers: int) -> str:
@@ -119,23 +200,23 @@ def _counted(workers: int) -> str:
 
 
 def _cores(case: Case, workers: int) -> str:
-    """Who has the cores."""
+    """Say how the rank's cores are used."""
     threads = measures.threads(case)
     computing = f", {units.counted(threads, 'thread')} computing" if threads and case.rank.device is None else ""
     has = units.counted(measures.cores(case) or 0, "core")
     return f"data.workers is {workers}{computing}, and each rank has {has}"
 
 
-def _unmended(case: Case, workers: Any) -> tuple[str, str]:
-    """Cause and advice where more workers are no way out, or nothing is known of them."""
+def _without_workers(case: Case, workers: Any) -> tuple[str, str]:
+    """Return cause and advice where more workers would not help, or the settings are not known."""
     if isinstance(workers, int) and measures.cores(case) is not None:
         return (
-            f"every core has its work already ({_cores(case, workers)}), and a batch costs more than the step takes",
-            "make samples cheaper: store them decoded and resized, cache them, or augment on the GPU",
+            f"every core is in use ({_cores(case, workers)}), and making a batch takes longer than the step",
+            "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
         )
     return (
         "batches are made in the training process, or by too few workers",
-        "DataLoader(num_workers=..., persistent_workers=True), up to the machine's cores for each GPU",
+        "use DataLoader(num_workers=..., persistent_workers=True), with up to the machine's cores for each GPU",
     )
 
 
@@ -147,9 +228,9 @@ def _evidence(case: Case) -> list[str]:
             f"a step of the clean run takes {units.seconds(step.estimate)} and waits {units.percent(clean)} of it for "
             "its batches"
         )
-    starved = case.metrics.get("starved_steps")
-    if starved is not None and starved.estimate > 0:
-        said.append(f"{units.percent(starved.estimate)} of the clean run's steps began with the GPU out of work")
+    idle_starts = case.metrics.get("starved_steps")  # the persisted name of the metric
+    if idle_starts is not None and idle_starts.estimate > 0:
+        said.append(f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps")
     device, loading = case.rank.device, case.rank.idle.get("data_loader", 0)
     if device is not None and loading:
         said.append(

@@ -1,4 +1,4 @@
-"""Rules about what memory costs in time."""
+"""Rules about the time that memory costs."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,16 +6,16 @@ from typing import NamedTuple
 from gpubench import units
 from gpubench.diagnosis import measures, phrases
 from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.device import is_product
 from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.diagnosis.shapes import is_product
 from gpubench.findings import Finding, severity
 from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import family, moves_memory
-from gpubench.trace.launches import SHORT_KERNEL
 from gpubench.trace.profile import Kernel, Rank
+from gpubench.trace.program import SHORT_KERNEL
 
-MEMORY_WORTH = 0.2  # some operator is always bound by memory: normalisation, activations, residuals
-ROOM = 0.5  # of the GPU: what checkpointing drops may be as much as all that is held
+MEMORY_WORTH = 0.2  # of the step: every program has memory-bound operators, as normalisation, activations, residuals
+FITTING = 0.5  # of the GPU's memory: checkpointing may have dropped as much as all that is held
 
 
 def recompute(case: Case) -> Answers:
@@ -24,7 +24,7 @@ def recompute(case: Case) -> Answers:
     if cost < NOTABLE:
         return
     on, used = bool(case.setting("model.activation_checkpointing")), measures.memory_used(case)
-    fits = used is None or used <= ROOM
+    fits = used is None or used <= FITTING
     yield Finding(
         id="recompute",
         title="activations are computed twice",
@@ -37,13 +37,13 @@ def recompute(case: Case) -> Answers:
                 else []
             ),
         ],
-        cause="activation checkpointing drops activations in the forward pass, and makes them again when needed",
+        cause="activation checkpointing drops activations in the forward pass, and recomputes them when needed",
         advice="keep activations where memory allows: checkpoint fewer blocks, or none"
         if fits
         else "checkpoint only as many blocks as the memory needs: model.activation_checkpointing=2 takes every second",
         fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
         expected=measures.at_most(cost),
-        threshold=f"from {units.percent(NOTABLE)} of the step on: less is a fair price for the memory",
+        threshold=f"at least {units.percent(NOTABLE)} of the step: less is a fair price for the memory saved",
     )
 
 
@@ -54,19 +54,19 @@ def allocator(case: Case) -> Answers:
     off = bool(case.environment.get("variables.PYTORCH_NO_CUDA_MEMORY_CACHING"))
     yield Finding(
         id="allocator",
-        title="the GPU waits while memory is taken from the driver and given back",
+        title="the GPU waits for memory allocation by the driver",
         severity=severity(cost),
         evidence=[
             f"the GPU is idle {phrases.a_step(case, case.rank.idle['allocator'])} under cudaMalloc and cudaFree, in "
-            "steps that should find their memory ready",
+            "steps whose memory should already be cached",
             *(["the environment has PYTORCH_NO_CUDA_MEMORY_CACHING set"] if off else []),
         ],
         cause="PyTorch's caching allocator is switched off"
         if off
-        else "the cache has no block that fits: sizes change from step to step, memory is short, or it was emptied",
+        else "no cached block fits: sizes change from step to step, memory is short, or the cache was emptied",
         advice="unset PYTORCH_NO_CUDA_MEMORY_CACHING"
         if off
-        else "leave out torch.cuda.empty_cache(), pad batches to few sizes, or set "
+        else "remove torch.cuda.empty_cache(), pad batches to few sizes, or set "
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
         fix={} if off else case.fix(performance__expandable_segments=True),
         expected=measures.at_most(cost),
@@ -75,8 +75,10 @@ def allocator(case: Case) -> Answers:
 
 
 def memory_bound(case: Case) -> Answers:
-    """Operators that move more bytes than they compute on, whatever part of the memory bandwidth they reach: attention
-    in separate operators is left to its own rule."""
+    """Find operators whose memory traffic limits them, whatever part of the bandwidth they reach.
+
+    Attention in separate operators is left to `unfused_attention`.
+    """
     found = _bounded(case)
     cost = measures.share(case, found.fusible + found.products)
     if cost < MEMORY_WORTH:
@@ -84,34 +86,34 @@ def memory_bound(case: Case) -> Answers:
     moving, attention, fusible, products = found
     yield Finding(
         id="memory-bound",
-        title=f"memory bounds much of {phrases.whole(case)}, in operators that do little arithmetic for each byte",
+        title=f"much of {phrases.whole(case)} is memory-bound",
         severity="high" if cost >= 2 * MEMORY_WORTH else "medium",
         evidence=[*_by_family(case, moving, attention, products), *_reached(case), *_longest(case, moving)],
         cause="each of these operators reads its inputs from memory and writes its output there, with too little "
-        "arithmetic in between to keep the GPU busy",
+        "arithmetic to keep the GPU busy",
         advice="; ".join(_advice(case, fusible, products)),
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
         expected=measures.at_most(fused) if (fused := _fused(case, fusible)) >= WORTH else None,
-        threshold=f"from {units.percent(MEMORY_WORTH)} of {phrases.whole(case)} on, as no program is without them; of "
-        "kernels that follow one another with no matrix product between, fusing saves all but the longest at most",
+        threshold=f"at least {units.percent(MEMORY_WORTH)} of {phrases.whole(case)}, as every program has some; where "
+        "kernels follow one another without a matrix product between them, fusing saves at most all but the longest",
     )
 
 
 def of_the_headline(case: Case) -> str:
-    """A clause where memory bounds much of the step; nothing otherwise."""
+    """Return a clause for the headline if much of the step is memory-bound; else an empty string."""
     found = _bounded(case)
     cost = measures.share(case, found.fusible + found.products)
-    return f"; memory bounds {units.whole_percent(cost)} of {phrases.whole(case)}" if cost >= MEMORY_WORTH else ""
+    return f"; {units.whole_percent(cost)} of {phrases.whole(case)} is memory-bound" if cost >= MEMORY_WORTH else ""
 
 
 class _Bounded(NamedTuple):
-    """Work that memory bounds, its times in nanoseconds."""
+    """Memory-bound work, with times in nanoseconds."""
 
     moving: list[Kernel]
     attention: int
-    """Of `moving`, what is part of attention in separate operators."""
+    """The part of `moving` in attention that is made of separate operators."""
     fusible: int
-    """Of `moving`, what is not."""
+    """The rest of `moving`."""
     products: int
 
 
@@ -127,7 +129,7 @@ def _bounded(case: Case) -> _Bounded:
 
 
 def _fused(case: Case, moving: int) -> float:
-    """What fusing saves at the most, as a fraction of the step, of `moving` nanoseconds that only move memory."""
+    """Return an upper limit for what fusing saves of `moving` nanoseconds, as a fraction of the step."""
     return measures.share(case, min(moving, case.rank.fusible))
 
 
@@ -142,7 +144,7 @@ def _by_family(case: Case, moving: list[Kernel], attention: int, products: int) 
     spent = sum(total.values()) + products - attention
     said = [f"{phrases.a_step(case, spent)} in memory-bound work: {listed}"]
     if attention:
-        said = [f"{said[0]}; of that, {units.percent(measures.share(case, attention))} in attention is left out"]
+        said = [f"{said[0]}; that leaves out {units.percent(measures.share(case, attention))} in attention"]
     short = sum(kernel.total for kernel in moving if kernel.total < SHORT_KERNEL * kernel.calls)
     if short >= SHORT_PART * sum(total.values()):
         said.append(
@@ -161,12 +163,12 @@ _FAMILIES = {
     "product": "matrix products and convolutions",
     "other": "others",
 }
-TOLD = 0.001  # of the step: families that take less are not listed
-SHORT_PART = 0.1  # of the time, from which on it is worth a line
+TOLD = 0.001  # of the step: the evidence leaves out families that take less
+SHORT_PART = 0.1  # of the memory-bound time: short kernels are mentioned from there on
 
 
 def _reached(case: Case) -> list[str]:
-    """Of the memory bandwidth, weighted by time."""
+    """Return the mean fraction of the memory bandwidth that is reached, weighted by time, as evidence."""
     known = [
         one
         for one in case.rank.operators
@@ -175,7 +177,7 @@ def _reached(case: Case) -> list[str]:
     spent = sum(one.device for one in known)
     if not spent:
         lacking = "shapes" if measures.option(case, "shapes") else "the memory bandwidth of the device"
-        return [f"judged by the names of the kernels: without {lacking} it is not known what bandwidth they reach"]
+        return [f"judged by the names of the kernels: without {lacking}, the bandwidth that they reach is unknown"]
     reached = sum(one.device * (one.of_ceiling or 0.0) for one in known) / spent
     return [
         f"those whose traffic follows from their shapes, {phrases.a_step(case, spent)}, reach {units.percent(reached)} "
@@ -184,7 +186,7 @@ def _reached(case: Case) -> list[str]:
 
 
 def _longest(case: Case, moving: list[Kernel]) -> list[str]:
-    """The operators that take most, attention's left out; kernels, where no operator is known to launch any."""
+    """List the operators that take most, without attention; kernels if no operator is known to launch them."""
     names = {kernel.operator for kernel in moving}
     found = [
         one
@@ -202,24 +204,24 @@ def _longest(case: Case, moving: list[Kernel]) -> list[str]:
 
 
 def _advice(case: Case, fusible: int, products: int) -> Iterator[str]:
-    """What helps the larger part first; nothing about what is next to nothing."""
+    """Yield advice for the larger part first, and none for a part below NOTABLE."""
     about = [(fusible, _fusing(case.rank)), (products, _BATCHING)]
     for time, said in sorted(about, reverse=True):
         if measures.share(case, time) >= NOTABLE:
             yield said
 
 
-_BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type are less to read"
+_BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type need less traffic"
 
 
 def _fusing(rank: Rank) -> str:
-    """Of operators that are not products."""
+    """Return advice for operators that are not products."""
     if rank.compiled:
-        return "bring what runs outside of the compiled regions into these, where torch.compile fuses it"
+        return "move operators into the compiled regions, where torch.compile fuses them"
     said = (
-        "torch.compile fuses neighbouring operators into one kernel that keeps what passes between them in registers; "
-        "a smaller type halves the traffic"
+        "use torch.compile, which fuses neighbouring operators into one kernel and keeps intermediate results in "
+        "registers; a smaller type halves the traffic"
     )
     if {"aten::pow", "aten::mean", "aten::rsqrt"} <= {one.name for one in rank.operators}:
-        return f"{said}; torch.nn.functional.rms_norm does all of an RMSNorm, which is made of single operators here"
+        return f"{said}; replace the RMSNorm made of single operators by torch.nn.functional.rms_norm"
     return said

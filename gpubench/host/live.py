@@ -1,4 +1,4 @@
-"""The live view of a run: a table where stderr is a terminal, plain lines where it is not."""
+"""The live view of a run: a table if stderr is a terminal, otherwise plain lines."""
 
 import time
 from statistics import fmean
@@ -11,29 +11,28 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.host.recording import Progress, Recorder
-from gpubench.host.train_recording import TrainProgress
-from gpubench.screen import BAR, Fitting, bar
+from gpubench.host.recorder import Progress, Recorder, TrainProgress
 from gpubench.telemetry import TelemetrySample
+from gpubench.text import BAR, Fitting, bar
 
-REDRAW_SECONDS = 0.5  # the host shares the machine with the workers: draw seldom
+REDRAW_SECONDS = 0.5  # the host shares the machine with the workers, so it redraws rarely
 LINE_SECONDS = 5.0
 
 P = TypeVar("P", bound=Progress, contravariant=True)
 
 
 class Drawing(Protocol[P]):
-    """How the progress of one command looks: this module for training."""
+    """How to show the progress of one command. This module itself is the drawing for training."""
 
     def describe(self, progress: P) -> str:
-        """In one plain line."""
+        """Returns the progress as one line of plain text."""
 
     def draw(self, experiment: str, progress: P) -> RenderableType:
-        """As a table."""
+        """Returns the progress as a rich table."""
 
 
 class View(Protocol):
-    """Something that shows a run while it goes on; a context manager, called often."""
+    """A context manager that shows the state of a run each time it is called."""
 
     def __call__(self, recorder: Recorder[Any]) -> None: ...
 
@@ -45,7 +44,7 @@ class View(Protocol):
 
 
 class Silence:
-    """-q."""
+    """The view for -q: it shows nothing."""
 
     def __call__(self, recorder: Recorder[Any]) -> None:
         pass
@@ -60,7 +59,7 @@ class Silence:
 
 
 class Lines(Silence):
-    """One line every few seconds, for logs and pipes."""
+    """Prints one line every few seconds, for logs and pipes."""
 
     def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
         self._console = console
@@ -76,7 +75,7 @@ class Lines(Silence):
 
 
 class LiveTable(Silence):
-    """Redrawn in place; wiped when the run is over, so that the report stands alone."""
+    """Redraws a table in place, and erases it when the run is over so that only the report remains."""
 
     def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
         self._drawing = drawing
@@ -101,7 +100,7 @@ class LiveTable(Silence):
 
 
 def describe(progress: TrainProgress) -> str:
-    """The state of a run in one plain line."""
+    """Returns the state of a run as one line of plain text."""
     head = progress.place
     if progress.step is None:
         return f"{head}  {progress.doing.replace('_', ' ')}"
@@ -114,12 +113,12 @@ def describe(progress: TrainProgress) -> str:
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
-    """The state of a run as a table, which leaves its bars out where there is no room for them."""
+    """Returns the state of a run as a table. A terminal too narrow for the bars gets the table without them."""
     return Group(Text(experiment, style="bold"), Fitting(_table(progress, length) for length in (BAR, 0)))
 
 
 def _table(progress: TrainProgress, length: int) -> Table:
-    """length: of its bars."""
+    """Builds the table with bars of `length` characters."""
     table = head(progress.place)
     if progress.step is None:
         table.add_row("", units.words(progress.doing))
@@ -143,7 +142,7 @@ def _table(progress: TrainProgress, length: int) -> Table:
 
 
 def head(now: str) -> Table:
-    """What every view begins with, to be added to: names, and what there is to say of them."""
+    """Returns the first rows of every view as a table of two columns, to which a view adds its own rows."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -156,7 +155,7 @@ def _step_time(progress: TrainProgress) -> float:
 
 
 def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
-    """(name, share of the step, seconds) over the recent steps."""
+    """Returns (name, share of the step, seconds) of each phase, as means over the recent steps."""
     recent = progress.steps
     total = _step_time(progress)
     names = dict.fromkeys(name for step in recent for name in step.phases)

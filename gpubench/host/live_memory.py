@@ -1,21 +1,21 @@
-"""How the progress of a memory run looks."""
+"""The live view of a memory run."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpubench import units
 from gpubench.host.live import hardware, head
-from gpubench.host.memory_recording import MemoryProgress
+from gpubench.host.memory_recorder import MemoryProgress
 
 
 def describe(progress: MemoryProgress) -> str:
-    """In one plain line."""
+    """Returns the state of a run as one line of plain text."""
     doing = units.words(progress.doing)
     return doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
 
 
 def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
-    """As a table."""
+    """Returns the state of a run as a table."""
     table = head(describe(progress))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)

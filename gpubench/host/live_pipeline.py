@@ -1,4 +1,4 @@
-"""How the progress of a pipeline looks while it goes on: a row for each rank, or a plain line."""
+"""The live view of a pipeline: a table with a row for each rank, or one plain line."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.diffusion.timeline import PARTS
 from gpubench.host.live import hardware, head
-from gpubench.host.pipe_progress import PipeProgress, RankProgress
-from gpubench.screen import Fitting, plain_table
+from gpubench.host.pipeline_recorder import PipeProgress, RankProgress
+from gpubench.runs.stages import PARTS
+from gpubench.text import Fitting, plain_table
 
 EVERYTHING = ("rank", "sample", "evaluation", "evaluation time", *map(units.words, PARTS), "doing")
 LAYOUTS = (  # from the widest table to the narrowest
@@ -21,12 +21,12 @@ LAYOUTS = (  # from the widest table to the narrowest
 
 
 def describe(progress: PipeProgress) -> str:
-    """The state of a run in one plain line."""
+    """Returns the state of a run as one line of plain text."""
     parts = [progress.place]
     if not any(state.spans for state in progress.states):
         return "  ".join([*parts, units.words(progress.doing)])
     parts.append(f"samples {progress.finished}/{progress.total or '?'}")
-    if progress.finished == progress.total:  # what is measured beside it, or compared with it
+    if progress.finished == progress.total:  # the baselines or the verification run
         busy = [state.doing for state in progress.states if not state.doing.startswith("waiting")]
         return "  ".join([*parts, units.words(busy[0] if busy else progress.doing)])
     parts += [f"rank {rank} {_where(state)}" for rank, state in enumerate(progress.states)]
@@ -34,7 +34,7 @@ def describe(progress: PipeProgress) -> str:
 
 
 def draw(experiment: str, progress: PipeProgress) -> RenderableType:
-    """The state of a run as a table."""
+    """Returns the state of a run as a table with a row for each rank."""
     table = head(progress.place)
     table.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
     for name, text in hardware(progress.telemetry):
@@ -43,7 +43,7 @@ def draw(experiment: str, progress: PipeProgress) -> RenderableType:
 
 
 def _ranks(progress: PipeProgress, columns: Sequence[str], words: int | None) -> Table:
-    """`words` is the most characters in a line of what a rank is doing."""
+    """Builds the table of the ranks. `words` is the largest width of the column "doing", in characters."""
     table = plain_table()
     for name in columns:
         is_words = name == "doing"
@@ -66,7 +66,7 @@ def _cells(state: RankProgress) -> dict[str, str]:
 
 
 def _where(state: RankProgress) -> str:
-    """ "sample 3 evaluation 17", or what it does where it has none in hand."""
+    """Returns "sample 3 evaluation 17", or what the rank does if it works on no sample."""
     if state.sample is None:
         return units.words(state.doing)
     return f"sample {state.sample}" + (f" evaluation {state.step}" if state.step is not None else "")

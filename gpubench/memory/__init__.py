@@ -1,2 +1,4 @@
-"""What fills a device's memory: allocations in their order, whatever recorded or predicted them, and what they add up
-to. Nothing here needs torch."""
+"""What fills a device's memory: recorded or predicted allocations in order, and what they add up to.
+
+Importing this package does not import torch.
+"""

@@ -1,4 +1,4 @@
-"""What would lower the peak: rules, each for one thing that fills the memory at the peak, and what they propose."""
+"""Advice on a smaller footprint, ordered by how much memory it saves."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -7,12 +7,270 @@ import msgspec
 
 from gpubench import units
 from gpubench.findings import Finding, Findings, Saving, Unanswered
-from gpubench.memory.advice_activations import activations_kept, inputs, micro_batch, wide_activations
-from gpubench.memory.advice_allocator import fragmentation, workspaces
-from gpubench.memory.advice_case import Advice, Answers, Case
-from gpubench.memory.advice_operators import attention_matrix, large_logits
-from gpubench.memory.advice_state import foreach_temporaries, gradients, optimizer_state, parameters
+from gpubench.hardware import AMPERE, HOPPER
+from gpubench.memory.advice_activations import (
+    activations_kept,
+    attention_matrix,
+    inputs,
+    large_logits,
+    micro_batch,
+    wide_activations,
+)
+from gpubench.memory.advice_case import (
+    Advice,
+    Answers,
+    Case,
+    lacking_operators,
+    lacking_phases,
+    place,
+    threshold,
+    told_of,
+)
+from gpubench.memory.allocator import HANDLES, blas_workspace, capability
 from gpubench.memory.footprint import Footprint
+
+UNUSED = 0.05
+"""A fraction of the peak: the allocator always holds some memory unused, because it reserves in pieces."""
+WORKSPACES = 0.05
+"""A fraction of the peak: smaller workspaces may slow matrix products, which is not worth a smaller saving."""
+
+SMALL = 8 * 16 * 1024
+"""Bytes of a workspace under CUBLAS_WORKSPACE_CONFIG=:16:8, eight pieces of 16 KiB: the smaller one of the two settings
+that torch.use_deterministic_algorithms accepts."""
+
+
+def fragmentation(case: Case) -> Answers:
+    size, level = case.held("fragmentation"), case.peak.level
+    if level.reserved is None or case.share(size) < UNUSED:
+        return
+    if case.setting("performance.expandable_segments") is True:
+        return
+    yield Advice(
+        size,
+        Finding(
+            id="fragmentation",
+            title="the allocator holds memory that no tensor uses",
+            severity=case.severity(size),
+            evidence=[
+                f"of {units.size(level.reserved)} from the driver {units.size(level.allocated)} are in use at the peak "
+                f"{case.where}; {case.told(size)} are unused",
+            ],
+            cause="memory comes in segments of fixed sizes, and what is free in one does not fit the next request",
+            advice="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.10), so "
+            "that segments grow instead of new ones being added",
+            fix=case.fix(performance__expandable_segments=True),
+            threshold=threshold(UNUSED, "segments always have unused parts"),
+        ),
+    )
+
+
+def workspaces(case: Case) -> Answers:
+    size = case.held("workspaces")
+    if case.share(size) < WORKSPACES or _is_amd(case):
+        return
+    # AMPERE is the last generation with small workspaces, HOPPER the first one with large ones.
+    usual, blas = HANDLES * blas_workspace(AMPERE), HANDLES * blas_workspace(HOPPER)
+    config, rest = (":4096:2:16:8", usual) if size > usual else (":16:8", HANDLES * SMALL)
+    advice = f"set CUBLAS_WORKSPACE_CONFIG={config} in the environment, which leaves {units.size(rest)} for cuBLAS"
+    if size > blas:
+        advice += "; torch.backends.cudnn.benchmark=False keeps cuDNN from trying algorithms with large workspaces"
+    yield Advice(
+        max(size - rest, 0),
+        Finding(
+            id="workspaces",
+            title="library workspaces take much memory",
+            severity=case.severity(size),
+            evidence=[
+                f"workspaces hold {case.told(size)} at the peak {case.where}",
+                *([f"cuBLAS takes at most {units.size(blas)} of it"] if size > blas else []),
+            ],
+            cause="cuBLAS takes a workspace for each thread that computes products, and keeps it"
+            + ("; other libraries take the rest, as cuDNN for convolutions" if size > blas else ""),
+            advice=f"{advice}; products may be slower with less",
+            threshold=threshold(WORKSPACES, "products may be slower with less"),
+        ),
+    )
+
+
+def _is_amd(case: Case) -> bool:
+    """Say whether the device is AMD's, whose libraries do not read cuBLAS's setting."""
+    known = case.accelerator
+    return known is not None and capability(known.key) is None
+
+
+FOREACH = 0.05
+"""A fraction of the peak: fusing costs nothing and is faster, but less than that is lost in the rounding of
+segments."""
+STATE = 0.3
+"""A fraction of the peak: of what a model trained with Adam in float32 needs for itself, half is optimizer state. A
+smaller fraction means many activations, which are easier to reduce."""
+GRADIENTS = 0.2
+"""A fraction of the peak: of what a model trained with Adam in float32 needs for itself, a quarter is gradients. This
+fraction means that there are few activations."""
+PARAMETERS = 0.3
+"""A fraction of the peak, more than the quarter that parameters take of what Adam in float32 needs."""
+EXAMPLES = 2
+
+
+def foreach_temporaries(case: Case) -> Answers:
+    temporaries = case.holders("temporaries") if case.peak.phase == "optimizer" else []
+    found = [one for one in temporaries if one.operator.startswith("aten::_foreach")]
+    size, unnamed = sum(one.size for one in found), sum(one.size for one in temporaries if not one.operator)
+    if case.peak.phase == "unknown":
+        yield Unanswered("foreach-temporaries", *lacking_phases(case))
+    elif case.share(unnamed) >= FOREACH:
+        yield Unanswered("foreach-temporaries", *lacking_operators(case))
+    if case.share(size) < FOREACH:
+        return
+    elsewhere, next_ = _elsewhere(case)
+    freed = min(size, case.peak.level.allocated - elsewhere)
+    yield Advice(
+        freed,
+        Finding(
+            id="foreach-temporaries",
+            title="the optimizer step makes temporaries for all parameters at once",
+            severity=case.severity(freed),
+            evidence=[
+                f"temporaries of foreach operators hold {case.told(size)} at the peak in the optimizer step",
+                *(told_of(one) for one in found[:EXAMPLES]),
+                *([f"without them the peak would be {next_}, {units.size(elsewhere)}"] if freed < size else []),
+            ],
+            cause="foreach runs each operation of the update on all parameters before the next, and keeps its results",
+            advice="use torch.optim's fused=True, which does the whole update in one kernel, without temporaries",
+            fix=case.fix(training__optimizer_impl="fused"),
+            expected=Saving(case.share(freed)),
+            threshold=threshold(FOREACH, "fusing costs nothing"),
+        ),
+    )
+
+
+def optimizer_state(case: Case) -> Answers:
+    if missing := _lost(case, STATE):
+        yield Unanswered("optimizer-state", *missing)
+    size, fix = case.held("optimizer_state"), case.sharding()
+    if case.share(size) < STATE:
+        return
+    optimizer = case.setting("training.optimizer")
+    if optimizer == "sgd":
+        smaller = "use SGD with momentum 0, which keeps no state"
+    else:
+        smaller = (
+            "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, as bitsandbytes' "
+            "or torchao's, about a quarter of float32; Adafactor a row and a column for each matrix"
+        )
+    yield Advice(
+        _spread(case, size) if fix else size // 2,
+        Finding(
+            id="optimizer-state",
+            title="optimizer state takes a large part of the memory",
+            severity=case.severity(size),
+            evidence=[
+                f"optimizer state holds {case.told(size)} at the peak {case.where}",
+                *([f"training.optimizer is {optimizer}"] if optimizer else []),
+                *_ratio(case, size),
+                *_ranks(case, fix),
+            ],
+            cause="Adam keeps two averages for each parameter, SGD with momentum one, from the first step on",
+            advice=f"{'use FSDP2, which shards it over the ranks; ' if fix else ''}{smaller}",
+            fix=fix,
+            threshold=threshold(STATE, "another optimizer needs new validation"),
+        ),
+    )
+
+
+def gradients(case: Case) -> Answers:
+    if missing := _lost(case, GRADIENTS):
+        yield Unanswered("gradients", *missing)
+    size, fix = case.held("gradients"), case.sharding()
+    if case.share(size) < GRADIENTS:
+        return
+    passes = case.setting("training.grad_accumulation")
+    if fix:
+        advice = "use FSDP2, which shards gradients over the ranks as soon as they are reduced"
+    elif case.peak.phase in ("forward", "loss") and (passes is None or passes == 1):
+        advice = "call optimizer.zero_grad(set_to_none=True) before the forward pass, unless gradients are accumulated"
+    else:
+        advice = (
+            "update each parameter as soon as its gradient is complete, and free the gradient then "
+            "(Tensor.register_post_accumulate_grad_hook); this excludes accumulation, and clipping by the total norm"
+        )
+    yield Advice(
+        _spread(case, size) if fix else size,
+        Finding(
+            id="gradients",
+            title="gradients of all parameters are held at once",
+            severity=case.severity(size),
+            evidence=[
+                f"gradients hold {case.told(size)} at the peak {case.where}",
+                *([f"{passes} passes accumulate into them"] if passes and passes > 1 else []),
+                *_ranks(case, fix),
+            ],
+            cause="the backward pass makes one gradient for each parameter, and they stay until zero_grad",
+            advice=advice,
+            fix=fix,
+            threshold=threshold(GRADIENTS, "below that, activations or optimizer state take more"),
+        ),
+    )
+
+
+def parameters(case: Case) -> Answers:
+    if missing := _lost(case, PARAMETERS):
+        yield Unanswered("parameters", *missing)
+    size, fix = case.held("parameters"), case.sharding()
+    if case.share(size) < PARAMETERS:
+        return
+    yield Advice(
+        _spread(case, size) if fix else size // 2,
+        Finding(
+            id="parameters",
+            title="parameters take a large part of the memory",
+            severity=case.severity(size),
+            evidence=[
+                f"parameters hold {case.told(size)} at the peak {case.where}",
+                *(told_of(one) for one in case.holders("parameters")[:EXAMPLES]),
+                *_ranks(case, fix),
+            ],
+            cause="they are held from the start to the end, in the type in which they are trained",
+            advice=("use FSDP2, which shards them over the ranks; " if fix else "")
+            + "keep parameters in bfloat16, which halves them with gradients and state, but rounds small updates to "
+            "zero; or train adapters such as LoRA, which have few parameters",
+            fix=fix,
+            threshold=threshold(PARAMETERS, "a model trained with Adam usually has more in other parts"),
+        ),
+    )
+
+
+def _elsewhere(case: Case) -> tuple[int, str]:
+    """Return the largest allocated bytes outside the optimizer step, and their phase."""
+    others = [one for one in case.footprint.phases if one.phase != "optimizer"]
+    if not others:
+        return 0, ""
+    most = max(others, key=lambda one: one.level.allocated)
+    return most.level.allocated, place(most.phase)
+
+
+def _lost(case: Case, share: float) -> tuple[str, str] | None:
+    """Return (what is missing, what records it) if memory from before the recording may hide what the rule looks
+    for."""
+    if case.share(case.held("before")) < share:
+        return None
+    entries = ", with a larger max_entries" if case.footprint.truncated else ""
+    return "what was allocated before the first event", f"record from before the model is built{entries}"
+
+
+def _ratio(case: Case, size: int) -> list[str]:
+    held = case.held("parameters")
+    return [f"that is {units.digits(size / held)} times the parameters"] if held else []
+
+
+def _ranks(case: Case, fix: object) -> list[str]:
+    return [f"each of {case.setting('distributed.world_size')} ranks has all of it"] if fix else []
+
+
+def _spread(case: Case, size: int) -> int:
+    ranks = int(case.setting("distributed.world_size"))
+    return size - size // ranks
+
 
 Rule = Callable[[Case], Answers]
 
@@ -23,11 +281,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings:
-    """What would lower the peak, that which frees most first; without a headline, which is the footprint's own.
+    """Return the findings, those that free most first; the headline is empty, because the footprint has its own.
 
-    `settings` are the run's, by dot-key; None for somebody else's program, which gets words and no overrides. What a
-    fix saves is left to `with_prediction`, but where it follows from the footprint. Two findings with one fix have it
-    in the first of them.
+    `settings` are the run's, by dot-key; None for other programs, whose findings get no overrides. The saving of a fix
+    is set where it follows from the footprint; `with_prediction` sets the others. Of two findings with the same fix
+    only the first has it.
     """
     case = Case(footprint, settings)
     answers = [answer for rule in RULES for answer in rule(case)]
@@ -40,9 +298,9 @@ def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings
 
 
 def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Finding:
-    """The finding with the saving that two predictions make of its fix: a fraction of what the device must have.
+    """Return the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
 
-    It is negative where the fix takes more.
+    The saving is negative if the fix needs more.
     """
     saved = 1 - after.most / before.most if before.most else 0.0
     sentence = f"predicted with the fix: {units.size(after.most)}; without: {units.size(before.most)}"

@@ -1,26 +1,147 @@
-"""Rules about what the forward pass keeps for the backward pass, and what goes with the batch."""
+"""Advice about activations and the operators that hold them."""
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 
 from gpubench import units
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import AMPERE
-from gpubench.memory.advice_case import Advice, Answers, Case, lacking_phases, threshold, told_of
-from gpubench.memory.advice_operators import logits
+from gpubench.memory.advice_case import Advice, Answers, Case, lacking_operators, lacking_phases, threshold, told_of
+from gpubench.memory.allocator import capability
 from gpubench.memory.analysis import OTHERS
 from gpubench.memory.footprint import Holder
-from gpubench.memory.workspaces import capability
+
+LOGITS = 0.15
+"""A fraction of the peak: computing the loss in chunks costs no more compute, but the loss has to be rewritten."""
+MATRIX = 0.1
+"""A fraction of the peak: a fused kernel costs nothing and is faster, but below this there is more to gain
+elsewhere."""
+EXAMPLES = 3
+
+_LOSS = re.compile(r"aten::_?(log_softmax|nll_loss|cross_entropy)")
+_SHAPE = re.compile(r"\w+\[(?P<sizes>[\d, ]+)\]")
+
+
+def logits(case: Case) -> list[Holder]:
+    """Return what a cross entropy holds: its own results, and tensors over the same classes with as many rows or
+    more."""
+    found = case.holders("activations", "temporaries")
+    table = _table(found)
+    return [one for one in found if _LOSS.match(one.operator) or (table and _over(_shape(one), *table))]
+
+
+def large_logits(case: Case) -> Answers:
+    if missing := _lacking(case, LOGITS):
+        yield Unanswered("logits", *missing)
+    found = logits(case) if case.in_passes else []
+    size = sum(one.size for one in found)
+    if not found or case.share(size) < LOGITS:
+        return
+    table = _table(found)
+    tokens = f"{table[0]:,} tokens x a vocabulary of {table[1]:,}: " if table else ""
+    yield Advice(
+        size,
+        Finding(
+            id="logits",
+            title="the loss holds the logits of the whole vocabulary for each token",
+            severity=case.severity(size),
+            evidence=[
+                f"cross entropy and its inputs hold {case.told(size)} at the peak {case.where}",
+                f"{tokens}up to {units.size(max(one.size / one.count for one in found))} each time",
+                *(told_of(one) for one in found[:EXAMPLES]),
+            ],
+            cause="logits, their logarithms and the gradients of both each have the size tokens x vocabulary",
+            advice="compute the loss in chunks of tokens, each with its own backward pass to the hidden states; or use "
+            "a fused linear cross entropy, which does this in one kernel",
+            threshold=threshold(LOGITS, "the loss has to be rewritten"),
+        ),
+    )
+
+
+def attention_matrix(case: Case) -> Answers:
+    if missing := _lacking(case, MATRIX):
+        yield Unanswered("attention-matrix", *missing)
+    elif _lacks_shapes(case, MATRIX):
+        yield Unanswered("attention-matrix", "the shapes of tensors, which files do not contain", "")
+    activations = case.holders("activations") if case.in_passes else []
+    lengths = {_square(one) for one in activations if _is_softmax(one)}
+    found = [one for one in activations if (length := _square(one)) and length in lengths]
+    size, longest = sum(one.size for one in found), max(lengths, default=0)
+    if not found or case.share(size) < MATRIX:
+        return
+    yield Advice(
+        size,
+        Finding(
+            id="attention-matrix",
+            title="attention stores a weight for each pair of tokens",
+            severity=case.severity(size),
+            evidence=[
+                f"matrices of up to {longest:,} x {longest:,} tokens hold {case.told(size)} at the peak {case.where}",
+                *(told_of(one) for one in found[:EXAMPLES]),
+            ],
+            cause="attention is computed by separate operators, each of which keeps its matrix for the backward pass",
+            advice="use torch.nn.functional.scaled_dot_product_attention, which recomputes them block by block; in "
+            'transformers, attn_implementation="sdpa"',
+            threshold=threshold(MATRIX, "there is more to gain elsewhere"),
+        ),
+    )
+
+
+def _lacking(case: Case, share: float) -> tuple[str, str] | None:
+    """Return what a rule lacks to judge the activations; None if it lacks nothing or they are too small to matter."""
+    held = case.held("activations") + case.held("temporaries")
+    if case.peak.phase == "unknown":
+        return lacking_phases(case)
+    named = any(one.operator for one in case.holders("activations", "temporaries"))
+    return lacking_operators(case) if case.in_passes and case.share(held) >= share and not named else None
+
+
+def _lacks_shapes(case: Case, share: float) -> bool:
+    activations = case.holders("activations")
+    return (
+        case.in_passes
+        and case.share(case.held("activations")) >= share
+        and any(_is_softmax(one) for one in activations)
+        and not any(one.shape for one in activations)
+    )
+
+
+def _is_softmax(holder: Holder) -> bool:
+    return "softmax" in holder.operator and "log_softmax" not in holder.operator
+
+
+def _table(holders: Sequence[Holder]) -> tuple[int, int] | None:
+    """Return rows and classes of a cross entropy; None if it is over pixels or its shapes are unknown."""
+    shapes = (_shape(one) for one in holders if _LOSS.match(one.operator))
+    return next(((shape[0], shape[1]) for shape in shapes if len(shape) == 2), None)
+
+
+def _over(shape: tuple[int, ...], rows: int, classes: int) -> bool:
+    """Say whether a shape has this many classes, and as many rows or more."""
+    return len(shape) >= 2 and shape[-1] == classes and prod(shape) >= rows * classes
+
+
+def _square(holder: Holder) -> int:
+    """Return T of a shape [..., T, T] with at least three dimensions, else 0; weights can have two such dimensions."""
+    shape = _shape(holder)
+    return shape[-1] if len(shape) > 2 and shape[-1] == shape[-2] else 0
+
+
+def _shape(holder: Holder) -> tuple[int, ...]:
+    found = _SHAPE.fullmatch(holder.shape)
+    return tuple(int(size) for size in found["sizes"].split(",")) if found else ()
+
 
 KEPT = 0.25
-"""Of the peak: to keep less costs time or accuracy, which a smaller part is not worth."""
-_REASON = threshold(KEPT, "keeping less costs something elsewhere")
+"""A fraction of the peak: keeping less costs time or accuracy, which a smaller saving is not worth."""
+_REASON = threshold(KEPT, "keeping less costs time or accuracy")
 
 INPUTS = 0.1
-"""Of the peak: a batch is small beside what a model keeps of it, unless several are held."""
+"""A fraction of the peak: a batch is small compared with activations, unless several batches are held."""
 FAMILIES = 2
-TOLD = 0.05  # of the peak: smaller ones are left to the table
-EXAMPLES = 3
+TOLD = 0.05  # of the peak: the evidence leaves out smaller families of modules
 WIDE = ("fp32", "tf32")
 
 
@@ -35,7 +156,7 @@ def activations_kept(case: Case) -> Answers:
         kept,
         Finding(
             id="activations-kept",
-            title="activations wait in memory for the backward pass",
+            title="activations are kept for the backward pass",
             severity=case.severity(kept),
             evidence=[
                 f"activations{' other than those of the loss' if loss else ''} hold {case.told(kept)} at the peak "
@@ -43,11 +164,11 @@ def activations_kept(case: Case) -> Answers:
                 *_blocks(case),
                 *(told_of(one) for one in _unlike(one for one in case.holders("activations") if one not in loss)),
             ],
-            cause="each operator keeps what its gradient needs until the backward pass has come to it",
-            advice="activation checkpointing (torch.utils.checkpoint): keep each block's input alone, and compute the "
-            "rest again in the backward pass; that is one more forward pass in a step that costs three, about a third "
-            "more compute (Chen et al. 2016, arXiv:1604.06174). Where less has to be saved, checkpoint every second "
-            "block (model.activation_checkpointing=2), or parts by name (layers.*.mlp)",
+            cause="each operator keeps what its gradient needs until the backward pass reaches it",
+            advice="use activation checkpointing (torch.utils.checkpoint): keep only each block's input, and recompute "
+            "the rest in the backward pass; that adds one forward pass to a step that costs three, about a third more "
+            "compute (Chen et al. 2016, arXiv:1604.06174). To save less, checkpoint every second block "
+            "(model.activation_checkpointing=2), or parts by name (layers.*.mlp)",
             fix=case.fix(model__activation_checkpointing=True),
             threshold=_REASON,
         ),
@@ -73,8 +194,8 @@ def micro_batch(case: Case) -> Answers:
                 f"{case.told(case.held('temporaries'))}: both grow with the batch",
                 *([f"a batch has {units.counted(batch, 'sample')}"] if isinstance(batch, int) else []),
             ],
-            cause="what is kept for the backward pass is kept for each sample of the batch",
-            advice="half the batch in twice as many passes: the optimizer step sees the same samples; smaller kernels "
+            cause="the tensors kept for the backward pass grow with the number of samples",
+            advice="halve the batch and double the passes: the optimizer step sees the same samples; smaller kernels "
             "may use the device less well, and batch normalisation sees fewer samples at once",
             fix=case.fix(training__batch_size=batch // 2, training__grad_accumulation=2 * passes) if halves else {},
             threshold=_REASON,
@@ -91,14 +212,14 @@ def wide_activations(case: Case) -> Answers:
         held // 2,
         Finding(
             id="wide-activations",
-            title="activations are kept in four bytes",
+            title="activations are kept in 4-byte types",
             severity=case.severity(held // 2),
             evidence=[
                 f"precision is {precision}, and activations hold {case.told(held)} at the peak {case.where}",
             ],
-            cause="each operator's result has the type that it was computed in",
-            advice="autocast computes matrix products and convolutions in two bytes, and what they keep takes half; "
-            "sums and normalisations stay in float32",
+            cause="each operator's result has the type in which it was computed",
+            advice="use autocast, which computes matrix products and convolutions in 2-byte types and halves what they "
+            "keep; sums and normalisations stay in float32",
             fix=case.fix(precision=narrow),
             threshold=_REASON,
         ),
@@ -114,27 +235,27 @@ def inputs(case: Case) -> Answers:
         size // 2,
         Finding(
             id="inputs",
-            title="batches take up memory on the device",
+            title="input batches take much memory on the device",
             severity=case.severity(size // 2),
             evidence=[
                 f"inputs hold {case.told(size)} at the peak {case.where}",
                 *(told_of(one) for one in batches[:EXAMPLES]),
                 *(
-                    ["data.source=synthetic keeps up to 4 batches there"]
+                    ["data.source=synthetic keeps up to 4 batches on the device"]
                     if case.setting("data.source") == "synthetic"
                     else []
                 ),
             ],
-            cause="batches are held there before they are needed, after they were, or in wider types than they need",
-            advice="copy no more than one batch ahead, drop the last one before, and copy images as uint8, to be "
+            cause="batches are on the device before or after they are needed, or in wider types than necessary",
+            advice="copy at most one batch ahead, free the previous one first, and copy images as uint8, to be "
             "converted on the device",
-            threshold=threshold(INPUTS, "a batch is small beside what a model keeps of it"),
+            threshold=threshold(INPUTS, "a batch is small compared with activations"),
         ),
     )
 
 
 def _blocks(case: Case) -> list[str]:
-    """What the members of a model's lists of modules hold, as those of transformer.h; the largest first."""
+    """Describe what the members of module lists hold, as those of transformer.h, largest list first."""
     blocks: Counter[str] = Counter()
     for one in case.footprint.modules:
         if one.path not in ("", OTHERS):
@@ -149,7 +270,7 @@ def _blocks(case: Case) -> list[str]:
 
 
 def _unlike(holders: Iterable[Holder]) -> list[Holder]:
-    """The largest of each operator, shape and place: a model's blocks repeat one another."""
+    """Return the largest holder of each operator, shape and place, because a model's blocks repeat."""
     first: dict[tuple[str, str, str], Holder] = {}
     for one in holders:
         first.setdefault((one.operator, one.shape, one.where), one)
@@ -165,14 +286,14 @@ def _family(case: Case, name: str, members: Counter[str]) -> str:
 
 
 def _block(path: str) -> str:
-    """ "transformer.h.0" of "transformer.h.0.mlp.act"; the path itself where it has no number."""
+    """Return "transformer.h.0" for "transformer.h.0.mlp.act", and a path without a number unchanged."""
     parts = path.split(".")
     numbered = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[: numbered + 1])
 
 
 def _has_bfloat16(case: Case) -> bool:
-    """Of a device that is not known it is taken for granted."""
+    """Say whether the device computes in bfloat16; an unknown device is assumed to."""
     known = case.accelerator
     version = capability(known.key) if known else None
     return version is None or version >= AMPERE

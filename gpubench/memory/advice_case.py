@@ -1,4 +1,4 @@
-"""What advice is given on: a footprint, and the settings of the run that it is of."""
+"""The input of the memory rules: a footprint, and the settings of its run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gpubench.memory.footprint import Footprint, Holder, Peak, Source
 from gpubench.memory.history import PLACES, Phase
 
 PASSES = ("forward", "loss", "backward")
-"""In which activations are needed."""
+"""Phases that need activations."""
 
 _PHASES: dict[Source, str] = {
     "snapshot": 'torch.cuda.memory._record_memory_history(stacks="python")',
@@ -22,7 +22,7 @@ _OPERATORS: dict[Source, str] = {"snapshot": 'torch.cuda.memory._record_memory_h
 
 class Advice(NamedTuple):
     freed: int
-    """Bytes of the peak that following it gives back, at the most."""
+    """Bytes of the peak that the advice frees, at most."""
     finding: Finding
 
 
@@ -33,7 +33,7 @@ Answers = Iterator[Advice | Unanswered]
 class Case:
     footprint: Footprint
     settings: Mapping[str, Any] | None
-    """By dot-key; None for somebody else's program, of which no setting is known."""
+    """By dot-key; None for other programs, whose settings are unknown."""
 
     @property
     def peak(self) -> Peak:
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The device, if it is in the hardware table, by either of its names."""
+        """The device in the hardware table, found by key or name; None if it is not in there."""
         name = self.footprint.device or ""
         return next((one for one in ACCELERATORS if one.key == name), None) or find_accelerator(name)
 
@@ -54,44 +54,44 @@ class Case:
         return place(self.peak.phase)
 
     def setting(self, key: str) -> Any:
-        """None where it is not known, or the command has no such setting."""
+        """Return a setting; None if it is unknown or the command has no such setting."""
         return None if self.settings is None else self.settings.get(key)
 
     def held(self, category: str) -> int:
-        """Bytes at the peak."""
+        """Return the bytes of a category at the peak."""
         return self.peak.amounts.get(category, 0)
 
     def holders(self, *categories: str) -> list[Holder]:
-        """Those at the peak that are told of, the largest first."""
+        """Return the recorded holders of these categories at the peak, largest first."""
         return [one for one in self.footprint.holders if one.category in categories]
 
     def share(self, size: int) -> float:
-        """Of the peak's total."""
+        """Return a size as a fraction of the peak's total."""
         return size / self.peak.level.total if self.peak.level.total > 0 else 0.0
 
     def told(self, size: int) -> str:
-        """ "3.07 GiB (12.7 %)"."""
+        """Return a size with its share of the peak, as "3.07 GiB (12.7 %)"."""
         return f"{units.size(size)} ({units.percent(self.share(size))})"
 
     def severity(self, size: int) -> Severity:
         return findings.severity(self.share(size))
 
     def fix(self, **overrides: Any) -> dict[str, Any]:
-        """As `findings.fix` has it."""
+        """Return `overrides` as a fix in dot-keys; see `findings.fix`."""
         return findings.fix(self.settings, **overrides)
 
     def sharding(self) -> dict[str, Any]:
-        """What spreads parameters, gradients and optimizer state over the ranks, where each has all of them."""
+        """Return the fix that shards parameters, gradients and optimizer state, if each of several ranks has all."""
         several = (self.setting("distributed.world_size") or 1) > 1
         return self.fix(distributed__strategy="fsdp2") if several else {}
 
 
 def place(phase: Phase) -> str:
-    return PLACES[phase].format("") or "in a phase that nothing tells"
+    return PLACES[phase].format("") or "in an unknown phase"
 
 
 def lacking_phases(case: Case) -> tuple[str, str]:
-    """What an answer is missing where nothing tells the phase of the peak, and what would bring it."""
+    """Return (what is missing, what records it) if the phase of the peak is unknown."""
     return "the phase of the peak", _PHASES.get(case.footprint.source, "")
 
 
@@ -100,7 +100,7 @@ def lacking_operators(case: Case) -> tuple[str, str]:
 
 
 def told_of(holder: Holder) -> str:
-    """ "aten::tanh float32[16, 1024, 3072] in transformer.h.0.mlp.act: 192 MiB"."""
+    """Describe a holder, as "aten::tanh float32[16, 1024, 3072] in transformer.h.0.mlp.act: 192 MiB"."""
     words = [holder.operator, holder.shape]
     words += [f"in {holder.module}"] if holder.module else []
     words += [f"at {holder.where}"] if holder.where else []
@@ -110,5 +110,5 @@ def told_of(holder: Holder) -> str:
 
 
 def threshold(share: float, why: str) -> str:
-    """From which part of the peak on a rule speaks, and why from there."""
-    return f"from {units.percent(share)} of the peak on, as {why}"
+    """Return the threshold of a rule, a fraction of the peak, with the reason for it."""
+    return f"at least {units.percent(share)} of the peak, as {why}"

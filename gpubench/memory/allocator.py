@@ -1,12 +1,18 @@
-"""PyTorch's caching allocator as arithmetic: what it takes from the driver follows from what is asked of it, in order.
+"""A model of PyTorch's caching allocator, and of what libraries take outside it. All sizes and addresses are bytes.
 
-The rules are those of PyTorch 2.13, of the native backend with the settings it has by default:
-c10/core/AllocatorConfig.h, c10/cuda/CUDACachingAllocator.cpp. Left out are the settings max_split_size_mb,
+The allocator follows c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13, the native
+backend with its default settings; docstrings give the names of the functions there. It manages blocks of memory, pools
+of free blocks, and the segments that the pools get from the driver. Not modelled are the settings max_split_size_mb,
 garbage_collection_threshold and roundup_power2_divisions, private pools (CUDA graphs, MemPool), and memory that a
-second stream still uses when it is given back. All sizes are bytes.
+second stream still uses when it is freed: freed memory is available at once.
+
+Outside the allocator are cuBLAS's workspaces and the CUDA context. cuBLAS gets a workspace for each of its handles on
+each stream, and keeps it to the end of the process. Each thread has its own handle: the one that runs the forward pass,
+and the one in which autograd runs the backward pass. From PyTorch 2.15 on, a product takes a workspace and frees it.
 """
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,39 +20,347 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from gpubench.hardware import find_by_key
 from gpubench.memory.history import Counts, History, Mark, Reading
-from gpubench.memory.segments import Block, Driver, ExpandablePool, Pool
+
+MIB = 2**20
+
+HANDLES = 2
+"""Handles of a training step on one stream; a forward pass alone needs one. A snapshot of a training step on a Hopper
+shows two blocks of 33,554,432 bytes, one of a forward pass shows one."""
+
+CONTEXT = 512 * MIB
+"""An assumption of what a process takes outside the allocator, which depends on the GPU, its driver and the loaded
+kernels. Reported were 287 MB after one kernel (PyTorch pull request 86509), about 400 MB (PyTorch issue 109888), and
+426 MiB for the bare context on an RTX 6000 Ada under PyTorch 2.10 with CUDA 13 (unsloth-zoo pull request 1053), all
+with lazy loading; the kernels of a training step come on top."""
+
+_OLDER = 2 * 4096 * 1024 + 8 * 16 * 1024
+_HOPPER = 32 * MIB
+_HOPPER_AND_LATER = (9, 10, 12)  # major versions
+_HIPBLASLT = 76 * MIB
+
+_CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
+    (7, 0): ("v100-32gb", "v100-16gb", "v100-pcie-32gb", "v100-pcie-16gb", "v100s"),
+    (7, 5): ("t4",),
+    (8, 0): ("a100-80gb", "a100-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a30"),
+    (8, 6): ("a40", "a10", "a10g", "rtx-a6000"),
+    (8, 9): ("l40s", "l40", "l4", "rtx-6000-ada"),
+    (9, 0): ("gh200-144gb", "gh200", "h200", "h200-nvl", "h100", "h100-pcie", "h100-nvl", "h20"),
+    (10, 0): ("b200", "gb200"),
+    (10, 3): ("b300", "gb300"),
+    (12, 0): ("rtx-pro-6000", "rtx-pro-6000-max-q", "rtx-pro-6000-server"),
+}
+_CAPABILITY = {key: capability for capability, keys in _CAPABILITIES.items() for key in keys}
+_GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the first characters of the key
+
+
+def capability(key: str) -> tuple[int, int] | None:
+    """Return the compute capability of an accelerator of the hardware table, as (8, 0); None for AMD's accelerators.
+
+    Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
+    """
+    listed = find_by_key(key).key
+    return _CAPABILITY.get(listed) or _GEFORCE.get(listed[: len("rtx-30")])
+
+
+def blas_workspace(capability: tuple[int, int] | None) -> int:
+    """Return the bytes of a workspace for one handle on one stream, by compute capability; None stands for AMD.
+
+    It is 32 MiB from Hopper on; before it two times 4096 KiB and eight times 16 KiB, which is 8,519,680 bytes. Products
+    that go to cuBLASLt share it. Source: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13,
+    parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces. Before pull requests 175344 and 175879, of early
+    2026, Blackwell had the older size, and cuBLASLt 1 MiB of its own. CUBLAS_WORKSPACE_CONFIG in the environment
+    changes it.
+
+    On AMD hipBLASLt takes 76 MiB (parseCUDABlasLtWorkspaceSize); a product that goes to rocBLAS adds one workspace of
+    32 MiB, or of 128 MiB on an MI300 and later.
+    """
+    if capability is None:
+        return _HIPBLASLT
+    return _HOPPER if capability[0] in _HOPPER_AND_LATER else _OLDER
+
+
+_ADDRESS_SPACE = 1 << 60
+"""Bytes of an expandable segment. A real one is 9/8 of the device, and continues in another one when it is full."""
+
+
+class Driver:
+    """A device that gives memory up to `capacity` bytes (no limit if None), and addresses.
+
+    Addresses only rise, and none is given twice. The real driver's addresses need not rise, so that of two free blocks
+    of the same size in two segments the real allocator may choose the other one.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self.taken = 0
+        self._capacity = capacity
+        self._next = 1 << 21
+
+    def take(self, size: int) -> bool:
+        """Take `size` bytes if that much is left; return whether it was."""
+        if self._capacity is not None and self.taken + size > self._capacity:
+            return False
+        self.taken += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.taken -= size
+
+    def addresses(self, size: int) -> int:
+        """Return the first of `size` new addresses."""
+        first = self._next
+        self._next += size
+        return first
+
+
+class Block:
+    """A part of a segment between two neighbours (Block); it has no memory if it is not `mapped`."""
+
+    __slots__ = ("address", "after", "before", "held", "mapped", "pool", "requested", "size")
+
+    def __init__(self, pool: "Pool", address: int, size: int, mapped: bool = True) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.mapped = mapped
+        self.requested = 0
+        self.held = False
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+    def put_between(self, before: "Block | None", after: "Block | None") -> None:
+        self.before, self.after = before, after
+        if before:
+            before.after = self
+        if after:
+            after.before = self
+
+
+class Pool:
+    """The free blocks of one stream and one size class (BlockPool), in segments requested one by one.
+
+    A block is split if at least `least_rest` bytes remain.
+    """
+
+    def __init__(self, driver: Driver, least_rest: int) -> None:
+        self._driver = driver
+        self._least_rest = least_rest
+        self._free: dict[int, Block] = {}
+        self._order: list[tuple[int, int]] = []
+        """Size and address of the free blocks, sorted."""
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free block; 0 if there is none."""
+        return self._order[-1][0] if self._order else 0
+
+    def take(self, size: int) -> Block | None:
+        """Take the smallest free block of at least `size` bytes, the lowest of equals (get_free_block).
+
+        Returns None if there is none.
+        """
+        place = self._place(size)
+        return None if place is None else self._pop(place)
+
+    def grow(self, size: int, segment: int) -> Block | None:
+        """Return a block of at least `size` bytes from a new segment of `segment` bytes (alloc_block).
+
+        Returns None if the driver has too little memory.
+        """
+        if not self._driver.take(segment):
+            return None
+        return Block(self, self._driver.addresses(segment), segment)
+
+    def hold(self, block: Block, size: int) -> None:
+        """Use the first `size` bytes of a taken block, or all of it (should_split, alloc_found_block)."""
+        block.held = True
+        if block.size - size >= self._least_rest:
+            rest = Block(self, block.address + size, block.size - size)
+            rest.put_between(block, block.after)
+            block.size = size
+            self._add(rest)
+
+    def release(self, block: Block) -> None:
+        """Free the block and merge it with free neighbours (free_block)."""
+        block.held = False
+        self._merge(block)
+        self._add(block)
+
+    def give_back(self) -> None:
+        """Return completely free segments to the driver (release_blocks)."""
+        for block in list(self._free.values()):
+            if not block.before and not block.after:
+                self._remove(block)
+                self._driver.give_back(block.size)
+
+    def _place(self, size: int) -> int | None:
+        """Return the index of the best-fitting free block in the sorted list; None if none fits."""
+        place = bisect_left(self._order, (size, 0))
+        return place if place < len(self._order) else None
+
+    def _pop(self, place: int) -> Block:
+        return self._free.pop(self._order.pop(place)[1])
+
+    def _add(self, block: Block) -> None:
+        self._free[block.address] = block
+        insort(self._order, (block.size, block.address))
+
+    def _remove(self, block: Block) -> None:
+        self._pop(bisect_left(self._order, (block.size, block.address)))
+
+    def _merge(self, block: Block) -> None:
+        """Merge with the neighbours that are free too (try_merge_blocks)."""
+        before, after = block.before, block.after
+        if before and not before.held and before.mapped == block.mapped:
+            self._remove(before)
+            block.address = before.address
+            block.size += before.size
+            block.put_between(before.before, after)
+        if after and not after.held and after.mapped == block.mapped:
+            self._remove(after)
+            block.size += after.size
+            block.put_between(block.before, after.after)
+
+
+class ExpandablePool(Pool):
+    """A pool with one segment that begins as addresses without memory and maps pages on demand (ExpandableSegment)."""
+
+    def __init__(self, driver: Driver, least_rest: int, page: int) -> None:
+        super().__init__(driver, least_rest)
+        self._page = page
+        self._base = driver.addresses(_ADDRESS_SPACE)
+        self._unmapped: dict[int, Block] = {}
+        self._add(Block(self, self._base, _ADDRESS_SPACE, mapped=False))
+
+    def _place(self, size: int) -> int | None:
+        """Return the index of the best fit; a block before unmapped addresses counts with what it can grow to."""
+        place = super()._place(size)
+        if place is None:
+            return None
+        while place + 1 < len(self._order) and self._extent(place + 1) < self._extent(place):
+            place += 1
+        return place
+
+    def _extent(self, place: int) -> int:
+        block = self._free[self._order[place][1]]
+        return block.size + (block.after.size if block.after and not block.after.mapped else 0)
+
+    def grow(self, size: int, segment: int) -> Block | None:
+        """Map pages at the lowest addresses with enough space (try_allocate_expandable_block).
+
+        If the driver has too little memory, pages that were already mapped stay mapped and free.
+        """
+        block = self._stretch(size)
+        if not block.mapped and not self._map(block, size):
+            return None
+        while block.size < size:
+            following = block.after
+            if following is None or not self._map(following, size - block.size):
+                return None
+            block = following
+        self._remove(block)
+        return block
+
+    def _stretch(self, size: int) -> Block:
+        """Return the first of neighbouring free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
+        unmapped = (block for _, block in sorted(self._unmapped.items()))
+        starts = (block.before if block.before and not block.before.held else block for block in unmapped)
+        return next(start for start in starts if _is_large_enough(start, size))
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Map pages behind the first `size` bytes of a block, or all of it (map_block).
+
+        Returns False if the driver has too few pages.
+        """
+        mapped = -(-min(size, block.size) // self._page) * self._page
+        if not self._driver.take(mapped):
+            return False
+        self._remove(block)
+        if mapped < block.size:
+            rest = Block(self, block.address + mapped, block.size - mapped, mapped=False)
+            rest.put_between(block, block.after)
+            self._add(rest)
+        block.mapped, block.size = True, mapped
+        self.release(block)
+        return True
+
+    def give_back(self) -> None:
+        """Return completely free pages to the driver (unmap_block)."""
+        for block in list(self._free.values()):
+            skipped = -(block.address - self._base) % self._page
+            whole = (block.size - skipped) // self._page * self._page
+            if whole > 0:
+                self._unmap(block, skipped, whole)
+
+    def _unmap(self, block: Block, skipped: int, whole: int) -> None:
+        """Unmap `whole` bytes after `skipped` bytes, and leave free blocks on both sides where something remains."""
+        self._remove(block)
+        behind = block.size - skipped - whole
+        if skipped:
+            first = Block(self, block.address, skipped)
+            first.put_between(block.before, block)
+            self._add(first)
+        if behind:
+            last = Block(self, block.address + skipped + whole, behind)
+            last.put_between(block, block.after)
+            self._add(last)
+        block.address, block.size, block.mapped = block.address + skipped, whole, False
+        self.release(block)
+        self._driver.give_back(whole)
+
+    def _add(self, block: Block) -> None:
+        if block.mapped:
+            super()._add(block)
+        else:
+            self._unmapped[block.address] = block
+
+    def _remove(self, block: Block) -> None:
+        if block.mapped:
+            super()._remove(block)
+        else:
+            del self._unmapped[block.address]
+
+
+def _is_large_enough(start: Block, size: int) -> bool:
+    length = 0
+    block: Block | None = start
+    while block and not block.held and length < size:
+        length += block.size
+        block = block.after
+    return length >= size
+
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The constants beside the names that they have in PyTorch, and two settings."""
+    """The allocator's constants, with their names in PyTorch, and two settings."""
 
     block: int = 512
     """kMinBlockSize: every size is rounded up to a multiple of it."""
     small: int = _MIB
-    """kSmallSize: what is not larger goes to the small pool."""
+    """kSmallSize: allocations up to this size go to the small pool."""
     small_segment: int = 2 * _MIB
-    """kSmallBuffer: a segment of the small pool, or its page where segments are expandable."""
+    """kSmallBuffer: a segment of the small pool, or a page of it if segments are expandable."""
     large_segment: int = 20 * _MIB
-    """large_segment_size: a segment of the large pool, or its page."""
+    """large_segment_size: a segment of the large pool, or a page of it."""
     own_segment: int = 10 * _MIB
-    """kMinLargeAlloc: from here on an allocation that fits nowhere gets a segment by its own size."""
+    """kMinLargeAlloc: from this size on, an allocation that fits nowhere gets a segment of its own size."""
     own_rounding: int = 2 * _MIB
     """kRoundLarge: that size is rounded up to a multiple of it."""
     expandable: bool = False
     """expandable_segments:True."""
     capacity: int | None = None
-    """What the driver can give in all; None: more than is asked for."""
+    """What the driver can give in total; None for no limit."""
 
     def rounded(self, size: int) -> int:
-        """The size of the block for `size` bytes (round_size)."""
+        """Return the size of the block for `size` bytes (round_size)."""
         return -(-size // self.block) * self.block
 
     def segment(self, rounded: int) -> int:
-        """The size of a new segment for a block of `rounded` bytes (get_allocation_size)."""
+        """Return the size of a new segment for a block of `rounded` bytes (get_allocation_size)."""
         if rounded <= self.small:
             return self.small_segment
         if rounded < self.own_segment:
@@ -54,12 +368,12 @@ class Rules:
         return -(-rounded // self.own_rounding) * self.own_rounding
 
     def least_rest(self, is_small: bool) -> int:
-        """What must remain of a block for it to be split (should_split)."""
+        """Return the bytes that must remain for a block to be split (should_split)."""
         return self.block if is_small or self.expandable else self.small + 1
 
 
 class OutOfDeviceMemory(Exception):
-    """The driver has too little, also after all that is wholly free was given back to it. Sizes are bytes."""
+    """The driver has too little memory even after all completely free segments were returned. Sizes are bytes."""
 
     def __init__(self, asked: int, allocated: int, reserved: int) -> None:
         super().__init__(f"{asked:,} bytes do not fit beside {allocated:,} allocated, {reserved:,} reserved")
@@ -69,7 +383,7 @@ class OutOfDeviceMemory(Exception):
 
 
 class CachingAllocator:
-    """DeviceCachingAllocator of one device."""
+    """A model of DeviceCachingAllocator for one device."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -81,8 +395,8 @@ class CachingAllocator:
 
     @property
     def counts(self) -> Counts:
-        """What torch.cuda.memory_stats calls allocation.all.allocated and .freed, num_alloc_retries and num_ooms; what
-        runs short is not known of a driver without an end."""
+        """The counters that torch.cuda.memory_stats calls allocation.all.allocated and .freed, num_alloc_retries and
+        num_ooms; the last two are unknown for a driver without a limit."""
         limited = self._rules.capacity is not None
         return Counts(
             allocations=self._allocations,
@@ -94,26 +408,26 @@ class CachingAllocator:
 
     @property
     def requested(self) -> int:
-        """What was asked for and not given back."""
+        """Bytes that were requested and not freed."""
         return self._requested
 
     @property
     def allocated(self) -> int:
-        """The same in blocks."""
+        """Bytes of the blocks in use."""
         return self._allocated
 
     @property
     def reserved(self) -> int:
-        """What the driver has given."""
+        """Bytes that the driver has given."""
         return self._driver.taken
 
     def allocate(self, size: int, stream: int = 0) -> int:
-        """A handle on `size` bytes (malloc): their address, or 0 for no bytes, which take nothing.
+        """Allocate `size` bytes (malloc), and return their address, or 0 for 0 bytes, which take nothing.
 
-        Addresses are made up, but lie to each other as those of one segment do.
+        Addresses are made up, but their distances are those within one segment.
 
         Raises:
-            OutOfDeviceMemory: they do not fit into `Rules.capacity`.
+            OutOfDeviceMemory: the bytes do not fit into `Rules.capacity`.
         """
         if not size:
             return 0
@@ -132,10 +446,10 @@ class CachingAllocator:
         return block.address
 
     def free(self, handle: int) -> None:
-        """Give back what `allocate` gave.
+        """Free what `allocate` returned.
 
         Raises:
-            KeyError: it is not held.
+            KeyError: `handle` is not allocated.
         """
         if not handle:
             return
@@ -146,7 +460,7 @@ class CachingAllocator:
         block.pool.release(block)
 
     def empty_cache(self) -> None:
-        """Give the segments or pages that are wholly free back to the driver (release_cached_blocks)."""
+        """Return completely free segments or pages to the driver (release_cached_blocks)."""
         for pool in self._pools.values():
             pool.give_back()
 
@@ -160,7 +474,7 @@ class CachingAllocator:
         return block
 
     def _pool(self, rounded: int, stream: int) -> Pool:
-        """Of each stream there is one for small blocks and one for large ones (get_pool)."""
+        """Return the stream's pool for small or for large blocks (get_pool)."""
         is_small = rounded <= self._rules.small
         pool = self._pools.get((stream, is_small))
         if pool is None:
@@ -177,24 +491,24 @@ class CachingAllocator:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A history as the allocator would have met it.
+    """A history as the allocator would process it.
 
-    The arrays are int64, in bytes, of as many elements as the history has positions: each the value after the event at
-    that position. Where the capacity did not suffice they end before the event that it did not suffice for, and
-    `exhausted` is its position; so do the readings, which stop at the last mark that was reached.
+    The arrays are int64, in bytes, with one element per position of the history: the value after the event at that
+    position. If the capacity does not suffice, they end before the event that fails, and `exhausted` is the position of
+    that event; the readings end at the last mark that was reached.
     """
 
     requested: NDArray[np.int64]
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
     readings: list[Reading]
-    """As the device's allocator gives them: one for each mark."""
+    """The readings that the device's allocator would give, one for each mark."""
     exhausted: int | None
     counts: Counts
 
 
 def replay(history: History, rules: Rules) -> Replayed:
-    """Ask for what the history asked for, in its order and on one stream, of an allocator that holds nothing yet."""
+    """Replay the history's requests in order, on one stream, with an empty allocator."""
     allocator = CachingAllocator(rules)
     handles = [0] * len(history.allocations)
     levels = array("q")
@@ -216,7 +530,7 @@ def replay(history: History, rules: Rules) -> Replayed:
 
 
 def _events(history: History) -> list[tuple[int, bool]]:
-    """Of each position the allocation that begins or ends there; -1 where none does."""
+    """Return for each position the index of the allocation that begins or ends there, -1 if none does."""
     events = [(-1, False)] * history.length
     for index, allocation in enumerate(history.allocations):
         events[allocation.begin] = (index, True)
@@ -226,7 +540,7 @@ def _events(history: History) -> list[tuple[int, bool]]:
 
 
 def _readings(marks: Sequence[Mark], allocated: NDArray[np.int64], reserved: NDArray[np.int64]) -> list[Reading]:
-    """Peaks count from the mark before, with what was there at that mark."""
+    """Return the readings; a peak counts from the previous mark, including what was allocated at that mark."""
     ours, driver = (np.concatenate(([0], counts)) for counts in (allocated, reserved))
     reached = [mark.at for mark in marks if mark.at <= len(allocated)]
     return [

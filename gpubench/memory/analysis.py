@@ -1,34 +1,309 @@
-"""From the allocations of a program to what fills its memory, phase by phase."""
+"""Compute a footprint from a history of allocations: peak, usage over time, and what the allocator adds.
+
+A moment is a state of the history: what is held then, by category and by the allocator's counts. A phase has a moment
+for each of its states, including the one that it starts with, and one more for its end, because the allocator's
+readings of a phase's peak and of its end may be of the same state.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+from typing import get_args
 
 import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.allocator import Rules
+from gpubench.memory.allocator import Replayed, Rules, replay
 from gpubench.memory.footprint import (
     CATEGORIES,
     Amounts,
     Footprint,
     Holder,
+    Level,
     ModuleFootprint,
     Peak,
     PhaseFootprint,
     Source,
     Stage,
+    Timeline,
+    TimelineMark,
 )
-from gpubench.memory.history import Allocation, History, Phase
-from gpubench.memory.moments import Moments, Span, moments, shortfall
-from gpubench.memory.timeline import timeline
+from gpubench.memory.history import Allocation, Category, Counts, History, Phase, Reading
+
+Bytes = NDArray[np.int64]
+Places = NDArray[np.int64]
+
+HELD: tuple[Category, ...] = get_args(Category)
+BEYOND: dict[Source, str] = {
+    "measured": "workspaces",
+    "predicted": "fragmentation",
+    "snapshot": "fragmentation",
+    "trace": "unknown",
+}
+"""The category of what the allocator counts beyond the blocks of the history, by source. A run is recorded by a
+dispatch mode, so that only the allocator sees what kernels take for themselves. A snapshot and the model of the
+allocator know every request, so that it is the rounding of blocks. For a trace it is unknown."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One occurrence of a phase, from one mark to the next, as moments, both inclusive."""
+
+    phase: Phase
+    step: int | None
+    first: int
+    last: int
+
+    @property
+    def moments(self) -> slice:
+        return slice(self.first, self.last + 1)
+
+    @property
+    def events(self) -> int:
+        """The number of allocations and frees."""
+        return self.last - self.first - 1
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The allocations as columns, in their order."""
+
+    size: Bytes
+    """Sizes of the blocks, if the allocator has blocks."""
+    begin: Places
+    end: Places
+    """Positions of the ends; the history's length for what is held at its end."""
+    category: Places
+    """Index into `HELD`."""
+
+    def sums(self, states: Places) -> Bytes:
+        """Return the bytes held in some states by category: (categories, states). State i follows i events."""
+        sorted_, place = np.unique(states, return_inverse=True)
+        change = np.zeros((len(HELD), len(sorted_) + 1), np.int64)
+        np.add.at(change, (self.category, np.searchsorted(sorted_, self.begin + 1)), self.size)
+        np.subtract.at(change, (self.category, np.searchsorted(sorted_, self.end + 1)), self.size)
+        return np.cumsum(change, axis=1)[:, place.reshape(-1)]
+
+
+@dataclass(frozen=True)
+class Moments:
+    spans: list[Span]
+    """The spans, in order; together they contain each moment once."""
+    state: Places
+    """(moments,): how many events precede each moment. The next four arrays have one element per moment, too."""
+    requested: Bytes
+    known: Bytes
+    """Bytes of the blocks of what the history holds."""
+    allocated: Bytes
+    reserved: Bytes | None
+    lives: Lives
+    counts: Counts
+    beyond: str
+    """The category of what is allocated beyond the history."""
+    other: int
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def level(self, moment: int) -> Level:
+        allocated = int(self.allocated[moment])
+        reserved = None if self.reserved is None else int(self.reserved[moment])
+        return Level(
+            requested=int(self.requested[moment]),
+            allocated=allocated,
+            reserved=reserved,
+            total=(allocated if reserved is None else reserved) + self.other,
+        )
+
+    def series(self, chosen: Places) -> dict[str, Bytes]:
+        """Return the bytes by category at each of the chosen moments; they add up to the level's total."""
+        found = {category: np.zeros(len(chosen), np.int64) for category in CATEGORIES}
+        found |= zip(HELD, self.lives.sums(self.state[chosen]), strict=True)
+        found[self.beyond] = found[self.beyond] + self.allocated[chosen] - self.known[chosen]
+        if self.reserved is not None:
+            found["fragmentation"] = found["fragmentation"] + self.reserved[chosen] - self.allocated[chosen]
+        found["other"] = found["other"] + self.other
+        return found
+
+    def amounts(self, chosen: Sequence[int]) -> list[Amounts]:
+        """Return the same as one dict per chosen moment."""
+        series = self.series(np.array(chosen, np.int64))
+        rows = zip(*(column.tolist() for column in series.values()), strict=True)
+        return [{name: size for name, size in zip(series, row, strict=True) if size} for row in rows]
+
+    def held(self, moment: int) -> Places:
+        """Return the indices of the allocations that are held at a moment."""
+        state = self.state[moment]
+        return np.flatnonzero((self.lives.begin < state) & (state <= self.lives.end))
+
+    def top(self, span: Span) -> int:
+        """Return the moment of a span at which most is allocated, the first of equals."""
+        return span.first + int(np.argmax(self.allocated[span.moments]))
+
+
+def moments(history: History, source: Source, rules: Rules | None, other: int) -> Moments:
+    """Return all moments of a history: two more per phase than it has events.
+
+    With `rules`, allocated and reserved bytes come from a replay, otherwise from the history's readings; without either
+    they equal the requested bytes. `other` bytes are added to each moment.
+    """
+    spans = _spans(history)
+    first = np.array([span.first for span in spans])
+    number = np.repeat(np.arange(len(spans)), np.diff([*first, spans[-1].last + 1]))
+    ends = np.array([end for _, end in _borders(history)], np.int64)
+    state = np.minimum(np.arange(len(number)) - 2 * number, ends[number])
+    block = (rules or Rules()).block if rules or history.readings else 1
+    size = np.fromiter((one.size for one in history.allocations), np.int64, len(history.allocations))
+    lives = _lives(history, -(-size // block) * block)
+    requested, known = (_held(one, lives, history.length)[state] for one in (size, lives.size))
+    allocated, reserved, counts = known, None, history.counts or _counted(history)
+    if rules is not None:
+        replayed = _replayed(history, rules)
+        allocated, reserved = (np.insert(one, 0, 0)[state] for one in (replayed.allocated, replayed.reserved))
+        counts = replayed.counts
+    elif history.readings:
+        allocated, reserved = _read(spans, known, history.readings)
+    return Moments(spans, state, requested, known, allocated, reserved, lives, counts, BEYOND[source], other)
+
+
+def shortfall(found: Moments, readings: Sequence[Reading]) -> tuple[int, Span]:
+    """Return the largest number of bytes by which a reading is below the history, with its span; 0 if none is."""
+    pairs = zip(found.spans, readings[1:], strict=False)
+    lacking = [(int(found.known[span.moments].max()) - one.peak_allocated, span) for span, one in pairs]
+    return max([(0, found.spans[0]), *lacking], key=lambda one: one[0])
+
+
+def _borders(history: History) -> list[tuple[int, int]]:
+    """Return (start, end) of each phase, as positions."""
+    return list(pairwise([*(mark.at for mark in history.marks), history.length]))
+
+
+def _spans(history: History) -> list[Span]:
+    return [
+        Span(mark.phase, mark.step, start + 2 * place, end + 2 * place + 1)
+        for place, (mark, (start, end)) in enumerate(zip(history.marks, _borders(history), strict=True))
+    ]
+
+
+def _lives(history: History, size: Bytes) -> Lives:
+    allocations, number = history.allocations, {category: place for place, category in enumerate(HELD)}
+
+    def end(one: Allocation) -> int:
+        return history.length if one.end is None else one.end
+
+    return Lives(
+        size=size,
+        begin=np.fromiter((one.begin for one in allocations), np.int64, len(allocations)),
+        end=np.fromiter((end(one) for one in allocations), np.int64, len(allocations)),
+        category=np.fromiter((number[one.category] for one in allocations), np.int64, len(allocations)),
+    )
+
+
+def _held(size: Bytes, lives: Lives, length: int) -> Bytes:
+    """Return the bytes held in all states: (length + 1,)."""
+    change = np.zeros(length + 2, np.int64)
+    np.add.at(change, lives.begin + 1, size)
+    np.subtract.at(change, lives.end + 1, size)
+    return np.cumsum(change[:-1])
+
+
+def _counted(history: History) -> Counts:
+    """Return the counts of the history's own allocations."""
+    given = sum(one.category != "before" for one in history.allocations)
+    return Counts(given, sum(one.end is not None for one in history.allocations))
+
+
+def _replayed(history: History, rules: Rules) -> Replayed:
+    """Replay on a device without a limit, so that a shortfall of a smaller device shows.
+
+    Retries and failures are counted on a device of the rules' capacity, up to the first failed allocation.
+    """
+    whole = replay(history, replace(rules, capacity=None))
+    if rules.capacity is None:
+        return whole
+    short = whole.reserved.max(initial=0) > rules.capacity
+    limited = replay(history, rules).counts if short else Counts(0, 0, retries=0, ooms=0)
+    return replace(whole, counts=structs.replace(whole.counts, retries=limited.retries, ooms=limited.ooms))
+
+
+def _read(spans: Sequence[Span], known: Bytes, readings: Sequence[Reading]) -> tuple[Bytes, Bytes]:
+    """Return allocated and reserved bytes of all moments, from the allocator's readings between them.
+
+    The moment of a phase's peak is that at which the history holds most; the next mark's reading gives its value, and
+    that of the phase's end. In between, the bytes beyond the history are the lesser of those at the two moments, and
+    reserved grows as far as necessary. A phase without a reading continues with the values of the previous one's end.
+    """
+    allocated, reserved = known.copy(), np.zeros(len(known), np.int64)
+    beyond, kept = 0, readings[0].reserved
+    for span, reading in zip_longest(spans, readings[1 : len(spans) + 1]):
+        held, here, kept_here = known[span.moments], allocated[span.moments], reserved[span.moments]
+        if reading is None:
+            here += beyond
+            kept_here[:] = np.maximum(np.maximum.accumulate(here), kept)
+        else:
+            top = int(np.argmax(held))
+            at_peak = max(reading.peak_allocated - int(held[top]), 0)
+            beyond = max(reading.allocated - int(held[-1]), 0)
+            here += min(at_peak, beyond)
+            here[top], here[-1] = held[top] + at_peak, held[-1] + beyond
+            kept_here[:top] = np.maximum(np.maximum.accumulate(here[:top]), min(kept, reading.peak_reserved))
+            kept_here[top] = reading.peak_reserved
+            kept_here[top + 1 :] = reading.reserved
+            np.maximum(kept_here, here, out=kept_here)
+        kept = int(kept_here[-1])
+    return allocated, reserved
+
+
+POINTS = 800
+"""More points than a plot has pixels."""
+
+
+def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[Timeline, dict[int, int]]:
+    """Return what is held over the history in about `POINTS` points, and the index of each of the moments `peaks`.
+
+    The moments are divided into stretches of equal length, and each stretch keeps the moment with most allocated. The
+    first and last moment, the one with most reserved, and `peaks` are kept too.
+    """
+    kept = _kept(moments, peaks)
+    series = {name: column.tolist() for name, column in moments.series(kept).items() if column.any()}
+    drawn = Timeline(
+        amounts=series,
+        reserved=None if moments.reserved is None else moments.reserved[kept].tolist(),
+        marks=_marks(moments.spans, kept),
+    )
+    return drawn, {int(moment): place for place, moment in enumerate(kept)}
+
+
+def _kept(moments: Moments, peaks: Iterable[int]) -> Places:
+    """Return the indices of the moments to keep, sorted."""
+    stretches = min(POINTS, len(moments))
+    borders = np.arange(stretches + 1) * len(moments) // stretches
+    starts = borders[:-1]
+    highest = np.maximum.reduceat(moments.allocated, starts)
+    as_high = np.flatnonzero(moments.allocated == np.repeat(highest, np.diff(borders)))
+    found = as_high[np.searchsorted(as_high, starts)]
+    most_reserved = [] if moments.reserved is None else [int(np.argmax(moments.reserved))]
+    return np.union1d(found, np.array([0, len(moments) - 1, *most_reserved, *peaks], np.int64))
+
+
+def _marks(spans: Sequence[Span], kept: Places) -> list[TimelineMark]:
+    """Return each mark at the first kept moment that is not before it."""
+    return [
+        TimelineMark(at=int(at), phase=span.phase, step=span.step)
+        for span, at in zip(spans, np.searchsorted(kept, [span.first for span in spans]), strict=True)
+    ]
+
 
 MODULES = 200
 OTHERS = "(others)"
-"""Path of what the modules beyond `MODULES` hold."""
+"""The path under which modules beyond `MODULES` are summed."""
 HOLDERS = 30
 NOTABLE = 0.01
-"""Of the peak: where the readings say less than the history by more than this, it is told."""
+"""A fraction of the peak: a note reports readings that are below the history by more than this."""
 
 _Times = dict[tuple[Stage, Phase], list[Span]]
 
@@ -44,11 +319,11 @@ def footprint(
     other: int = 0,
     notes: Sequence[str] = (),
 ) -> Footprint:
-    """What a history's allocations add up to, in bytes. Raises DataError where it holds none.
+    """Return the footprint of a history, in bytes. Raises DataError for a history without allocations.
 
-    With `rules`, for a prediction, what is allocated and reserved follows from them; else from the history's readings.
-    `other` is what the device holds beside the allocator; `capacity` is the device's. The peak is where most is
-    allocated, the first of equals.
+    With `rules`, for a prediction, allocated and reserved bytes follow from them, otherwise from the history's
+    readings. `other` is what the device holds outside the allocator; `capacity` is the device's memory. The peak is the
+    first moment at which most is allocated.
     """
     if not history.allocations:
         raise DataError(
@@ -90,7 +365,7 @@ def footprint(
 
 
 def _stages(spans: Sequence[Span]) -> list[Stage]:
-    """One for each span. What belongs to no step counts for the step before it."""
+    """Return the stage of each span; spans outside a step count for the step before them."""
     found: list[Stage] = []
     step = None
     for span in spans:
@@ -100,8 +375,11 @@ def _stages(spans: Sequence[Span]) -> list[Stage]:
 
 
 def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
-    """The phases that are told of, in order, and the times each came up: in the set-up, in step 0, and in the last
-    whole step after it. A mark behind the last event only closes the history."""
+    """Return the reported phases in order, with their occurrences in the set-up, in step 0 and in the last complete
+    step.
+
+    A mark after the last event only closes the history.
+    """
     told, found = (0, _steady_step(spans)), defaultdict(list)
     for stage, span in zip(stages, spans, strict=True):
         belongs = stage == "setup" if span.step is None else span.step in told
@@ -111,7 +389,7 @@ def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
 
 
 def _steady_step(spans: Iterable[Span]) -> int | None:
-    """The last step; the one before it where it does not come to the phase in which that one ended."""
+    """Return the last step, or the one before it if the last one does not reach the phase in which that one ended."""
     phases: dict[int, list[Phase]] = defaultdict(list)
     for span in spans:
         if span.step is not None:
@@ -158,6 +436,6 @@ def _doubts(history: History, found: Moments, rules: Rules | None) -> Iterator[s
     lacking, span = shortfall(found, [] if rules else history.readings)
     if lacking > NOTABLE * found.allocated.max():
         yield (
-            f"in a {span.phase} phase the history holds {units.size(lacking)} more than the allocator counted: "
-            "what it holds is shown"
+            f"in a {span.phase} phase the history holds {units.size(lacking)} more than the allocator counted; "
+            "the footprint shows what the history holds"
         )

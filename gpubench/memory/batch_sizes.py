@@ -1,18 +1,69 @@
-"""The largest batch that fits: a line through a few predictions, then predictions around where it meets the limit."""
+"""Search for the batch sizes that fit, and judge trades of memory for speed."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
+
+class Trade(Struct, frozen=True):
+    """One set of settings, as it was measured."""
+
+    fix: dict[str, Any]
+    """Overrides of the run's own settings; empty for the run itself."""
+    peak: int | None
+    """Bytes at the peak of the rank with the largest peak; None if the run failed."""
+    throughput: float | None
+    """Samples/s of all ranks; None if the run failed or was not timed."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the throughput over repeats."""
+    efficient: bool = False
+    """Whether no other trade is known to take no more memory and be faster, or less memory and be as fast."""
+    reason: str | None = None
+    """Why the run failed."""
+
+
+class Trades(Struct, frozen=True):
+    """The content of trades.json."""
+
+    trades: list[Trade]
+    """Ordered by memory; failed runs come last."""
+
+
+def weigh(trades: Sequence[Trade]) -> Trades:
+    """Mark the efficient trades (the Pareto frontier) and sort them."""
+    measured = [trade for trade in trades if trade.peak is not None and trade.throughput is not None]
+    marked = [
+        msgspec.structs.replace(
+            trade, efficient=trade in measured and not any(_beats(other, trade) for other in measured)
+        )
+        for trade in trades
+    ]
+    return Trades(sorted(marked, key=lambda trade: (trade.peak is None, trade.peak or 0, -(trade.throughput or 0))))
+
+
+def _beats(one: Trade, other: Trade) -> bool:
+    """Say whether `one` takes no more memory and is certainly no slower, and is better in one of the two."""
+    assert one.peak is not None
+    assert other.peak is not None
+    low, high = _bounds(one)[0], _bounds(other)[1]
+    return one.peak <= other.peak and low >= high and (one.peak < other.peak or low > high)
+
+
+def _bounds(trade: Trade) -> tuple[float, float]:
+    assert trade.throughput is not None
+    return trade.interval or (trade.throughput, trade.throughput)
+
+
 FIRST = (1, 2, 4)
-"""Batches that the line is first drawn through."""
+"""Batch sizes that are predicted first, to fit a line."""
 MOST = 1 << 20
-"""No larger batch is looked at: with so little memory a sample, it is not memory that limits."""
+"""The largest batch size that is tried: with so little memory per sample, memory is not the limit."""
 FINE = 0.01
-"""Of the batch: closer the search does not go."""
+"""A fraction of the batch size: the resolution of the search."""
 
 
 class Point(Struct, frozen=True):
@@ -25,7 +76,7 @@ class Line(Struct, frozen=True):
     """total = constant + per_sample x batch_size, by least squares."""
 
     constant: float
-    """Bytes that no sample adds: parameters, gradients, optimizer state, context."""
+    """Bytes independent of the batch: parameters, gradients, optimizer state, context."""
     per_sample: float
     error: float
     """The largest deviation of a point from the line, as a fraction of the point."""
@@ -36,9 +87,9 @@ class Confirmed(Struct, frozen=True):
 
     batch_size: int
     total: int | None
-    """Bytes at the measured peak; None where the run failed."""
+    """Bytes at the measured peak; None if the run failed."""
     reason: str | None = None
-    """Why it failed."""
+    """Why the run failed."""
 
 
 class Speed(Struct, frozen=True):
@@ -53,21 +104,22 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
     capacity: int
     spare: float
     limit: int
-    """What may be filled: capacity x (1 - spare)."""
+    """Bytes that may be used: capacity x (1 - spare)."""
     points: list[Point]
     """Predicted, in order of batch size."""
     line: Line
     largest: int | None
-    """That fits: by prediction, or by a run where there is a device. None where not even one sample does."""
+    """The largest batch size that fits, from a run if there is a device, else predicted; None if not even 1 fits."""
     confirmed: list[Confirmed] = []
     speeds: list[Speed] = []
 
 
 def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Point]:
-    """The points that were looked at, in order of batch size, among them the largest that fits and a larger one.
+    """Return the points that were predicted, ordered by batch size.
 
-    `total` predicts the bytes at the peak. It should grow with the batch; where an allocator's segments make it fall
-    here and there, the largest that was seen to fit counts. No batch beyond `most` is looked at.
+    They include the largest batch that fits and a larger one. `total` predicts the bytes at the peak. It should grow
+    with the batch; where the allocator's segments make it fall, the largest size that was found to fit counts. No batch
+    beyond `most` is tried.
     """
     seen: dict[int, int] = {}
 
@@ -80,7 +132,7 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Po
     low = max((one for one in first if look(one)), default=0)
     high = min((one for one in first if not look(one)), default=None)
     while high != 1 and (low < most if high is None else high - low > max(1, FINE * low)):
-        # By turns where the line meets the limit and half-way, so that a curve that is none ends soon as well.
+        # Alternate between the line's intersection and the middle, so that curves other than lines end soon, too.
         guess = _meeting(limit, _points(seen)) if len(seen) % 2 else _between(low, high or most + 1)
         batch_size = min(max(guess, low + 1), (high or most + 1) - 1)
         if look(batch_size):
@@ -91,14 +143,14 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Po
 
 
 def _meeting(limit: int, points: Sequence[Point]) -> int:
-    """Where the line through the points about the limit meets it."""
+    """Return the batch size at which the line through the points around the limit reaches the limit."""
     near = sorted(points, key=lambda point: abs(point.total - limit))[:3]
     line = fit(near) if len(near) > 1 else None
     return round((limit - line.constant) / line.per_sample) if line and line.per_sample > 0 else MOST
 
 
 def _between(low: int, high: int) -> int:
-    """Half-way by ratio, where the two are far apart."""
+    """Return the middle of two sizes, by ratio if they are far apart."""
     return round(math.sqrt(max(low, 1) * high)) if high > 2 * low else (low + high) // 2
 
 
@@ -107,7 +159,7 @@ def _points(seen: dict[int, int]) -> list[Point]:
 
 
 def fit(points: Sequence[Point]) -> Line:
-    """The least-squares line; through one point, from the origin."""
+    """Return the least-squares line; through a single point, the line from the origin."""
     if len(points) == 1:
         return Line(0.0, float(points[0].total) / points[0].batch_size, 0.0)
     x = np.array([point.batch_size for point in points], float)
@@ -118,7 +170,7 @@ def fit(points: Sequence[Point]) -> Line:
 
 
 def overrides(batch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
-    """What makes a run take this batch; `settings` are flat. Of synthetic data there is as much as it takes."""
+    """Return the overrides for this batch size; `settings` are flat. Synthetic data gets as many samples as needed."""
     changes = {"training.batch_size": batch_size}
     needed = 2 * batch_size * settings["distributed.world_size"] * settings["training.grad_accumulation"]
     if str(settings["data.source"]).startswith("synthetic") and settings["data.samples"] < needed:
@@ -131,7 +183,7 @@ def largest(points: Sequence[Point], limit: int) -> int | None:
 
 
 def worth_timing(largest_fitting: int) -> Iterator[int]:
-    """The largest, and halves of it: the fastest is often among those."""
+    """Yield the largest batch size and halves of it, among which the fastest often is."""
     batch_size = largest_fitting
     for _ in range(3):
         yield batch_size

@@ -1,17 +1,22 @@
-"""Allocations in their order: the one form that a followed run, a prediction, a snapshot and a trace are brought to."""
+"""Allocations over time: who requested each one, when, and what it holds."""
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Literal
 
+import numpy as np
 from msgspec import Struct
 
 Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "workspaces",
     "before", "unknown",
 ]  # fmt: skip
-"""What an allocation holds. `before`: it was there when the recording began. `unknown`: nothing tells."""
+"""What an allocation holds. `before`: it existed when the recording began. `unknown`: nothing tells."""
 
 Phase = Literal["start", "model", "data", "forward", "loss", "backward", "optimizer", "zero_grad", "unknown"]
-"""What the program was doing. Forward is the model's own; what comes between it and the backward pass is the loss."""
+"""What the program was doing. Forward is the model's own pass; between it and the backward pass comes the loss."""
 PLACES: dict[Phase, str] = {
     "start": "at the start",
     "model": "while the model is built",
@@ -23,38 +28,38 @@ PLACES: dict[Phase, str] = {
     "zero_grad": "in the {}zero_grad",
     "unknown": "",
 }
-"""In a sentence, with room for "first "; nothing where nothing tells."""
+"""The wording of each phase in a sentence, with a place for "first "; empty for an unknown phase."""
 
 
 class Allocation(Struct, gc=False):
-    """One piece of memory from when it was asked for until it was given back.
+    """One piece of memory from its allocation to its free.
 
-    `begin` and `end` are positions in the history: 0 is the first event, and each allocation and each release takes a
-    position of its own. It is held from `begin` on and up to, not including, `end`.
+    `begin` and `end` are positions in the history: 0 is the first event, and each allocation and each free has a
+    position of its own. The allocation is held at positions in [begin, end).
     """
 
     size: int
-    """Bytes asked for."""
+    """Bytes requested."""
     begin: int
     end: int | None = None
-    """None where it is held when the history ends."""
+    """None if it is still held when the history ends."""
     category: Category = "unknown"
     phase: Phase = "unknown"
-    """When it was asked for; so are the next four."""
+    """The phase at the allocation; the next four fields are of the same moment."""
     step: int | None = None
-    """Counts from 0; None before the first."""
+    """The step, from 0; None before the first one."""
     module: str = ""
-    """Path of the nn.Module, as "transformer.h.0.attn"; "" where it is the model itself, or not known."""
+    """The path of the nn.Module, as "transformer.h.0.attn"; "" for the model itself and if unknown."""
     operator: str = ""
-    """As "aten::mm"."""
+    """The operator, as "aten::mm"."""
     shape: str = ""
-    """As "float32[8, 1024, 768]"."""
+    """Type and shape, as "float32[8, 1024, 768]"."""
     where: str = ""
-    """file:line of the innermost frame that is the user's."""
+    """file:line of the innermost frame of the user's code."""
 
 
 class Mark(Struct, frozen=True, gc=False):
-    """From position `at` on the program was in `phase`."""
+    """The start of `phase` at position `at`."""
 
     at: int
     phase: Phase
@@ -62,7 +67,7 @@ class Mark(Struct, frozen=True, gc=False):
 
 
 class Reading(Struct, frozen=True, gc=False):
-    """What the device's own allocator said of the time between the mark before `at` and `at` itself, in bytes."""
+    """What the device's allocator reports for the time between the previous mark and `at`, in bytes."""
 
     at: int
     allocated: int
@@ -72,35 +77,253 @@ class Reading(Struct, frozen=True, gc=False):
 
 
 class Counts(Struct, frozen=True):
-    """What an allocator did over a history. None: nothing tells."""
+    """What an allocator did over a history. None means unknown."""
 
     allocations: int
-    """Where no device's allocator counts, as on a CPU, of what the history holds: tensors' memory."""
+    """Allocations; on a device without a counting allocator, as a CPU, those of tensors in the history."""
     frees: int
     retries: int | None = None
-    """Allocations that the driver had too little for, until the allocator gave back what it kept unused."""
+    """Allocations for which the driver had too little memory until the allocator freed its unused memory."""
     ooms: int | None = None
-    """Allocations that failed for want of memory."""
+    """Allocations that failed because memory was short."""
     largest_free: int | None = None
-    """Bytes of the largest block that the allocator keeps unused when the history ends."""
+    """Bytes of the largest block that the allocator holds unused when the history ends."""
 
 
 class History(Struct):
     allocations: list[Allocation]
-    """In the order of `begin`."""
+    """Ordered by `begin`."""
     marks: list[Mark]
-    """In order; the first at 0."""
+    """In order; the first one is at 0."""
     length: int
-    """Positions: every `begin` and `end` lies below."""
+    """The number of positions: every `begin` and `end` is less."""
     readings: list[Reading] = []
-    """One for each mark, where the device has an allocator that counts."""
+    """One for each mark, if the device has an allocator that counts."""
     counts: Counts | None = None
-    """As the device's allocator told them, where it did."""
+    """The counts of the device's allocator, if it reported them."""
     late: bool = False
-    """Memory was held when the recording began, and no event is known to be lost."""
+    """Memory was already held when the recording began, and no event is known to be lost."""
     truncated: bool = False
-    """Events before the first that is here were lost."""
+    """Events before the first recorded one were lost."""
     truncation_proven: bool = False
-    """It follows from the file; else the number of events suggests it."""
+    """The file proves the loss; otherwise the number of events suggests it."""
     notes: list[str] = []
-    """A sentence each: what a reader must know."""
+    """Notes for the reader, one sentence each."""
+
+
+_LASTING: dict[Phase, Category] = {
+    "model": "parameters",
+    "data": "inputs",
+    "forward": "activations",
+    "loss": "activations",
+    "backward": "gradients",
+    "optimizer": "optimizer_state",
+}
+"""The category of what is still held when the phase that requested it is over."""
+
+
+def classify(history: History) -> None:
+    """Set the category of allocations with category "unknown", in place, where their lifetime tells it.
+
+    - Freed within the phase that requested it, in the same step: temporaries.
+    - Requested in forward or loss: activations if held when a backward pass of the same step begins, or if held beyond
+      the step, as outputs to which the loop keeps a reference, or if no backward pass follows; otherwise temporaries.
+    - Requested in backward and held when it is over: gradients, whether they are freed after the optimizer or in the
+      next step. Recomputed activations are freed within the backward pass, and so temporaries.
+    - Requested in the optimizer and held when it is over: optimizer state. With the model: parameters, which includes
+      buffers.
+    - Requested with the data: inputs, however long they live, because a loop may free a batch after it has the next.
+    - In an unknown phase: unknown.
+
+    If the history ends within a phase, what it holds at its end counts as held when the phase is over. Workspaces,
+    which libraries request in a forward or backward pass and keep, cannot be told apart by their lifetime.
+    """
+    starts = [mark.at for mark in history.marks]
+    over = [*starts[1:], history.length]
+    backward = _next_backward(history.marks, history.length)
+    for one in history.allocations:
+        if one.category == "unknown" and one.phase in _LASTING:
+            span = bisect_right(starts, one.begin) - 1
+            following = backward if one.phase in ("forward", "loss") else over
+            held = one.phase == "data" or one.end is None or one.end >= following[span]
+            one.category = _LASTING[one.phase] if held else "temporaries"
+
+
+def _next_backward(marks: Sequence[Mark], length: int) -> list[int]:
+    """Return for each phase where the next backward pass of its step begins, or else where its step ends."""
+    found = [length] * len(marks)
+    for number in range(len(marks) - 2, -1, -1):
+        coming = marks[number + 1]
+        near = coming.phase == "backward" or coming.step != marks[number].step
+        found[number] = coming.at if near else found[number + 1]
+    return found
+
+
+_LOOP: tuple[Phase, ...] = ("data", "forward", "loss", "backward", "optimizer", "zero_grad")
+_PASS: tuple[Phase, ...] = ("forward", "loss")
+_BATCH: tuple[Phase, ...] = ("data", "backward", "optimizer", "zero_grad")
+
+
+def filled(told: Sequence[Phase | None]) -> list[Phase]:
+    """Return the phase of each event; None in `told` is replaced by the phase that the neighbours imply.
+
+    Between two events of one phase it is that phase; between forward and backward pass the loss; between backward pass
+    and optimizer the preparation of its step; before the next forward pass the loading of data.
+    """
+    runs = [(phase, len(list(run))) for phase, run in groupby(told)]
+    phases = [None, *(phase for phase, _ in runs), None]
+    found: list[Phase] = []
+    for number, (phase, length) in enumerate(runs):
+        found += [phase or _between(phases[number], phases[number + 2])] * length
+    return found
+
+
+def steps(phases: Sequence[Phase]) -> Iterator[int | None]:
+    """Yield the step of each event, from 0; None before the loop begins.
+
+    A step ends with the optimizer, and with zero_grad if that follows; without an optimizer it ends with the backward
+    pass.
+    """
+    last: Phase = "optimizer" if "optimizer" in phases else "backward"
+    step, ending = None, False
+    for phase in phases:
+        if phase in _LOOP:
+            if step is None:
+                step = 0
+            elif ending and phase not in (last, "zero_grad"):
+                step, ending = step + 1, False
+            ending |= phase == last
+        yield step
+
+
+def _between(before: Phase | None, after: Phase | None) -> Phase:
+    """Return the phase between two; before the first forward pass it is unknown, as it may be model or data."""
+    if before is not None and before == after:
+        return before
+    if before in _PASS and after in (*_PASS, "zero_grad", "backward"):
+        return "loss"
+    if before == "zero_grad" and after == "backward":  # zero_grad may be called as late as that
+        return "loss"
+    if before == "backward" and after == "optimizer":
+        return "optimizer"
+    return "data" if before in _BATCH and after in ("data", "forward") else "unknown"
+
+
+@dataclass(frozen=True)
+class DeviceHistory:
+    """The history of one device, and what the file says about the device."""
+
+    device: int
+    """The device's number in the program; -1 for the host's memory."""
+    history: History
+    """The history, whose allocations have categories."""
+    name: str | None = None
+    """The device's name as the driver reports it, if the file has it."""
+    capacity: int | None = None
+    """Bytes of the device's memory, if the file has it."""
+    rank: int | None = None
+
+
+class Move(Struct, gc=False):
+    address: int
+    block: int
+    """Bytes that the allocator gives out or takes back, which may be more than requested."""
+    phase: Phase
+    step: int | None
+    given: Allocation | None = None
+    """The new allocation, whose `begin` and `end` are not set yet; None for a free."""
+    size: int = 0
+    """Bytes requested for what is freed."""
+    reserved: int | None = None
+    """Bytes that the allocator has from the driver after the move."""
+
+
+Held = tuple[Allocation, int]
+"""An allocation with the size of its block."""
+
+Place = tuple[Phase, int | None]
+"""A phase and its step."""
+_START: Place = ("start", None)
+
+
+def assembled(moves: Sequence[Move], there: Sequence[Held], reserved: int | None) -> History:
+    """Return the history of `moves`.
+
+    `there` is what was held before the moves and is not freed by them. What they free without having allocated it was
+    held before, too. All of this begins in a phase "start" before the first move, when the allocator had `reserved`
+    bytes from the driver; if that is None there are no readings. There is a reading at each mark and one at the end.
+    """
+    builder = _HistoryBuilder(there)
+    for move in moves:
+        builder.add(move)
+    first = len(builder.before)
+    for position, (one, _) in enumerate(builder.before):
+        one.begin = position
+    for one in builder.given:
+        one.begin += first
+    for one in (*builder.given, *(one for one, _ in builder.before)):
+        one.end = None if one.end is None else one.end + first
+    history = History(
+        allocations=[*(one for one, _ in builder.before), *builder.given],
+        marks=_marks([_START] * first + builder.phases),
+        length=first + len(builder.phases),
+        late=bool(builder.before),
+    )
+    if reserved is not None:
+        changes = [*(block for _, block in builder.before), *builder.changes]
+        history.readings = _readings(history, changes, [reserved] * (first + 1) + builder.reserved)
+    return history
+
+
+class _HistoryBuilder:
+    """Builds a history from moves, with positions counted from the first move."""
+
+    def __init__(self, there: Sequence[Held]) -> None:
+        self.before = [*there]
+        self.given: list[Allocation] = []
+        self.phases: list[Place] = []
+        self.changes: list[int] = []
+        """Sizes of the blocks of what is allocated."""
+        self.reserved: list[int] = []
+        self._open: dict[int, Held] = {}
+
+    def add(self, move: Move) -> None:
+        if move.given is None:
+            self._take_back(move)
+            return
+        if move.address in self._open:  # its free is missing from the file
+            self._take_back(move)
+        move.given.begin = self._position(move, move.block)
+        self.given.append(move.given)
+        self._open[move.address] = move.given, move.block
+
+    def _take_back(self, move: Move) -> None:
+        held = self._open.pop(move.address, None)
+        if held is None:
+            held = Allocation(size=move.size, begin=0, category="before", phase="start"), move.block
+            self.before.append(held)
+        one, block = held
+        one.end = self._position(move, -block)
+
+    def _position(self, move: Move, change: int) -> int:
+        self.phases.append((move.phase, move.step))
+        self.changes.append(change)
+        self.reserved.append(move.reserved or 0)
+        return len(self.phases) - 1
+
+
+def _marks(phases: Sequence[Place]) -> list[Mark]:
+    starts = [at for at, phase in enumerate(phases) if not at or phase != phases[at - 1]]
+    return [Mark(at, *phases[at]) for at in starts]
+
+
+def _readings(history: History, changes: Sequence[int], reserved: Sequence[int]) -> list[Reading]:
+    """Return the readings; `reserved` has one value more than there are positions, for before the first event."""
+    ours, drivers = np.cumsum([0, *changes], dtype=np.int64), np.array(reserved, np.int64)
+    borders = [0, *(mark.at for mark in history.marks), history.length]
+    return [
+        Reading(
+            at, int(ours[at]), int(drivers[at]), int(ours[start : at + 1].max()), int(drivers[start : at + 1].max())
+        )
+        for start, at in pairwise(borders)
+    ]

@@ -1,7 +1,7 @@
-"""Histories from a file of torch.cuda.memory._dump_snapshot.
+"""Read memory histories from a file of torch.cuda.memory._dump_snapshot, and footprints from snapshots and traces.
 
-It holds what the allocator did since the recording began, as far back as its ring buffer of max_entries reaches, and
-what it had in the end. What was there before the first event follows from both.
+A snapshot holds the allocator's events since the recording began, as far back as its ring buffer of max_entries
+reaches, and its state at the end. What was allocated before the first event follows from both.
 """
 
 from collections import Counter
@@ -10,31 +10,40 @@ from pathlib import Path
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.annotations import announced
-from gpubench.memory.course import filled, steps
-from gpubench.memory.history import Allocation, Counts, Phase
-from gpubench.memory.lifetimes import classify
-from gpubench.memory.moves import DeviceHistory, Held, Move, assembled
-from gpubench.memory.snapshot_format import Block, Event, Segment, Snapshot, Stacks, load
-from gpubench.memory.stacks import Told
+from gpubench.memory import from_trace
+from gpubench.memory.analysis import footprint
+from gpubench.memory.footprint import Footprint, Source
+from gpubench.memory.history import (
+    Allocation,
+    Counts,
+    DeviceHistory,
+    Held,
+    Move,
+    Phase,
+    assembled,
+    classify,
+    filled,
+    steps,
+)
+from gpubench.memory.snapshot_format import Block, Event, Segment, Snapshot, StackInfo, Stacks, announced, load
 from gpubench.memory.unpickling import HOW
 
 BLOCK = 512
-"""Bytes of which every block is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
+"""Bytes of which every block's size is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
 
 FEWEST = 100
-"""Events: nobody limits a recording to fewer, and so few are a round number too easily."""
+"""Events: a smaller count is round too often by chance, and nobody limits a recording to fewer."""
 
 _GIVEN, _REQUESTED, _COMPLETED = "alloc", "free_requested", "free_completed"
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 def read(path: Path) -> list[DeviceHistory]:
-    """A history of each device that has one in the snapshot at `path`, with the categories that `classify` finds.
+    """Return a history of each device with events in the snapshot at `path`, with the categories of `classify`.
 
-    Sizes are those asked for. The readings are of blocks: those held in the end are known, others are taken to be what
-    was asked for, rounded up to 512 bytes. Raises DataError for a file that is no snapshot, is damaged, holds code,
-    does not fit in memory, or has no history.
+    Sizes are those requested. Readings are of blocks: the sizes of blocks held at the end are known; others are the
+    requested sizes, rounded up to 512 bytes. Raises DataError for a file that is not a snapshot, is damaged, holds
+    code, does not fit in memory, or has no history.
     """
     found, stacks = load(path), Stacks(path)
     devices = [
@@ -43,7 +52,7 @@ def read(path: Path) -> list[DeviceHistory]:
         if any(event.action == _GIVEN for event in events)
     ]
     if not devices:
-        raise DataError(f"{path} has no history: it tells what is held, not since when", HOW)
+        raise DataError(f"{path} has no history: it has what is allocated, but no events", HOW)
     return devices
 
 
@@ -74,7 +83,7 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
 
 
 def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
-    """Of what was recorded. A retry leaves no event that tells it from empty_cache()."""
+    """Return the counts of the recording. A retry leaves no event that distinguishes it from empty_cache()."""
     actions = Counter(event.action for event in events)
     free = [block.size for one in segments for block in one.blocks if block.state == "inactive"]
     return Counts(
@@ -86,7 +95,7 @@ def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
 
 
 def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
-    """What is given out of a segment, by address."""
+    """Yield the allocated blocks of a segment, by address."""
     address = segment.address
     for block in segment.blocks:
         if block.state != "inactive":
@@ -100,10 +109,10 @@ def _there(block: Block, stacks: Stacks) -> Held:
 
 
 def _moving(events: Sequence[Event]) -> list[int]:
-    """Which events give memory out or take it back.
+    """Return the indices of the events that allocate or free memory.
 
-    A block is free when its release is completed, as other streams may still use it; where that is not told, when it
-    was requested.
+    A block is free when its free is completed, as other streams may still use it; if completions are not recorded, when
+    it was requested.
     """
     found, completed = [], set()
     for index in range(len(events) - 1, -1, -1):
@@ -119,7 +128,7 @@ def _moving(events: Sequence[Event]) -> list[int]:
 
 
 def _levels(events: Sequence[Event], reserved: int) -> list[int]:
-    """Bytes of segments before the first event, and after each; after the last it is `reserved`."""
+    """Return the bytes of segments before the first event and after each one; after the last one it is `reserved`."""
     level = reserved
     levels = [level]
     for event in reversed(events):
@@ -129,10 +138,10 @@ def _levels(events: Sequence[Event], reserved: int) -> list[int]:
 
 
 def _phases(events: Sequence[Event], found: Snapshot, stacks: Stacks) -> list[Phase]:
-    """By stacks, else by annotations, else by what is told before and after.
+    """Return the phases, from stacks, else from annotations, else from the neighbouring events.
 
-    Threads of autograd's own have no frames of Python: where others of its kind have a stack, an event without any is
-    of the backward pass.
+    Autograd's own threads have no Python frames: if other events of the same kind have a stack, one without any is of
+    the backward pass.
     """
     stacked = {event.action for event in events if event.frames}
     by_name = announced([event.time_us for event in events], found.external_annotations)
@@ -150,7 +159,7 @@ def _move(event: Event, phase: Phase, step: int | None, block: int | None, reser
     return Move(event.addr, size, phase, step, _given(event, phase, step, stacks.told(event.frames)), reserved=reserved)
 
 
-def _given(event: Event, phase: Phase, step: int | None, told: Told) -> Allocation:
+def _given(event: Event, phase: Phase, step: int | None, told: StackInfo) -> Allocation:
     return Allocation(
         event.size,
         begin=0,
@@ -163,10 +172,10 @@ def _given(event: Event, phase: Phase, step: int | None, told: Told) -> Allocati
 
 
 def _overwritten(number: int, found: Snapshot) -> str:
-    """What proves that events are missing; nothing where nothing does.
+    """Return what proves that events are missing; an empty string if nothing does.
 
-    A block keeps the stack of its allocation, and a segment that of its own, only where the allocator was recording
-    (context_when_allocated of c10/cuda/CUDACachingAllocator.cpp): their events were recorded too.
+    A block keeps the stack of its allocation, and a segment that of its own, only if the allocator was recording
+    (context_when_allocated of c10/cuda/CUDACachingAllocator.cpp): then their events were recorded too.
     """
     given, reserved = (
         {event.addr for event in found.device_traces[number] if event.action in actions}
@@ -180,7 +189,7 @@ def _overwritten(number: int, found: Snapshot) -> str:
 
 
 def _full(number: int, found: Snapshot) -> str:
-    """What suggests that the ring buffer was full. All devices share its max_entries, which the file does not tell."""
+    """Return what suggests that the ring buffer was full. All devices share max_entries, which is not in the file."""
     counts = [len(events) for events in found.device_traces]
     count = counts[number]
     if count < max(counts) or count < FEWEST:
@@ -191,13 +200,13 @@ def _full(number: int, found: Snapshot) -> str:
 
 
 def _is_round(count: int) -> bool:
-    """As people choose limits: one digit and zeros, whole thousands, powers of two. Of other counts few are."""
+    """Say whether a count looks like a limit that a user set: a digit and zeros, whole thousands, a power of two."""
     digits, power = count % 10 ** (len(str(count)) - 1) == 0, count & (count - 1) == 0
     return digits or power or count % 1000 == 0
 
 
 def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator[str]:
-    """What is missing before the first event, and how to have it recorded."""
+    """Yield what is missing before the first event, and how to record it."""
     counts = [len(events) for events in found.device_traces]
     there = f"{units.size(before)} were allocated before the first of its {counts[number]:,} events"
     if sign:
@@ -213,11 +222,34 @@ def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator
 
 def _unreleased(lost: int) -> Iterator[str]:
     if lost:
-        yield f"no release was recorded of {units.counted(lost, 'allocation')}: taken as held to the end"
+        yield f"no free was recorded of {units.counted(lost, 'allocation')}: assumed to be held to the end"
 
 
 def _failures(events: Sequence[Event]) -> Iterator[str]:
     for number, event in enumerate(events, 1):
         if event.action == "oom":
             left = "" if event.device_free is None else f", with {units.size(event.device_free)} left on the device"
-            yield f"out of memory at event {number:,} of {len(events):,}: {units.size(event.size)} were asked for{left}"
+            yield f"out of memory at event {number:,} of {len(events):,}: {units.size(event.size)} requested{left}"
+
+
+def of_snapshot(path: Path) -> list[Footprint]:
+    """Return the footprint of each device in a snapshot of the CUDA allocator. Raises DataError."""
+    return _footprints(read(path), "snapshot")
+
+
+def of_trace_file(path: Path) -> list[Footprint]:
+    """Return the footprint of each device with [memory] events in a trace. Raises DataError."""
+    return _footprints(from_trace.read(path), "trace")
+
+
+def _footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footprint]:
+    return [
+        footprint(
+            one.history,
+            source=source,
+            device=one.name or ("cpu" if one.device < 0 else f"GPU {one.device}"),
+            capacity=one.capacity,
+            rank=one.rank or 0,
+        )
+        for one in devices
+    ]

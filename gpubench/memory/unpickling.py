@@ -1,9 +1,9 @@
-"""What a pickle of plain data holds, read without running any of it.
+"""Read a pickle of plain data without running code from it.
 
-A pickle is a program for a small machine, and a program can do harm even where it may call nothing: eight bytes make
-the machine's memo larger than the memory (LONG_BINPUT with a large index), a key of a million nested tuples overflows
-the stack as it is hashed. So the opcodes are gone through before any is run, and a file with others than what Python
-and libtorch write for a memory snapshot is refused. Formats: the docstrings of `pickletools.opcodes`.
+A pickle is a program for a small machine, and can do harm even if it calls nothing: eight bytes make the machine's memo
+larger than the memory (LONG_BINPUT with a large index), and a key of a million nested tuples overflows the stack when
+it is hashed. So all opcodes are checked before any is run, and a file with other opcodes than Python and libtorch write
+for a memory snapshot is refused. Formats: the docstrings of `pickletools.opcodes`.
 """
 
 import os
@@ -32,40 +32,40 @@ _FOREIGN = {
     b"{": ("JSON", _TRACE),
     b"[": ("JSON", _TRACE),
 }
-"""What is taken for a snapshot and is none, by its first bytes, with the hint."""
+"""First bytes of files that are mistaken for snapshots, with a description and a hint."""
 
 _PIECE = 16 * 2**20
 _PROTOCOLS = range(2, 6)
-# Bytes of memory for each byte of the file, and for each object whose opcodes are shorter than what they make.
+# Bytes of memory per byte of the file, and per object whose opcodes are shorter than the object.
 _OF_A_BYTE = 16
 _OF_AN_OBJECT = {b"}": 256, b"]": 80, b"\x85": 80, b"\x86": 80, b"\x87": 80}
 
 _INTEGER = (
     rb"K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x04.{4}|\x03...|\x02..|\x01.|\x00|\x08.{7}[\x00-\x1f\xe0-\xff])"
 )
-"""Integers of up to 61 bits. Each is its own hash, so a file cannot hold many that share one."""
+"""Integers of up to 61 bits. Each is its own hash, so that a file cannot hold many with the same hash."""
 _SCALAR = rb"(?:" + _INTEGER + rb"|G.{8}|[N\x88\x89])"
 _SHORT = rb"[]})aesu\x94]++|h.|j....|q."
-"""Lists, dicts, the empty tuple, what adds to a container, the memo."""
+"""Lists, dicts, the empty tuple, operations that add to a container, the memo."""
 _TUPLE = rb"\((?:" + _SCALAR + rb"{4,}+t)?+|" + _SCALAR + rb"(?:\x85|" + _SCALAR + rb"(?:\x86|" + _SCALAR + rb"\x87))?+"
-"""A scalar, a mark, or a tuple. It holds scalars alone: tuples of tuples as keys overflow the stack when hashed."""
+"""A scalar, a mark, or a tuple of scalars only: keys of nested tuples overflow the stack when hashed."""
 _KNOWN = re.compile(rb"(?:" + _SHORT + rb"|" + _TUPLE + rb")*+", re.DOTALL)
 _BETWEEN = re.compile(rb"(?:" + _SHORT + rb"|" + _SCALAR + rb"|[(t\x85-\x87]|r....)*+", re.DOTALL)
-"""Opcodes outside of frames, of which only the length is asked."""
+"""Opcodes outside of frames; only their length matters."""
 _FRAME, _FRAMED = 0x95, b"\x04"
-"""The opcode that begins a frame, and the first protocol that has it."""
+"""The opcode that begins a frame, and the first protocol with frames."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x43: 1, 0x42: 4}
-"""Of what is written as its length and itself, str and bytes, how long the length is."""
+"""For opcodes with a length and content, as of str and bytes: the size of the length field."""
 _LONG_BINPUT, _STOP = b"r."
 _CODE = b"cRbio\x81\x82\x83\x84\x92\x93PQ"
-"""GLOBAL, REDUCE, BUILD and the others that name something outside of the pickle, or call it."""
+"""GLOBAL, REDUCE, BUILD and the other opcodes that name or call something outside of the pickle."""
 
 
 def plain(path: Path) -> Any:
-    """Dicts, lists, strings, numbers, and tuples of numbers, as the pickle in `path` holds them.
+    """Return the dicts, lists, strings, numbers and tuples of numbers in the pickle at `path`.
 
-    One object may stand in many places, or in itself. Raises DataError for what cannot be read, is no pickle, holds
-    code, is not whole, or would not fit in memory.
+    An object may occur in several places, also within itself. Raises DataError for a file that cannot be read, is not a
+    pickle, holds code, is incomplete, or would not fit in memory.
     """
     try:
         with path.open("rb") as file:
@@ -78,7 +78,7 @@ def plain(path: Path) -> Any:
     except (MemoryError, RecursionError):
         raise _too_large(path) from None
     except (pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError):
-        raise _damaged(path, "what it holds does not fit together") from None
+        raise _damaged(path, "its contents are inconsistent") from None
 
 
 class _Data(pickle.Unpickler):
@@ -87,7 +87,7 @@ class _Data(pickle.Unpickler):
 
 
 def _pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The file's content, as long as what is made of it has a place."""
+    """Yield the file's content while the objects made of it fit in memory."""
     size, available = 0, psutil.virtual_memory().available
     if os.fstat(file.fileno()).st_size * _OF_A_BYTE > available:
         raise _too_large(path)
@@ -105,18 +105,18 @@ def _pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
 def _check_kind(first: bytes, path: Path) -> None:
     for magic, (what, hint) in _FOREIGN.items():
         if first.startswith(magic):
-            raise DataError(f"{path} is no memory snapshot: it is {what}", hint)
+            raise DataError(f"{path} is not a memory snapshot: it is {what}", hint)
     if first[0] != 0x80:
-        raise DataError(f"{path} is no memory snapshot: it is not a pickle", HOW)
+        raise DataError(f"{path} is not a memory snapshot: it is not a pickle", HOW)
     if len(first) > 1 and first[1] not in _PROTOCOLS:
-        raise DataError(f"{path} is no memory snapshot: it is a pickle of protocol {first[1]}, which is unknown", HOW)
+        raise DataError(f"{path} is not a memory snapshot: it is a pickle of unknown protocol {first[1]}", HOW)
 
 
 def _unframed(data: bytes) -> bytes:
-    """`data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
+    """Return `data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
 
-    They may begin between any two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler` go on
-    elsewhere than where it ends. Without them, what is checked is what is run.
+    Frames may begin between any two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler`
+    continue elsewhere than at the frame's end. Without frames, the checked opcodes are those that run.
     """
     if data[1:2] < _FRAMED:
         return data
@@ -125,7 +125,7 @@ def _unframed(data: bytes) -> bytes:
         if data[at] == _FRAME:
             pieces.append(data[begin:at])
             begin = at + 9
-            at = begin + int.from_bytes(data[at + 1 : begin], "little")  # a frame holds no other
+            at = begin + int.from_bytes(data[at + 1 : begin], "little")  # frames are not nested
         elif data[at] in _LENGTHS:
             at = _string_end(data, at)
         elif (end := _end(_BETWEEN, data, at)) > at:
@@ -136,7 +136,7 @@ def _unframed(data: bytes) -> bytes:
 
 
 def _check(data: bytes, path: Path) -> None:
-    """Goes through all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
+    """Check all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
     at = 2
     while True:
         at = _end(_KNOWN, data, at)
@@ -151,31 +151,31 @@ def _check(data: bytes, path: Path) -> None:
 
 
 def _end(opcodes: re.Pattern[bytes], data: bytes, at: int) -> int:
-    """Where those `opcodes` end that begin at `at`, if any do."""
+    """Return where the `opcodes` that begin at `at` end; `at` itself if there are none."""
     match = opcodes.match(data, at)
     return match.end() if match else at
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """Where the string ends whose opcode is at `at`."""
+    """Return the end of the string whose opcode is at `at`."""
     end = at + 1 + _LENGTHS[data[at]]
     return end + int.from_bytes(data[at + 1 : end], "little")
 
 
 def _skip(data: bytes, at: int, path: Path) -> int:
-    """Where the opcode at `at` ends, which is of a length of its own, or may only be of some values."""
+    """Return the end of the opcode at `at`, whose length varies or whose values are restricted."""
     opcode = data[at]
     if opcode in _CODE:
-        raise DataError(f"{path} holds code, refused: a memory snapshot is data alone", HOW)
+        raise DataError(f"{path} holds code, refused: a memory snapshot contains only data", HOW)
     if opcode in _LENGTHS:
         return _string_end(data, at)
     if opcode == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:
         return at + 5
-    raise _damaged(path, f"byte {at:,} is of no memory snapshot")
+    raise _damaged(path, f"byte {at:,} does not occur in memory snapshots")
 
 
 def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"{path} is damaged, or no memory snapshot: {why}", f"copy it again, or {HOW}")
+    return DataError(f"{path} is damaged, or not a memory snapshot: {why}", f"copy it again, or {HOW}")
 
 
 def _too_large(path: Path) -> DataError:

@@ -1,1 +1,1 @@
-"""Diffusion inference with the denoising steps split over ranks: the worker side."""
+"""The worker side of diffusion inference with the denoising steps split over ranks."""

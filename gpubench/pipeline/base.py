@@ -1,36 +1,125 @@
-"""What all denoisers do alike: noise, the next prediction, a digest of the weights, and a reference of last resort."""
+"""The base class of all denoisers, and the single-process reference that the pipeline is compared with."""
 
 import functools
 import hashlib
+import inspect
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gpubench.diffusion.scheduler_names import SEEDED, OwnScheduler, parse_options
-from gpubench.diffusion.settings import PipeSettings
 from gpubench.errors import SettingsError
-from gpubench.pipeline import conventions, reference
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.quiet import quiet
-from gpubench.pipeline.reference import OnStep
+from gpubench.pipeline.batch import TERMINAL, Batch, quiet, schedule_arguments, step_of
+from gpubench.pipeline.scheduler_names import SEEDED, OwnScheduler, parse_options
 from gpubench.pipeline.schedulers import Sampler, create
+from gpubench.settings.schema import PipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+LOOP = "a single-process loop over diffusers' scheduler and model"
+"""The reference if diffusers has no pipeline for the model and the scheduler."""
+
+Output = Callable[[Tensor, Tensor], Tensor]
+"""(latents, timestep) -> the model output for the scheduler's step."""
+OnStep = Callable[[int, Tensor], None]
+"""(number of an evaluation from 0, its resulting latents) -> None."""
+
+
+def generators_of(seeds: Sequence[int]) -> list[torch.Generator]:
+    """Returns one generator per sample, always on the CPU, so that the noise does not depend on the device."""
+    return [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+
+
+def noise(shape: Sequence[int], generators: list[torch.Generator], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Returns standard normal noise (len(generators), ...), each row drawn from its generator as in diffusers."""
+    from diffusers.utils.torch_utils import randn_tensor
+
+    drawn: Tensor = randn_tensor(tuple(shape), generator=generators, device=device, dtype=dtype)
+    return drawn
+
+
+def fits_pipelines(scheduler: Any) -> bool:
+    """Returns whether diffusers' Stable Diffusion pipelines run the scheduler as its own pipelines do."""
+    name = type(scheduler).__name__
+    plain = step_of(name) is step_of("DDIMScheduler") and name not in TERMINAL
+    return plain and hasattr(scheduler, "init_noise_sigma") and hasattr(scheduler, "scale_model_input")
+
+
+def watch(scheduler: Any, on_step: OnStep) -> None:
+    """Calls `on_step` after each step of the scheduler, for any caller and any form of result.
+
+    The callbacks of diffusers' pipelines are not enough: some run after each evaluation, some after a few, some never.
+    """
+    step = scheduler.step
+    count = itertools.count()
+
+    @functools.wraps(step)  # pipelines inspect the signature
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        made = step(*args, **kwargs)
+        on_step(next(count), made[0])
+        return made
+
+    scheduler.step = watched
+
+
+def loop(batch: Batch, timesteps: Tensor, output: Output, eta: float, on_step: OnStep | None) -> Tensor:
+    """Evaluates `batch` at each of `timesteps`, to which its scheduler is set. Returns the final latents."""
+    accepted = inspect.signature(batch.scheduler.step).parameters
+    extra = {name: value for name, value in (("eta", eta), ("generator", batch.generators)) if name in accepted}
+    step = step_of(type(batch.scheduler).__name__)
+    for index, timestep in enumerate(timesteps):
+        batch.latents = step(batch, output(batch.latents, timestep), timesteps, extra)
+        batch.done += 1
+        if on_step is not None:
+            on_step(index, batch.latents)
+    return batch.latents
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Returns the bytes of a tensor's elements in row-major order, for any memory format and device."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return flat.cpu().numpy().tobytes()
+
+
+def sha256(latents: Tensor) -> str:
+    """Returns the sha256 of one sample's latent in its own data type."""
+    return hashlib.sha256(raw_bytes(latents)).hexdigest()
+
+
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Returns the largest difference between elements of two tensors of the same shape; infinite if it is NaN."""
+    difference = (ours.cpu().double() - theirs.cpu().double()).abs().max().item()
+    return difference if math.isfinite(difference) else math.inf
+
+
+def compare(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> tuple[int, float] | None:
+    """Returns the first evaluation after which two trajectories differ in a bit, and the largest difference there.
+
+    A trajectory is the latents after each evaluation. Returns None if they are equal.
+
+    Raises ValueError if they differ in length.
+    """
+    for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if raw_bytes(one) != raw_bytes(other):
+            return step, largest_difference(one, other)
+    return None
+
+
 Scale = Callable[[Tensor], Tensor]
-"""What a scheduler does to the model's input."""
+"""The scaling of the model's input by a scheduler."""
 
 
 class DenoiserBase:
-    """See `gpubench.pipeline.denoiser.Denoiser`. A subclass gives `output`, and what else is its model's own.
+    """The base class that implements `gpubench.pipeline.denoisers.Denoiser`; a subclass adds `output`.
 
-    `model` comes on `device` and in `dtype`.
+    `model` must be on `device` and in `dtype`.
     """
 
-    reference_name = reference.LOOP
+    reference_name = LOOP
 
     def __init__(
         self,
@@ -44,7 +133,7 @@ class DenoiserBase:
         scheduler: OwnScheduler,
     ) -> None:
         if settings.sampling.steps is None:
-            raise ValueError("sampling.steps has not been filled in")
+            raise ValueError("sampling.steps is not set")
         self.name = name
         self.model: Any = model.eval().requires_grad_(False)
         self.device = device
@@ -57,7 +146,7 @@ class DenoiserBase:
         self.conditioning: list[dict[str, Tensor]] = []
 
     def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
-        """What the model makes of latents at a timestep, guidance applied: the body of its pipeline's loop."""
+        """Returns the model's output for latents at a timestep with guidance: the body of its pipeline's loop."""
         raise NotImplementedError
 
     def scheduler(self) -> Any:
@@ -72,7 +161,7 @@ class DenoiserBase:
         digest = hashlib.sha256()
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(reference.raw_bytes(tensor))
+            digest.update(raw_bytes(tensor))
         return digest.hexdigest()
 
     def encode(
@@ -84,15 +173,15 @@ class DenoiserBase:
         self.conditioning = [{key: value.to(self.device) for key, value in entry.items()} for entry in conditioning]
 
     def condition(self, key: str, samples: Sequence[int]) -> Tensor:
-        """One tensor of the conditioning, for some samples: (len(samples), ...)."""
+        """Returns one tensor of the conditioning for some samples, (len(samples), ...)."""
         return torch.cat([self.conditioning[sample % len(self.conditioning)][key] for sample in samples])
 
     def noise(self, generators: list[torch.Generator]) -> Tensor:
-        """(len(generators), *latent_shape), before the scheduler scales it."""
-        return reference.noise((len(generators), *self.latent_shape), generators, self.device, self.dtype)
+        """Returns noise (len(generators), *latent_shape) before the scheduler's scaling."""
+        return noise((len(generators), *self.latent_shape), generators, self.device, self.dtype)
 
     def prepare(self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int]) -> Batch:
-        generators = reference.generators_of(seeds)
+        generators = generators_of(seeds)
         latents = self.noise(generators) * sampler.noise_scale
         return Batch(list(samples), latents, sampler.fresh(seeds[0]), generators)
 
@@ -102,7 +191,7 @@ class DenoiserBase:
         return self.output(batch.latents, sampler.timesteps[batch.done], batch.samples, scale)
 
     def decode(self, batch: Batch) -> "list[Image]":
-        raise SettingsError(f"{self.name} makes latents that nothing decodes", "leave output.images at false")
+        raise SettingsError(f"{self.name} makes latents for which there is no decoder", "leave output.images at false")
 
     @torch.no_grad()
     def reference(
@@ -111,22 +200,22 @@ class DenoiserBase:
         scheduler = self.scheduler()
         if type(scheduler).__name__ == SEEDED:
             scheduler.noise_sampler_seed = seeds[0]
-        generators = reference.generators_of(seeds)
-        if self.reference_name == reference.LOOP:
+        generators = generators_of(seeds)
+        if self.reference_name == LOOP:
             return self._loop(scheduler, samples, generators, on_step).cpu()
         if on_step is not None:
-            reference.watch(scheduler, on_step)
+            watch(scheduler, on_step)
         return self.run_pipeline(scheduler, samples, generators).cpu()
 
     def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
-        """Final latents by the model's pipeline of diffusers, where `reference_name` says so."""
+        """Returns the final latents by the model's diffusers pipeline, if `reference_name` names it."""
         raise NotImplementedError
 
     def _loop(
         self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator], on_step: OnStep | None
     ) -> Tensor:
         name = type(scheduler).__name__
-        arguments = conventions.schedule_arguments(name, self.steps, self.set_timesteps_kwargs(self.steps))
+        arguments = schedule_arguments(name, self.steps, self.set_timesteps_kwargs(self.steps))
         scheduler.set_timesteps(device=self.device, **arguments)
         timesteps = scheduler.timesteps
 
@@ -139,23 +228,25 @@ class DenoiserBase:
 
         latents = self.noise(generators) * getattr(scheduler, "init_noise_sigma", 1.0)
         batch = Batch(list(samples), latents, scheduler, generators)
-        evaluated = timesteps[:-1] if name in conventions.TERMINAL else timesteps
-        return reference.loop(batch, evaluated, output, self.sampling.eta, on_step)
+        evaluated = timesteps[:-1] if name in TERMINAL else timesteps
+        return loop(batch, evaluated, output, self.sampling.eta, on_step)
 
 
 def image_size(settings: PipeSettings, own: Any, *, scale: int, multiple: int) -> tuple[int, int]:
-    """(height, width) in pixels: what is asked for, else what the model was trained on.
+    """Returns (height, width) in pixels: the requested size, or else the size that the model was trained on.
 
-    `own` is that size as diffusers configures it: one number or (height, width), each of `scale` pixels, or None.
+    `own` is the latter in diffusers' configuration: one number or (height, width) in units of `scale` pixels, or None.
 
-    Raises SettingsError for a side that is not known, or not a multiple of `multiple`.
+    Raises SettingsError for a side that is unknown or not a multiple of `multiple`.
     """
     rows, columns = own if isinstance(own, list | tuple) else (own, own)
     height = settings.model.height or (rows or 0) * scale
     width = settings.model.width or (columns or 0) * scale
     for side, pixels in (("height", height), ("width", width)):
         if not pixels:
-            raise SettingsError(f"the model does not say which {side} its images have", f"set --model.{side}")
+            raise SettingsError(
+                f"the model's configuration does not give the {side} of its images", f"set --model.{side}"
+            )
         if pixels % multiple:
             below = pixels // multiple * multiple
             nearest = f"{below} or {below + multiple}" if below else f"{multiple}"

@@ -1,9 +1,8 @@
-"""The last rank's sink: what a finished sample leaves behind."""
+"""The sink of the last rank, which records finished samples."""
 
 import io
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -12,23 +11,22 @@ from safetensors.torch import save
 from torch import Tensor
 
 from gpubench import events
-from gpubench.channel import Doing
-from gpubench.diffusion.prompts import prompt_of
+from gpubench.pipeline.base import sha256
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.links import computing_on
-from gpubench.pipeline.reference import sha256
-from gpubench.runs import IMAGE, LATENT, sample_file
+from gpubench.pipeline.folders import prompt_of
+from gpubench.pipeline.wire import beside_evaluations, record_issued
+from gpubench.runs.directory import IMAGE, LATENT, sample_file
+from gpubench.worker.channel import Doing
 
 if TYPE_CHECKING:
     from PIL.PngImagePlugin import PngInfo
 
 
 class Finisher:
-    """Copies finished latents to the host and tells of them, beside the next evaluations.
+    """Copies finished latents from `device` to the host and reports them, in parallel with the next evaluations.
 
-    At most `bound` batches are under way, and nothing of a sample stays here that was told of, unless `retain` is set.
-    `deadline` is the seconds that telling of a batch may take before this rank counts as stuck, and `evaluating` those
-    that it may wait for the evaluations of its GPU.
+    At most `bound` batches are in progress. Reported samples are kept only if `retain` is set. `deadline` is the time
+    limit for reporting a batch in seconds, and `evaluating` that for waiting for the evaluations of the GPU.
     """
 
     def __init__(
@@ -39,6 +37,7 @@ class Finisher:
         rank: int,
         seed: int,
         prompts: Sequence[str],
+        device: torch.device,
         *,
         bound: int,
         keep_latents: bool,
@@ -48,13 +47,14 @@ class Finisher:
         evaluating: float | None = None,
     ) -> None:
         self.latents: dict[int, Tensor] = {}
-        """Every sample's final latent, on the CPU, without the batch dimension; empty unless they are retained."""
+        """The final latent of every sample on the CPU, without the batch dimension; empty unless retained."""
         self._tell = tell
         self._now = now
         self._repeat = repeat
         self._rank = rank
         self._seed = seed
         self._prompts = prompts
+        self._device = device
         self._keep_latents = keep_latents
         self._retain = retain
         self._inspect = inspect
@@ -64,15 +64,12 @@ class Finisher:
         self._room = threading.Semaphore(bound)
         self._finished: SimpleQueue[tuple[Batch, float, torch.cuda.Event | None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
-        self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpubench-finisher")
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Takes over a finished batch; waits while `bound` are under way. Raises what went wrong with one before."""
-        at, issued = self._now(), None
-        if batch.latents.is_cuda:
-            issued = torch.cuda.current_stream(batch.latents.device).record_event()
+        """Takes a finished batch; waits while `bound` are in progress. Raises the error of an earlier batch."""
+        at, issued = self._now(), record_issued(self._device)
         self._room.acquire()
         if self._failure:
             self._room.release()  # for the next caller
@@ -90,14 +87,15 @@ class Finisher:
 
     def _run(self) -> None:
         try:
-            while self._finish_next():
-                self._room.release()
+            with beside_evaluations(self._device):
+                while self._finish_next():
+                    self._room.release()
         except BaseException as error:
             self._failure = error
             self._room.release()
 
     def _finish_next(self) -> bool:
-        """False when there is nothing left to finish."""
+        """Finishes the next batch. Returns False if there is none left."""
         finished = self._finished.get()
         if finished is None:
             return False
@@ -107,16 +105,9 @@ class Finisher:
             issued.synchronize()
             at = self._now()
         self._doing = Doing(f"the handing over of finished sample {batch.samples[0]}", within=self._deadline)
-        with computing_on(batch.latents.device), self._aside(batch.latents.device):
-            self._inspect(batch)
-            self._finish(batch, at)
+        self._inspect(batch)
+        self._finish(batch, at)
         return True
-
-    def _aside(self, device: torch.device) -> AbstractContextManager[object]:
-        """Not behind the next samples' evaluations, which the GPU's default stream has in its queue."""
-        if device.type == "cuda" and self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def _finish(self, batch: Batch, at: float) -> None:
         for place, sample in enumerate(batch.samples):
@@ -147,7 +138,7 @@ class Finisher:
             )
 
     def _about(self, sample: int) -> "PngInfo":
-        """What an image needs to be made again, in the image itself."""
+        """Returns the image's metadata, with all that is needed to make it again."""
         from PIL.PngImagePlugin import PngInfo
 
         about = PngInfo()

@@ -1,4 +1,4 @@
-"""What the ranks tell each other before the first evaluation, over the default process group and in plain bytes."""
+"""The exchange of facts and bytes between ranks before the first evaluation, over the default process group."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ SHOWN = 40  # characters of a value in a message
 
 
 def agree(facts: Mapping[str, Fact], ranks: Ranks) -> None:
-    """Compares the facts of all ranks, which have to call this together.
+    """Compares the facts of all ranks. A collective.
 
     Raises HandoverError, on every rank, naming the first rank and fact that differ from rank 0's.
     """
@@ -46,12 +46,12 @@ def _first_difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -
 
 
 def _alike(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many items both begin with."""
+    """Returns the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _excerpt(text: str, alike: int) -> str:
-    """`text`, or of a long one the part around its character `alike`, from which on it differs from another."""
+    """Returns `text`, or the part of a long text around index `alike`, where the difference begins."""
     if len(text) <= SHOWN:
         return text
     start = max(0, alike - SHOWN // 2)
@@ -59,14 +59,14 @@ def _excerpt(text: str, alike: int) -> str:
 
 
 def draw_run_id(ranks: Ranks) -> bytes:
-    """RUN_ID bytes that rank 0 drew, the same on every rank: what tells this run's hand-overs from another's."""
+    """Returns RUN_ID random bytes of rank 0 on every rank, which identify the hand-overs of this run."""
     return broadcast_bytes(os.urandom(RUN_ID) if ranks.is_rank_zero else None, ranks)
 
 
 def broadcast_conditioning(
     conditioning: Sequence[Mapping[str, Tensor]] | None, ranks: Ranks
 ) -> list[dict[str, Tensor]]:
-    """Rank 0's `conditioning` (tensors by name for each prompt; None on the other ranks) on every rank, on the CPU."""
+    """Returns rank 0's `conditioning` (tensors by name for each prompt; None on other ranks) on every rank's CPU."""
     if ranks.world_size == 1:
         return [dict(prompt) for prompt in conditioning or ()]
     data = _as_safetensors(conditioning or ()) if ranks.is_rank_zero else None
@@ -78,9 +78,10 @@ def broadcast_conditioning(
 
 
 def _as_safetensors(conditioning: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """One file, in which `3/prompt_embeds` is the tensor of that name for prompt 3."""
+    """Serialises the conditioning as one safetensors file, with names such as `3/prompt_embeds` for prompt 3."""
     tensors = {
-        f"{number}/{name}": tensor.cpu().clone(memory_format=torch.contiguous_format)  # the format has no shared memory
+        # the format does not support shared memory
+        f"{number}/{name}": tensor.cpu().clone(memory_format=torch.contiguous_format)
         for number, prompt in enumerate(conditioning)
         for name, tensor in prompt.items()
     }
@@ -88,7 +89,7 @@ def _as_safetensors(conditioning: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def gather_bytes(data: bytes, ranks: Ranks) -> list[bytes]:
-    """Every rank's `data`, in the order of the ranks, on every rank."""
+    """Returns every rank's `data` in order of rank, on every rank."""
     if ranks.world_size == 1:
         return [data]
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.world_size)]
@@ -100,7 +101,7 @@ def gather_bytes(data: bytes, ranks: Ranks) -> list[bytes]:
 
 
 def pass_to_rank_zero(data: bytes, source: int, ranks: Ranks) -> bytes:
-    """What rank `source` has, on rank 0; nothing on the others. All ranks may call this, those two have to."""
+    """Returns the data of rank `source` on rank 0, and b"" on the others. These two ranks must call it."""
     if source == 0 or ranks.rank not in (0, source):
         return data if source == ranks.rank else b""
     if ranks.rank == source:
@@ -115,7 +116,7 @@ def pass_to_rank_zero(data: bytes, source: int, ranks: Ranks) -> bytes:
 
 
 def broadcast_bytes(data: bytes | None, ranks: Ranks) -> bytes:
-    """Rank 0's `data` (None on the other ranks), on every rank."""
+    """Returns rank 0's `data` (None on the other ranks) on every rank."""
     if ranks.world_size == 1:
         return data or b""
     size = torch.tensor([len(data or b"")])

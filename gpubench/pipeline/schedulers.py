@@ -1,4 +1,4 @@
-"""diffusers' schedulers, set up alike on every rank: one `Sampler` for a run, one scheduler object for each batch."""
+"""Sets up diffusers' schedulers equally on every rank: one `Sampler` per run, and one scheduler object per batch."""
 
 import copy
 import hashlib
@@ -11,12 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench import units
-from gpubench.diffusion.scheduler_names import SEEDED, check_class, check_scheduler_name
-from gpubench.errors import SettingsError, did_you_mean
-from gpubench.pipeline import conventions
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.quiet import quiet
+from gpubench.errors import SettingsError
+from gpubench.pipeline.batch import HISTORY, TERMINAL, Batch, quiet, schedule_arguments, step_of
+from gpubench.pipeline.scheduler_names import (
+    SEEDED,
+    Default,
+    Parameters,
+    check_calls,
+    check_class,
+    check_config,
+    check_scheduler_name,
+    read_options,
+)
 
 if TYPE_CHECKING:
     from diffusers.schedulers import SchedulerMixin
@@ -35,10 +41,10 @@ ERRORS = (
 
 
 class Sampler:
-    """What all ranks agree on about the way from noise to image.
+    """The schedule that all ranks agree on.
 
-    It holds a scheduler as `set_timesteps` left it. That one is never stepped: it is the template of each batch's own
-    scheduler, and whatever in one of those differs from it has to travel.
+    It holds a scheduler in its state after `set_timesteps`, which is never stepped. This is the template of each
+    batch's own scheduler; attributes of those that differ from it must be handed over.
     """
 
     def __init__(self, template: "SchedulerMixin", device: torch.device, eta: float) -> None:
@@ -46,15 +52,15 @@ class Sampler:
         self.template = template
         self.device = device
         schedule = torch.as_tensor(template.timesteps)
-        self.timesteps: Tensor = schedule[:-1] if self.name in conventions.TERMINAL else schedule
+        self.timesteps: Tensor = schedule[:-1] if self.name in TERMINAL else schedule
         """(total,), of every evaluation in order: some classes evaluate twice in a step."""
         self.total = len(self.timesteps)
         self.carried: tuple[str, ...] = ()
-        """What travels besides the latents, as `gpubench.pipeline.proof` has found."""
+        """The contents of a hand-over besides the latents, which `gpubench.pipeline.handover` determines."""
         parameters = inspect.signature(template.step).parameters
         self._options = {"eta": eta} if "eta" in parameters else {}
         self._takes_generator = "generator" in parameters
-        self._step = conventions.step_of(self.name)
+        self._step = step_of(self.name)
         self.fingerprint = _fingerprint(template, eta)
         """sha256 over class, configuration, timesteps and tables; ranks that differ in it would mix two processes."""
 
@@ -96,8 +102,8 @@ class Sampler:
         options = self._options | ({"generator": batch.generators} if self._takes_generator else {})
         batch.latents = self._step(batch, output, self.timesteps, options)
         batch.done += 1
-        if self.name in conventions.HISTORY:
-            attribute, read = conventions.HISTORY[self.name]
+        if self.name in HISTORY:
+            attribute, read = HISTORY[self.name]
             del getattr(batch.scheduler, attribute)[:-read]
 
 
@@ -112,9 +118,9 @@ def create(name: str, options: Mapping[str, Any], base_config: Mapping[str, Any]
     from diffusers import schedulers
 
     found = getattr(schedulers, name)
-    parameters = inspect.signature(found.__init__).parameters
+    parameters = {key: default for key, default in _signature(found.__init__).items() if key != "self"}
     known = {key: value for key, value in base_config.items() if key in parameters or key == "_use_default_values"}
-    given = {key: _option(name, key, value, parameters) for key, value in options.items()}
+    given = read_options(name, options, parameters)
     try:
         with quiet():
             return found.from_config(known, **given)
@@ -132,14 +138,13 @@ def build(
     """
     name = type(scheduler).__name__
     check_class(name)
-    conventions.check_config(name, scheduler.config)
-    _check_signature(scheduler, eta)
-    _check_keywords(scheduler, set_timesteps_kwargs)
+    check_config(name, scheduler.config)
+    check_calls(name, _signature(scheduler.step), _signature(scheduler.set_timesteps), set_timesteps_kwargs, eta)
     _hush()
     template = copy.deepcopy(scheduler)
     try:
         with quiet():
-            template.set_timesteps(device=device, **conventions.schedule_arguments(name, steps, set_timesteps_kwargs))
+            template.set_timesteps(device=device, **schedule_arguments(name, steps, set_timesteps_kwargs))
     except ERRORS as error:
         hint = "change --steps, or choose another --scheduler"
         raise SettingsError(f"{name} cannot be set to {steps} steps: {error}", hint) from error
@@ -152,66 +157,12 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", message="Should have t", module="torchsde")  # ends of a schedule, rounded
 
 
-def _check_signature(scheduler: "SchedulerMixin", eta: float) -> None:
-    name = type(scheduler).__name__
-    parameters = inspect.signature(scheduler.step).parameters
-    known = {"model_output", "timestep", "sample", "old_pred_original_sample", "timestep_back"}
-    unknown = [key for key, value in parameters.items() if value.default is value.empty and key not in known]
-    if unknown:
-        raise SettingsError(
-            f"{name}.step() needs {', '.join(unknown)}, which gpubench does not have", "choose another --scheduler"
-        )
-    if eta and "eta" not in parameters:
-        raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")
-
-
-def _check_keywords(scheduler: "SchedulerMixin", of_model: Mapping[str, Any]) -> None:
-    """Raises SettingsError where `set_timesteps` lacks a parameter to which the model's pipeline gives a value."""
-    name, known = type(scheduler).__name__, inspect.signature(scheduler.set_timesteps).parameters
-    if unknown := [key for key in of_model if key not in known]:
-        raise SettingsError(
-            f"{name} does not fit this model: its pipeline sets {units.listed(unknown)}, which "
-            f"{name}.set_timesteps() does not take",
-            "choose another --scheduler",
-        )
-
-
-def _option(name: str, key: str, value: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
-    known = [parameter for parameter in parameters if parameter != "self"]
-    if key not in known:
-        raise SettingsError(f"{name} has no option {key!r}", did_you_mean(key, known) or f"it has {', '.join(known)}")
-    if not isinstance(value, str):
-        return value
-    default = parameters[key].default
-    try:
-        return _read(value, default)
-    except (ValueError, KeyError):
-        raise SettingsError(f"option {key} of {name} cannot be {value!r}", f"its default is {default!r}") from None
-
-
-_BOOLEANS = {"true": True, "false": False}
-
-
-def _read(text: str, default: Any) -> Any:
-    """`text` as the type of `default`, or where that is None as what it looks like. Raises ValueError or KeyError."""
-    if text.lower() == "none":
-        return None
-    if isinstance(default, bool):
-        return _BOOLEANS[text.lower()]
-    if isinstance(default, int | float):
-        return type(default)(text)
-    if isinstance(default, str):
-        return text
-    if default is not None:
-        raise ValueError("a list or another thing that text does not say")
-    if text.lower() in _BOOLEANS:
-        return _BOOLEANS[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _signature(function: Any) -> Parameters:
+    return {
+        name: Default.required if parameter.default is parameter.empty else parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
 
 
 def _copied(value: Any) -> Any:

@@ -1,51 +1,142 @@
-"""One rank's part of the pipeline: take a micro-batch, evaluate it, hand it on. Knows neither wire nor model."""
+"""One rank's stage of the pipeline: it receives micro-batches, evaluates them, sends them on, and records the times."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
 
 from gpubench import events
-from gpubench.channel import Activity, Doing
-from gpubench.diffusion.faults import Fault
-from gpubench.errors import NonFiniteLatent
+from gpubench.errors import HandoverError, NonFiniteLatent
+from gpubench.events import Span, SpanKind
 from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.denoiser import Denoiser
-from gpubench.pipeline.injection import before_evaluations
+from gpubench.pipeline.denoisers import Denoiser
+from gpubench.pipeline.finish import Finisher
+from gpubench.pipeline.folders import Fault
+from gpubench.pipeline.handover import DTYPE_NAMES, Manifest, pack, read_manifest, unpack
 from gpubench.pipeline.schedulers import Sampler
-from gpubench.pipeline.spans import SpanTimer
+from gpubench.pipeline.transfer import Inbox, Outbox, before_evaluations, faulty_edge, faulty_pack
+from gpubench.pipeline.wire import Edge, Route
+from gpubench.ranks import Ranks
+from gpubench.settings.schema import PipeSettings
+from gpubench.worker import distributed
+from gpubench.worker.channel import EVERYONE, Activity, Doing
+from gpubench.worker.timing import Clock, Mark
+
+
+@dataclass(frozen=True)
+class _Open(Generic[Mark]):
+    """Work that the device may not have finished yet."""
+
+    kind: SpanKind
+    sample: int
+    step: int | None
+    begin: Mark
+    end: Mark
+
+
+class SpanTimer(Generic[Mark]):
+    """Turns the marks of a loop into spans once the device has passed them, without synchronising."""
+
+    def __init__(self, clock: Clock[Mark], now: Callable[[], float], repeat: int, rank: int) -> None:
+        """`now` gives seconds since the epoch."""
+        self._clock = clock
+        self._now = now
+        self._repeat = repeat
+        self._rank = rank
+        self._work: deque[_Open[Mark]] = deque()
+        self._waits: list[Span] = []
+        self._origin: tuple[Mark, float] | None = None
+        self._border: Mark | None = None
+
+    def start(self) -> float:
+        """Relates the device's timeline to wall time, and returns the time. The device must be idle."""
+        self._clock.synchronize()
+        now = self._now()
+        self._origin = (self._clock.mark(), now)
+        return now
+
+    def begin(self) -> None:
+        """Work begins."""
+        self._border = self._clock.mark()
+
+    def worked(self, kind: SpanKind, sample: int, step: int | None = None) -> None:
+        """Records the work issued since the last call as a span of this kind."""
+        assert self._border is not None
+        end = self._clock.mark()
+        self._work.append(_Open(kind, sample, step, self._border, end))
+        self._border = end
+
+    @contextmanager
+    def waiting(self, kind: SpanKind, sample: int) -> Iterator[None]:
+        """A context in which the host waits; records the wait as a span."""
+        began = time.perf_counter()
+        start = self._now()
+        yield
+        total = time.perf_counter() - began
+        self._waits.append(Span(self._repeat, self._rank, kind, sample, start, total))
+
+    def synchronize(self) -> float:
+        """Waits for the device, and returns the time."""
+        self._clock.synchronize()
+        return self._now()
+
+    def collect(self) -> list[Span]:
+        """The spans that have ended since the last call."""
+        ended, self._waits = self._waits, []
+        while self._work and self._clock.passed(self._work[0].end):
+            ended.append(self._span(self._work.popleft()))
+        return ended
+
+    def _span(self, work: _Open[Mark]) -> Span:
+        """Returns the span, dated from the end of the one before, because GPU events measure short times better."""
+        assert self._origin is not None
+        mark, known = self._origin
+        began, total = known + self._clock.seconds(mark, work.begin), self._clock.seconds(work.begin, work.end)
+        self._origin = (work.end, began + total)
+        return Span(
+            repeat=self._repeat,
+            rank=self._rank,
+            kind=work.kind,
+            sample=work.sample,
+            time=began,
+            total=total,
+            step=work.step,
+        )
+
 
 AfterEach = Callable[[Batch, int], None]
-"""Is given the batch and the number of the evaluation that it has just been through."""
+"""(batch, number of the evaluation that it has just finished) -> None."""
 
 SLOWER = 3
-"""How many times as long as in the warm-up an evaluation may take on a busy machine, over and above the deadline."""
+"""The factor on the warm-up's evaluation time that an evaluation may take on a busy machine, besides the deadline."""
 
 
 class Source(Protocol):
-    """Where a rank's micro-batches come from."""
+    """The source of a rank's micro-batches."""
 
     def take(self) -> Batch:
-        """The next one; waits for it."""
+        """Returns the next micro-batch; waits for it."""
 
     def close(self) -> None:
-        """Makes sure that there are no more."""
+        """Waits for the end of the stream. Raises an error if there are more micro-batches."""
 
 
 class Sink(Protocol):
-    """Where they go."""
+    """The destination of a rank's micro-batches."""
 
     def put(self, batch: Batch) -> None:
-        """Takes one over, to be sent after the work queued on the device so far; waits while too many are under way."""
+        """Queues a micro-batch behind the work issued to the device so far; waits while too many are in progress."""
 
     def doing(self) -> Doing:
-        """What keeps those that are under way."""
+        """Returns what the micro-batches in progress are waiting for."""
 
     def close(self) -> None:
-        """Waits until all are gone."""
+        """Waits until all micro-batches are sent."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +151,14 @@ class Stage:
     decodes: bool
     activity: Activity
     deadline: float
-    """Seconds without progress, beyond those that the evaluations take, after which a rank counts as stuck."""
+    """The time without progress after which a rank counts as stuck, besides the time of evaluations, in seconds."""
     beat: Callable[[], None]
-    """Tells at once what this rank is doing."""
+    """Sends a heartbeat at once."""
     fault: Fault | None = None
     evaluation: float = 0.0
-    """Seconds that the last evaluation of the warm-up took."""
+    """The time of the last evaluation of the warm-up, in seconds."""
     annotate: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    """Names what an evaluation is made of, for whoever records it."""
+    """Annotates the parts of an evaluation in a trace."""
 
     @property
     def is_first(self) -> bool:
@@ -78,11 +169,11 @@ class Stage:
         return self.end == self.sampler.total
 
     def patience(self, evaluations: int) -> float:
-        """Seconds without progress after which a rank counts as stuck that has as many evaluations to get through."""
+        """Returns the time without progress after which a rank with so many evaluations counts as stuck, in seconds."""
         return self.deadline + SLOWER * self.evaluation * evaluations
 
     def evaluate(self, batch: Batch, after_each: AfterEach) -> None:
-        """Takes `batch` through this stage's evaluations."""
+        """Runs this stage's evaluations of `batch`."""
         for step in range(self.start, self.end):
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
             self.activity.enter(what, within=self.patience(1))
@@ -103,7 +194,7 @@ class Stage:
         timer: SpanTimer[Any],
         after_each: AfterEach,
     ) -> Iterator[events.SpansMeasured]:
-        """Works through the samples of `batches`, in order, and closes source and sink."""
+        """Evaluates the samples of `batches` in order, then closes source and sink."""
 
         def evaluated(batch: Batch, step: int) -> None:
             timer.worked("evaluate", batch.samples[0], step)
@@ -150,7 +241,7 @@ class Stage:
 
 
 class Noise:
-    """The first rank's source: pure noise, drawn when a micro-batch is due."""
+    """The source of the first rank: noise, drawn when a micro-batch begins."""
 
     def __init__(
         self,
@@ -173,9 +264,9 @@ class Noise:
 
 
 class Finiteness:
-    """Whether every evaluation gave finite latents: kept by the loop, looked at by whoever takes the batch over.
+    """Records whether every evaluation gave finite latents. The loop writes it; the next stage of the batch reads it.
 
-    What is looked at is a sample's sum, in which NaN and infinity survive: a tenth of the cost of asking every element.
+    It checks the sum of each sample, which NaN and infinity propagate to, at a tenth of the cost of checking elements.
     """
 
     def __init__(self, rank: int) -> None:
@@ -197,3 +288,161 @@ class Finiteness:
                     f"rank {self._rank} found sample {sample} NaN or infinite after evaluation {step + 1}",
                     "try --precision bf16 or fp32, another --scheduler, or a smaller --guidance-scale",
                 )
+
+
+@dataclass(frozen=True)
+class Session:
+    """The pipeline on one rank, with its edges to the neighbouring ranks."""
+
+    settings: PipeSettings
+    ranks: Ranks
+    repeat: int
+    stage: Stage
+    ranges: list[tuple[int, int]]
+    """Evaluations [start, end) of each rank."""
+    batches: list[list[int]]
+    """The samples to make, by micro-batch."""
+    every_batch: list[list[int]]
+    """All micro-batches of the run, including those that another run has made."""
+    prompts: list[str]
+    before: Edge | None
+    after: Edge | None
+    tell: Callable[[events.Message], None]
+    """Takes an event from any thread."""
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+    timer: SpanTimer[Any] = field(repr=False)
+
+    @property
+    def last(self) -> int:
+        """The last rank, which finishes the samples."""
+        return self.ranks.world_size - 1
+
+    def seeds(self, samples: Sequence[int]) -> list[int]:
+        return [self.settings.seed + sample for sample in samples]
+
+    def prepare(self, samples: Sequence[int]) -> Batch:
+        return self.stage.denoiser.prepare(self.stage.sampler, samples, self.seeds(samples))
+
+    def wait_for(self, what: str) -> None:
+        """Waits until all ranks have called this. `what` names the awaited event in messages."""
+        self.stage.activity.enter(f"waiting for {what}", waits_for=EVERYONE)
+        distributed.barrier()
+
+
+@dataclass
+class Passage:
+    """One pass of micro-batches through the pipeline, on one rank."""
+
+    session: Session
+    batches: Sequence[Sequence[int]]
+    run_id: bytes
+    """The identifier of this pass's hand-overs, equal on every rank."""
+    announce: bool
+    """Whether hand-overs and finished samples are reported."""
+    source: Source = field(init=False)
+    sink: Sink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._finiteness = Finiteness(self.session.stage.rank)
+        self.source = self._inbox(self.session.before) if self.session.before else self._noise()
+        self.sink = self._outbox(self.session.after) if self.session.after else self._finisher()
+
+    def run(self, after_each: AfterEach = lambda batch, step: None) -> Iterator[events.SpansMeasured]:
+        """Runs the batches through this rank's stage."""
+
+        def evaluated(batch: Batch, step: int) -> None:
+            self._finiteness.note(batch, step)
+            after_each(batch, step)
+
+        session = self.session
+        try:
+            yield from session.stage.run(self.batches, self.source, self.sink, session.timer, evaluated)
+        except Exception:
+            if isinstance(self.sink, Finisher):
+                with suppress(Exception):  # the first one explains it
+                    self.sink.close()  # what is finished is kept
+            raise
+
+    @property
+    def sent(self) -> int:
+        return self.sink.sent if isinstance(self.sink, Outbox) else 0
+
+    @property
+    def received(self) -> int:
+        return self.source.received if isinstance(self.source, Inbox) else 0
+
+    @property
+    def latents(self) -> dict[int, Tensor]:
+        """On the last rank, and if they are to be verified: the final latent of each sample, on the CPU."""
+        return self.sink.latents if isinstance(self.sink, Finisher) else {}
+
+    def _noise(self) -> Noise:
+        return Noise(self.batches, self.session.prepare, self.session.now)
+
+    def _inbox(self, edge: Edge) -> Inbox:
+        session = self.session
+        rank, sampler = session.stage.rank, session.stage.sampler
+
+        def opened(manifest: bytes, payload: Tensor) -> Batch:
+            return unpack(manifest, payload, sampler, session.seeds(read_manifest(manifest).samples))
+
+        return Inbox(
+            edge,
+            Route(self.run_id, session.repeat, rank - 1, rank),
+            self.batches,
+            session.stage.start,
+            bound=session.settings.pipeline.in_flight,
+            admit=self._admit,
+            unpack=opened,
+            tell=self._tell,
+            now=session.now,
+        )
+
+    def _outbox(self, edge: Edge) -> Outbox:
+        session = self.session
+        stage = session.stage
+        rank, sampler, fault = stage.rank, stage.sampler, stage.fault
+        return Outbox(
+            faulty_edge(edge, fault, rank),
+            Route(self.run_id, session.repeat, rank, rank + 1),
+            bound=session.settings.pipeline.in_flight,
+            pack=faulty_pack(lambda batch: pack(batch, sampler), fault, rank),
+            tell=self._tell,
+            now=session.now,
+            deadline=stage.deadline,
+            evaluating=stage.patience(stage.sampler.total),
+            inspect=self._finiteness.check,
+        )
+
+    def _finisher(self) -> Finisher:
+        session = self.session
+        return Finisher(
+            session.tell if self.announce else lambda event: None,
+            session.now,
+            session.repeat,
+            session.stage.rank,
+            session.settings.seed,
+            session.prompts,
+            session.stage.denoiser.device,
+            bound=session.settings.pipeline.in_flight,
+            keep_latents=session.settings.output.latents,
+            retain=self.announce and bool(session.settings.verify),
+            inspect=self._finiteness.check,
+            deadline=session.stage.deadline,
+            evaluating=session.stage.patience(session.stage.sampler.total),
+        )
+
+    def _tell(self, handoff: events.Handoff) -> None:
+        if self.announce:
+            self.session.tell(events.HandoffMeasured(rank=handoff.rank, handoff=handoff))
+
+    def _admit(self, manifest: bytes) -> Manifest:
+        """Returns the manifest if it is what the ranks agreed on. Raises HandoverError otherwise."""
+        contents = read_manifest(manifest)
+        denoiser = self.session.stage.denoiser
+        agreed = (DTYPE_NAMES[denoiser.dtype], (len(contents.samples), *denoiser.latent_shape))
+        found = (contents.latent_dtype, tuple(contents.latent_shape))
+        if found != agreed:
+            raise HandoverError(f"its latent is {found[0]} {list(found[1])} instead of {agreed[0]} {list(agreed[1])}")
+        return contents

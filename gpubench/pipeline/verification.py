@@ -1,17 +1,77 @@
-"""Whether the pipeline made the samples that diffusers makes in one process, to the bit; and if not, where."""
+"""Compares the pipeline's samples with those of diffusers in one process, and times that process and replicas."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import safetensors.torch
 from torch import Tensor
 
 from gpubench import events
+from gpubench.pipeline.base import compare, largest_difference, sha256
 from gpubench.pipeline.batch import Batch
 from gpubench.pipeline.handshake import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
-from gpubench.pipeline.reference import compare, largest_difference, sha256
-from gpubench.pipeline.session import Passage, Session
+from gpubench.pipeline.stage import Passage, Session
+
+
+def measure(session: Session) -> Iterator[events.Message]:
+    """Runs the baselines that the settings request. All ranks call it together."""
+    wanted = session.settings.measurement.baseline
+    if wanted == "off" or session.ranks.world_size == 1:  # a pipeline of one rank is the sequential run
+        return
+    yield from sequential(session)
+    if wanted == "replicas":
+        yield from replicas(session)
+
+
+def sequential(session: Session) -> Iterator[events.Message]:
+    """Makes all samples one after another on the last rank, which has the decoder, while the other ranks wait."""
+    if session.ranks.rank == session.last:
+        seconds = alone(session, session.batches)
+        yield _measured(session, "sequential", session.batches, seconds)
+    session.wait_for(f"rank {session.last} to work alone")
+
+
+def replicas(session: Session) -> Iterator[events.Message]:
+    """Makes whole samples on all ranks at once: rank r takes every world_size-th micro-batch from the r-th on."""
+    own = session.batches[session.ranks.rank :: session.ranks.world_size]
+    session.wait_for("the other replicas to begin")
+    seconds = alone(session, own)
+    yield _measured(session, "replicas", own, seconds)
+    session.wait_for("the other replicas to finish")
+
+
+def alone(session: Session, batches: Sequence[Sequence[int]]) -> list[float]:
+    """Returns the time of each micro-batch in seconds, from noise to latent, or to the image if there is one."""
+    stage = replace(session.stage, start=0, end=session.stage.sampler.total, fault=None)
+    seconds = []
+    for samples in batches:
+        began = session.timer.synchronize()
+        batch = session.prepare(samples)
+        stage.evaluate(batch, _nothing)
+        if session.settings.output.images:  # every rank that comes here has the decoder
+            stage.activity.enter(f"decoding sample {samples[0]}")
+            stage.denoiser.decode(batch)
+        seconds.append(session.timer.synchronize() - began)
+    return seconds
+
+
+def _nothing(batch: Batch, step: int) -> None:
+    pass
+
+
+def _measured(
+    session: Session, kind: events.BaselineKind, batches: Sequence[Sequence[int]], seconds: list[float]
+) -> events.BaselineMeasured:
+    return events.BaselineMeasured(
+        rank=session.ranks.rank,
+        repeat=session.repeat,
+        kind=kind,
+        seconds=seconds,
+        wall=sum(seconds),
+        samples=[sample for samples in batches for sample in samples],
+    )
 
 
 def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.Message]:

@@ -1,48 +1,90 @@
-"""What a worker of `gpubench pipe-infer` does: agrees with the others, passes samples through, and checks them."""
+"""The worker of `gpubench pipe-infer`: agrees with the other ranks, runs its stage, and verifies the samples."""
 
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 import gpubench
-from gpubench import distributed, events
-from gpubench.assignment import Assignment
-from gpubench.calendar import calendar
-from gpubench.channel import EVERYONE, Activity
-from gpubench.diffusion import faults
-from gpubench.diffusion.prompts import read_prompts
-from gpubench.diffusion.settings import Arithmetic, PipeSettings
-from gpubench.diffusion.split import assign, refuse_short
-from gpubench.environment import capture_env_metadata
+from gpubench import events
 from gpubench.errors import SettingsError
-from gpubench.peaks import peaks
-from gpubench.pipeline import baselines
-from gpubench.pipeline.denoiser import Denoiser, load
-from gpubench.pipeline.edges import Edge, open_edges
+from gpubench.events import SpanKind
+from gpubench.pipeline import folders, verification
+from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.denoisers import Denoiser, load
+from gpubench.pipeline.folders import read_prompts
+from gpubench.pipeline.handover import prove
 from gpubench.pipeline.handshake import agree, broadcast_conditioning, draw_run_id
-from gpubench.pipeline.proof import prove
-from gpubench.pipeline.recording import RecordedSpans, record
 from gpubench.pipeline.schedulers import Sampler, build
-from gpubench.pipeline.session import Passage, Session
-from gpubench.pipeline.spans import SpanTimer
-from gpubench.pipeline.stage import Stage
+from gpubench.pipeline.split import assign, refuse_short
+from gpubench.pipeline.stage import Passage, Session, SpanTimer, Stage
 from gpubench.pipeline.verification import verify
-from gpubench.precision import set_float32_matmul
+from gpubench.pipeline.wire import Edge, open_edges
 from gpubench.ranks import Ranks
-from gpubench.settings import Device, Precision
-from gpubench.timing import clock_of
-from gpubench.yardstick import time_yardstick
+from gpubench.settings.schema import Arithmetic, Device, PipeSettings, Precision
+from gpubench.worker import distributed
+from gpubench.worker.channel import EVERYONE, Activity, calendar
+from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.precision import set_float32_matmul
+from gpubench.worker.probes import peaks, time_reference_workload
+from gpubench.worker.process import Assignment
+from gpubench.worker.profiler import Recording, annotate_modules, recorded
+from gpubench.worker.timing import Mark, clock_of
+
+
+class RecordedSpans(SpanTimer[Mark]):
+    """A SpanTimer that also annotates its waits in the trace."""
+
+    @contextmanager
+    def waiting(self, kind: SpanKind, sample: int) -> Iterator[None]:
+        with record_function(kind), super().waiting(kind, sample):
+            yield
+
+
+def record(session: Session) -> Iterator[events.Message]:
+    """Runs the samples once more on every rank, and yields the traces of the profiled ranks."""
+    profiling, rank = session.settings.profiling, session.stage.rank
+    records = profiling.all_ranks or session.ranks.is_rank_zero
+    with TemporaryDirectory(prefix="gpubench-") as folder:
+        recording = Recording(profiling, session.stage.denoiser.device, rank, Path(folder)) if records else None
+        if recording:
+            if profiling.modules:
+                annotate_modules(session.stage.denoiser.model)
+            session = replace(session, stage=replace(session.stage, annotate=record_function))
+        passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=False)
+        session.wait_for("all ranks")
+        session.timer.start()
+        done = 0
+
+        def evaluated(batch: Batch, step: int) -> None:
+            nonlocal done
+            done += 1
+            if recording:
+                session.stage.activity.enter("recording")  # a cycle that ends is written, which may take long
+                recording.step(done)
+
+        with recording or nullcontext():
+            for _ in passage.run(evaluated):  # spans of a recorded pass are not those of the program alone
+                pass
+        session.timer.synchronize()
+        if recording:
+            session.stage.activity.enter("handing over the trace")
+            yield from recorded(recording.files(), rank, session.repeat)
+
 
 DTYPES = {Arithmetic.fp32: torch.float32, Arithmetic.fp16: torch.float16, Arithmetic.bf16: torch.bfloat16}
 WARM_UP = 2  # evaluations: the first allocates and tunes, the second is like all others
 
 
 def work(given: Assignment) -> Iterator[events.Message]:
-    """Every repeat of the job, as events."""
+    """Runs every repeat of the job and yields its events."""
     job, ranks, store, activity, tell = given
     settings = PipeSettings.model_validate(job.settings)
     if settings.performance.cpu_threads:
@@ -66,7 +108,7 @@ def work(given: Assignment) -> Iterator[events.Message]:
 
 
 def make_deterministic() -> None:
-    """Settings under which a GPU repeats itself bit by bit, as pytorch.org's notes on randomness have them."""
+    """Applies the settings for bit-identical GPU results, according to PyTorch's notes on randomness."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # What this fills is never read; it costs a kernel for every tensor. (torch's stubs do not know it.)
@@ -75,7 +117,7 @@ def make_deterministic() -> None:
 
 
 def pick_device(settings: PipeSettings, ranks: Ranks) -> torch.device:
-    """Over gloo, ranks may share a GPU. Raises DeviceError where there is none."""
+    """Returns this rank's device. With gloo, ranks may share a GPU. Raises DeviceError without a usable GPU."""
     assert settings.device
     if settings.device is Device.cpu or settings.distributed.backend == "nccl":
         return distributed.pick_device(settings.device, ranks)
@@ -95,7 +137,7 @@ def run_repeat(
     activity: Activity,
     tell: Callable[[events.Message], None],
 ) -> Iterator[events.Message]:
-    """Builds everything anew and takes the job's samples through once; then what they are compared with."""
+    """Builds the pipeline, runs the job's samples through it once, and then the baselines and the verification."""
     activity.enter("building the model")
     began = time.perf_counter()
     denoiser = load_part(settings, ranks, device)
@@ -138,7 +180,7 @@ def run_repeat(
         activity=activity,
         deadline=settings.pipeline.deadline,
         beat=lambda: tell(activity.heartbeat(ranks.rank)),
-        fault=faults.parse(settings.inject, ranks.world_size, settings.work.total) if settings.inject else None,
+        fault=folders.parse(settings.inject, ranks.world_size, settings.work.total) if settings.inject else None,
     )
     session = Session(
         settings=settings,
@@ -160,7 +202,7 @@ def run_repeat(
 
 
 def load_part(settings: PipeSettings, ranks: Ranks, device: torch.device) -> Denoiser:
-    """The denoiser, and of what surrounds it what this rank has a use for."""
+    """Loads the denoiser, and the other components that this rank needs."""
     assert settings.precision
     finishes = ranks.rank == ranks.world_size - 1 or settings.measurement.baseline == "replicas"
     dtype = DTYPES[settings.precision]
@@ -168,7 +210,7 @@ def load_part(settings: PipeSettings, ranks: Ranks, device: torch.device) -> Den
 
 
 def plan(settings: PipeSettings, denoiser: Denoiser, world_size: int) -> tuple[Sampler, list[tuple[int, int]]]:
-    """The schedule and each rank's evaluations, after a proof that hand-overs lose nothing."""
+    """Returns the sampler and each rank's evaluations [start, end), after the proof that hand-overs lose nothing."""
     sampling = settings.sampling
     assert sampling.steps
     more = denoiser.set_timesteps_kwargs(sampling.steps)
@@ -194,12 +236,13 @@ def share_prompts(settings: PipeSettings, denoiser: Denoiser, ranks: Ranks, acti
 
 
 def passes(session: Session) -> Iterator[events.Message]:
-    """The timed pass, then the baselines and the references."""
+    """Runs the timed pass, then the baselines and the verification."""
     stage = session.stage
     passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
-    measures = session.ranks.is_rank_zero and stage.denoiser.device.type != "cuda"  # a GPU's clocks are on record
-    session.wait_for("all ranks")  # or the yardstick would have the others' warm-up beside it
-    before = time_yardstick() if measures else 0.0
+    # for a GPU, telemetry records the clocks
+    measures = session.ranks.is_rank_zero and stage.denoiser.device.type != "cuda"
+    session.wait_for("all ranks")  # otherwise the warm-up of other ranks would slow down the reference workload
+    before = time_reference_workload() if measures else 0.0
     session.wait_for("all ranks")
     started = session.timer.start()
     yield from passage.run()
@@ -216,8 +259,10 @@ def passes(session: Session) -> Iterator[events.Message]:
     )
     session.wait_for("all ranks")
     if measures:
-        yield events.YardstickRead(rank=0, repeat=session.repeat, seconds=(before + time_yardstick()) / 2)
-    yield from baselines.measure(session)
+        yield events.ReferenceWorkloadTimed(
+            rank=0, repeat=session.repeat, seconds=(before + time_reference_workload()) / 2
+        )
+    yield from verification.measure(session)
     if session.settings.verify:
         yield from verify(session, passage.latents)
 
@@ -254,7 +299,7 @@ def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
 
 
 def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:
-    """Micro-batches with a sample that is still to be made. They stay whole: a sample's bits depend on the others."""
+    """Returns the micro-batches with a missing sample. They stay whole: a sample's bits depend on its micro-batch."""
     size, total = settings.work.micro_batch, settings.work.total
     every = [list(range(first, min(first + size, total))) for first in range(0, total, size)]
     return [batch for batch in every if samples is None or any(sample in samples for sample in batch)]
@@ -263,7 +308,7 @@ def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:
 def facts(
     settings: PipeSettings, ranges: list[tuple[int, int]], sampler: Sampler, denoiser: Denoiser, weights: str
 ) -> dict[str, str | int | float | list[str] | list[int] | list[float]]:
-    """What all ranks have to have in common before the first evaluation."""
+    """Returns the facts that must be equal on all ranks before the first evaluation."""
     import diffusers
 
     return {

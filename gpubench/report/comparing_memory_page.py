@@ -1,38 +1,38 @@
-"""What fills the memory of two runs, on the page: both peaks as bars, split by category, above the tables."""
+"""The page's section on memory of a comparison: both peaks as bars, split by category, above the tables."""
 
 from typing import Any
 
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.comparison.result import Memory
+from gpubench.compare.result import Memory
 from gpubench.memory.footprint import Amounts
-from gpubench.report import comparing_memory, lanes, wording
+from gpubench.report import comparison, lanes, wording
 from gpubench.report.figures import NAMES, Figure
+from gpubench.report.footprint import category, ordered
 from gpubench.report.footprint_page import hue, stack
-from gpubench.report.footprint_phrases import category, ordered
 
 
 def section(memory: Memory) -> dict[str, Any]:
-    """What templates/compare.html shows."""
+    """Return the variables of templates/compare.html."""
     drawing = bars(memory)
     anywhere: Amounts = {one.category: max(one.baseline, one.candidate) for one in memory.categories}
     return {
-        "sentence": wording.opening(comparing_memory.sentence(memory)),
-        "peaks": [wording.opening(comparing_memory.peak(side)) for _, side in comparing_memory.sides(memory)],
+        "sentence": wording.opening(comparison.sentence(memory)),
+        "peaks": [wording.opening(comparison.peak(side)) for _, side in comparison.sides(memory)],
         "bars": Figure("The peak of both", drawing) if drawing else None,
         "legend": [(hue(name), category(name)) for name, _ in ordered(anywhere)],
-        "sheets": comparing_memory.tables(memory),
+        "sheets": comparison.tables(memory),
     }
 
 
 def bars(memory: Memory) -> Markup | None:
-    """The peak of A above that of B; None where neither holds anything."""
+    """Return bars of the peaks of A and B; None if neither holds anything."""
     held: list[Amounts] = [
         {one.category: one.baseline for one in memory.categories},
         {one.category: one.candidate for one in memory.categories},
     ]
-    totals = [side.level.total for _, side in comparing_memory.sides(memory)]
+    totals = [side.level.total for _, side in comparison.sides(memory)]
     stacks = [
         stack(f"{name} {units.size(total)}", amounts) for name, total, amounts in zip(NAMES, totals, held, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""A comparison for other programs and other pages: Markdown, CSV and JSON."""
+"""Write a comparison as Markdown, CSV or JSON."""
 
 import csv
 import io
@@ -9,28 +9,30 @@ from typing import Any
 
 import msgspec
 
-from gpubench import runs
-from gpubench.comparison.result import Causes, Comparison, Comparisons, Memory, Verdict, Waterfall
-from gpubench.comparison.verdicts import leading
-from gpubench.report import causing, comparing_memory, phrases, plain
-from gpubench.report.headline import headline
+from gpubench import text as plain
+from gpubench.compare.result import Causes, Comparison, Comparisons, Memory, Verdict, Waterfall
+from gpubench.compare.verdicts import leading
+from gpubench.report import phrases
+from gpubench.report.comparison import bottlenecks, finding_changes, notes, peaks, sentence, tables, work_done
+from gpubench.report.phrases import headline
+from gpubench.runs import directory
 
-PARTS = {  # of Verdict's pairs, by column
+PARTS = {  # columns of the fields of Verdict that are pairs
     "interval": ("low", "high"),
     "units": ("baseline", "candidate"),
     "effective_n": ("baseline", "candidate"),
 }
 
-_SPECIAL = re.compile(r"([\\`*\[\]|~#$])|(?<![^\W_])(_)|(_)(?![^\W_])")  # an underscore inside a word is none
+_SPECIAL = re.compile(r"([\\`*\[\]|~#$])|(?<![^\W_])(_)|(_)(?![^\W_])")  # an underscore inside a word needs no escape
 
 
 def to_json(document: msgspec.Struct) -> str:
-    """Every number and reason. JSON knows no NaN: where a recorded setting holds one, it becomes a word."""
-    return runs.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
+    """Return the document as JSON; a NaN or infinity, which JSON does not have, becomes a string."""
+    return directory.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
 
 
 def to_csv(comparisons: Comparisons) -> str:
-    """A row for each metric of each candidate. Text that a spreadsheet would run has an apostrophe in front."""
+    """Return one row per metric and candidate; an apostrophe precedes text that a spreadsheet would evaluate."""
     text = io.StringIO()
     columns = ["baseline_label", "candidate_label"]
     for name in Verdict.__struct_fields__:
@@ -44,7 +46,7 @@ def to_csv(comparisons: Comparisons) -> str:
 
 
 def to_markdown(comparisons: Comparisons, *, everything: bool = False) -> str:
-    """For a pull request or a job summary, in GitHub's dialect."""
+    """Return GitHub-flavoured Markdown for a pull request or a job summary."""
     lines = [f"- {escape(phrases.omission(line))}" for line in comparisons.left_out]
     for comparison in comparisons.comparisons:
         lines += _comparison(comparison, everything)
@@ -58,13 +60,13 @@ def to_markdown(comparisons: Comparisons, *, everything: bool = False) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """With a blank line on each side; cells are escaped here."""
+    """Return a Markdown table between two blank lines; this function escapes the cells."""
     lines = [f"| {' | '.join(map(escape, row))} |" for row in (head, *rows)]
     return ["", lines[0], "|" + "---|" * len(head), *lines[1:], ""]
 
 
 def escape(text: str) -> str:
-    """Text that shows as itself in a cell, a list or a heading, whatever Markdown or HTML it holds."""
+    """Return text that Markdown renders literally in a cell, a list or a heading."""
     safe = plain.clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(lambda found: f"\\{found[0]}", safe)
 
@@ -110,20 +112,20 @@ def _waterfall(waterfall: Waterfall) -> list[str]:
 
 
 def _memory(memory: Memory) -> list[str]:
-    lines = [f"- {escape(line)}" for line in (comparing_memory.sentence(memory), *comparing_memory.peaks(memory))]
-    for one in comparing_memory.tables(memory):
+    lines = [f"- {escape(line)}" for line in (sentence(memory), *peaks(memory))]
+    for one in tables(memory):
         lines += table(one.columns, one.rows)
         lines += [f"and {escape(one.rest)}", ""] if one.rest else []
     return lines
 
 
 def _causes(causes: Causes) -> list[str]:
-    lines = [f"- {escape(line)}" for line in causing.bottlenecks(causes)]
-    lines += [f"- {fate}: {escape(about)}" for fate, about in causing.fates(causes)]
-    if work := causing.work(causes):
+    lines = [f"- {escape(line)}" for line in bottlenecks(causes)]
+    lines += [f"- {outcome}: {escape(about)}" for outcome, about in finding_changes(causes)]
+    if work := work_done(causes):
         lines += table(work.columns, work.rows)
         lines += [f"and {escape(work.rest)}", ""] if work.rest else []
-    return lines + [f"- {escape(note)}" for note in causing.notes(causes)]
+    return lines + [f"- {escape(note)}" for note in notes(causes)]
 
 
 def _p_value(value: float | None) -> str:

@@ -1,17 +1,182 @@
-"""The figures of a page, each with its heading and what has to be said beneath it; what was not recorded gives none."""
+"""The figures of a page, each with its heading and caption; what was not recorded gives none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.comparison.evidence import RunEvidence, Side
-from gpubench.report import plots, recorded, wording
-from gpubench.report.plots import Curve, Plane, Span
-from gpubench.report.recorded import RepeatSteps
-from gpubench.report.scales import Series, bulk
+from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.report import charts, rows, wording
+from gpubench.report.charts import Curve, Plane, Series, Span, bulk
+from gpubench.telemetry import TelemetrySample
+
+
+@dataclass(frozen=True)
+class RepeatSteps:
+    """One repeat of a run. `number`, `values`: (n,), the steps' numbers and the metric's values, warm-up included."""
+
+    run: str
+    repeat: int
+    number: Series
+    values: Series
+    warmup: float
+    """The number of the first steady step."""
+    began: float | None
+    """Seconds since the epoch, as is `ended`, the end of its last step; None where no times were recorded."""
+    ended: float | None
+
+    @property
+    def steady(self) -> Series:
+        return self.values[self.number >= self.warmup]
+
+
+def repeats_of(runs: Iterable[RunEvidence], metric: str, limit: int) -> list[RepeatSteps]:
+    """The first `limit` repeats with steps behind them; no run is read beyond those."""
+    found: list[RepeatSteps] = []
+    for run in runs:
+        if len(found) >= limit:
+            break
+        found += _logged(run, metric) if run.record is None and not len(run.steps) else _measured(run)
+    return found[:limit]
+
+
+def _measured(run: RunEvidence) -> list[RepeatSteps]:
+    """The steps in order, each as long as its slowest rank took."""
+    table = run.steps
+    first = {window.repeat: window.first for window in run.windows}
+    found = []
+    for repeat in np.unique(table.repeat).tolist():
+        rows = np.flatnonzero(table.repeat == repeat)
+        rows = rows[np.isfinite(table.total[rows])]
+        if not len(rows):
+            continue
+        step, total, time = table.step[rows], table.total[rows], table.time[rows]
+        if np.any(np.diff(step) <= 0):  # several ranks, or out of order
+            order = np.argsort(step, kind="stable")
+            step, total, time = step[order], total[order], time[order]
+        starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+        found.append(
+            RepeatSteps(
+                run=run.label,
+                repeat=int(repeat),
+                number=step[starts].astype(np.float64),
+                values=np.maximum.reduceat(total, starts),
+                warmup=first.get(repeat, float("inf")),  # never measured: all of it is warm-up
+                began=float(time.min()),
+                ended=float((time + total).max()),
+            )
+        )
+    return found
+
+
+def _logged(run: RunEvidence, metric: str) -> list[RepeatSteps]:
+    """What another tool logged, if it is not the time of a step: its steady values."""
+    series = run.series(metric) or []
+    return [
+        RepeatSteps(
+            run.label, window.repeat, window.first + np.arange(len(values), dtype=np.float64), values, 0, None, None
+        )
+        for window, values in zip(run.windows, series, strict=False)
+        if len(values)
+    ]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that telemetry samples. `of` gives the values at one instant, by device."""
+
+    title: str
+    unit: str
+    from_zero: bool
+    of: Callable[[TelemetrySample], Mapping[str, float | None]]
+    news: bool = True
+    """False: zero from beginning to end is not worth a figure."""
+
+
+BREAK = 10  # times the usual distance of two samples
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One device's values over time. `times` (seconds since the epoch), `values`: (n,)."""
+
+    device: str
+    times: Series
+    values: Series
+
+    def between(self, start: float, end: float) -> "Reading":
+        inside = (self.times >= start) & (self.times <= end)
+        return Reading(self.device, self.times[inside], self.values[inside])
+
+    def since(self, moment: float) -> "Reading":
+        return Reading(self.device, self.times - moment, self.values)
+
+    def pieces(self) -> "list[Reading]":
+        """What was read without a break: between two repeats another run may have had the machine."""
+        gaps = np.diff(self.times)
+        breaks = np.flatnonzero(gaps > BREAK * np.median(gaps)) + 1 if len(gaps) else np.empty(0, np.int64)
+        parts = zip(np.split(self.times, breaks), np.split(self.values, breaks), strict=True)
+        return [Reading(self.device, times, values) for times, values in parts]
+
+
+def _gpu(field: str) -> Callable[[TelemetrySample], dict[str, float | None]]:
+    return lambda sample: {f"GPU {gpu.index}": getattr(gpu, field) for gpu in sample.gpus}
+
+
+def _cpu(field: str) -> Callable[[TelemetrySample], dict[str, float | None]]:
+    return lambda sample: {"CPU": getattr(sample.cpu, field)} if sample.cpu else {}
+
+
+GPU: Final = (
+    Quantity("SM clock", "MHz", False, _gpu("sm_clock_mhz")),
+    Quantity("power", "W", False, _gpu("power_w")),
+    Quantity("temperature", "°C", False, _gpu("temperature_c")),
+    Quantity("GPU busy", "fraction", True, _gpu("utilization")),
+)
+CPU: Final = (
+    Quantity("CPU load of the machine", "fraction", True, _cpu("load")),
+    Quantity("CPU time stolen by other guests", "fraction", True, _cpu("steal"), news=False),
+    Quantity("CPU used by the workers", "cores", True, _cpu("worker_cpu")),
+)
+GPU_MEMORY: Final = Quantity("GPU memory in use", "B", True, _gpu("memory_used_bytes"))
+CPU_MEMORY: Final = Quantity("memory held by the workers", "B", True, _cpu("memory_rss_bytes"))
+
+
+def device_readings(samples: Sequence[TelemetrySample], quantity: Quantity) -> list[Reading]:
+    """By device; a device that never said anything is left out."""
+    times: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for device, value in quantity.of(sample).items():
+            if value is not None and np.isfinite(value):
+                times.setdefault(device, []).append(sample.time)
+                values.setdefault(device, []).append(value)
+    return [Reading(device, np.array(times[device]), np.array(values[device], np.float64)) for device in times]
+
+
+def together(by_device: Sequence[Reading]) -> Reading | None:
+    """The mean of all devices at each instant at which any was read."""
+    if not by_device:
+        return None
+    times, place = np.unique(np.concatenate([reading.times for reading in by_device]), return_inverse=True)
+    total = np.bincount(place, np.concatenate([reading.values for reading in by_device]))
+    return Reading("", times, total / np.bincount(place))
+
+
+def throttling(samples: Sequence[TelemetrySample]) -> tuple[Series, list[str]]:
+    """When some GPU's clocks were held down, and by what. Clocks that the user set do not count."""
+    held: list[float] = []
+    reasons: dict[str, None] = {}
+    for sample in samples:
+        here = {reason for gpu in sample.gpus for reason in gpu.throttle_reasons or ()} - {"ApplicationsClocksSetting"}
+        if here:
+            held.append(sample.time)
+            reasons.update(dict.fromkeys(sorted(here)))
+    return np.array(held, np.float64), list(reasons)
+
 
 SHOWN = 6  # repeats of one side: more lines than that cover each other
 NAMES = ("A", "B")
@@ -39,7 +204,7 @@ class Recording:
 def recording(side: Side) -> Recording:
     first = side.runs[0]
     metric = "step_time" if first.record else next(iter(first.metrics), "value")
-    found = recorded.repeats_of(side.runs, metric, SHOWN)
+    found = repeats_of(side.runs, metric, SHOWN)
     unit = first.metrics[metric].unit if metric in first.metrics else "s"
     return Recording(found, {run.label: run for run in side.runs}, metric, unit, sum(run.repeats for run in side.runs))
 
@@ -66,9 +231,9 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
         y_range=(low, high),
         spans=[Span(0, warmup, "warm-up")] if warmup else [],
     )
-    drawing = plots.over(plane, curves)
+    drawing = charts.over(plane, curves)
     said = [_outside([repeat.values for repeat in drawn], low, high, sides[0].unit)]
-    if max(len(repeat.values) for repeat in drawn) > plots.COLUMNS:
+    if max(len(repeat.values) for repeat in drawn) > charts.COLUMNS:
         said.append("The line is the mean and the band the extremes of the steps under each of its points.")
     if any(side.total > len(side.repeats) for side in sides):
         said.append(f"Only the first {SHOWN} repeats of a side are drawn.")
@@ -91,7 +256,7 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
         y_unit="fraction",
         height=170,
     )
-    drawing = plots.distributions(plane, steady, [label for _, label in styles(sides)], low, high)
+    drawing = charts.distributions(plane, steady, [label for _, label in styles(sides)], low, high)
     said = "The dots are the means of the repeats: how far they lie apart is what a verdict has to reckon with."
     said = f"{said} {_outside(pooled, low, high, sides[0].unit)}".rstrip()
     return Figure(f"D{plane.title[1:]}", drawing, said) if drawing else None
@@ -99,7 +264,7 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
 
 def styles(sides: Sequence[Recording]) -> list[tuple[str, str]]:
     """Class and label of each side; a run alone needs no label."""
-    return list(zip(plots.SIDES, NAMES if len(sides) > 1 else ("",), strict=False))
+    return list(zip(charts.SIDES, NAMES if len(sides) > 1 else ("",), strict=False))
 
 
 def _in_words(sides: Sequence[Recording]) -> str:
@@ -121,3 +286,149 @@ def _outside(series: Sequence[Series], low: float, high: float, unit: str) -> st
     return (
         f"{outside:,} of {total:,} steps {lie} beyond the axis; the largest value is {units.quantity(largest, unit)}."
     )
+
+
+TOLD_APART = 4  # devices that have a colour of their own
+PEAKS = {
+    "peak_memory_allocated": "allocated",
+    "peak_memory_reserved": "reserved",
+    "peak_memory_total": "in all",
+    "peak_memory_rss": "on the host",
+}
+
+
+def telemetry(sides: Sequence[Recording]) -> list[Figure]:
+    """Each repeat from its first step on, averaged where it was steady; the mean where there are several GPUs.
+
+    The CPU's only where no GPU's is.
+    """
+    gpus = [found for quantity in GPU if (found := _aligned(sides, quantity))]
+    throttled = _throttled(sides)
+    if gpus or throttled:
+        return gpus + ([throttled] if throttled else [])
+    return [found for quantity in CPU if (found := _aligned(sides, quantity))]
+
+
+def peaks(sides: Sequence[Recording], metrics: Sequence[Mapping[str, float]]) -> Figure | None:
+    """metrics: of each side, bytes by metric."""
+    items = [
+        (f"{word} {label}".strip(), known[name], f"fill solid {style}")
+        for name, word in PEAKS.items()
+        for (style, label), known in zip(styles(sides), metrics, strict=True)
+        if name in known
+    ]
+    drawing = rows.bars("peak memory", "B", items)
+    return Figure("Peak memory", drawing) if drawing else None
+
+
+def memory(sides: Sequence[Recording]) -> Figure | None:
+    return _aligned(sides, GPU_MEMORY) or _aligned(sides, CPU_MEMORY)
+
+
+def whole_run(run: RunEvidence, quantities: Sequence[Quantity]) -> list[Figure]:
+    """One run from its first sample to its last, its steady windows shaded; a line for each device, named if few."""
+    if not run.telemetry:
+        return []
+    began = run.telemetry[0].time
+    spans = [Span(window.start - began, window.end - began) for window in run.windows if window.start >= began]
+    found = []
+    for quantity in quantities:
+        by_device = device_readings(run.telemetry, quantity)
+        several = 1 < len(by_device) <= TOLD_APART
+        curves, steady = [], []
+        for place, reading in enumerate(by_device):
+            label = reading.device if several else ""
+            name = label.removeprefix("GPU ")  # short, as it stands in the margin
+            style = f"device-{place}" if several else "a"
+            *earlier, last = reading.since(began).pieces()
+            curves += [Curve(piece.times, piece.values, style, "") for piece in earlier]
+            curves.append(Curve(last.times, last.values, style, name))
+            inside = [reading.between(window.start, window.end).values for window in run.windows]
+            steady.append((label, np.concatenate([np.empty(0), *inside])))
+        if figure := _timeline(quantity, curves, steady, "time since the run began", spans):
+            found.append(figure)
+    return found
+
+
+def _aligned(sides: Sequence[Recording], quantity: Quantity) -> Figure | None:
+    curves, steady = [], []
+    for (style, label), side in zip(styles(sides), sides, strict=True):
+        for run, repeats in _by_run(side):
+            whole = together(device_readings(run.telemetry, quantity))
+            if whole is None:
+                continue
+            readings = [whole.between(began, ended).since(began) for began, ended in _spans(repeats)]
+            curves += [Curve(reading.times, reading.values, style, label) for reading in readings if len(reading.times)]
+            drawn = {repeat.repeat for repeat in repeats}
+            steady += [
+                (label, whole.between(window.start, window.end).values)
+                for window in run.windows
+                if window.repeat in drawn
+            ]
+    return _timeline(quantity, curves, steady, "time since the first step of a repeat")
+
+
+def _by_run(side: Recording) -> Iterator[tuple[RunEvidence, list[RepeatSteps]]]:
+    """The runs that are drawn: the telemetry of others would be read for nothing."""
+    for name, run in side.runs.items():
+        if repeats := [repeat for repeat in side.repeats if repeat.run == name]:
+            yield run, repeats
+
+
+def _spans(repeats: Sequence[RepeatSteps]) -> list[tuple[float, float]]:
+    return [(repeat.began, repeat.ended) for repeat in repeats if repeat.began is not None and repeat.ended is not None]
+
+
+def _timeline(
+    quantity: Quantity,
+    curves: Sequence[Curve],
+    steady: Sequence[tuple[str, Series]],
+    x_name: str,
+    spans: Sequence[Span] = (),
+) -> Figure | None:
+    """steady: by label, the values within the steady windows, which are averaged."""
+    if not (quantity.news or any(curve.y.any() for curve in curves)):
+        return None
+    means = ", ".join(f"{label} {mean}".strip() for label, mean in _means(steady, quantity.unit).items())
+    plane = Plane(
+        title=f"{quantity.title} over time",
+        description=f"means: {means}" if means else "",
+        x_unit="s",
+        x_name=x_name,
+        y_unit=quantity.unit,
+        height=110,
+        from_zero=quantity.from_zero,
+        spans=spans,
+    )
+    drawing = charts.over(plane, curves)
+    title = quantity.title[0].upper() + quantity.title[1:]
+    return Figure(title, drawing, f"On average over the steady steps: {means}." if means else "") if drawing else None
+
+
+def _means(series: Sequence[tuple[str, Series]], unit: str) -> dict[str, str]:
+    by_label: dict[str, list[Series]] = {}
+    for label, values in series:
+        if len(values):
+            by_label.setdefault(label, []).append(values)
+    return {label: units.quantity(float(np.mean(np.concatenate(values))), unit) for label, values in by_label.items()}
+
+
+def _throttled(sides: Sequence[Recording]) -> Figure | None:
+    """When clocks were held down; nothing if they never were, or if no driver says."""
+    marks: list[tuple[str, str, Series]] = []
+    reasons: dict[str, None] = {}
+    longest = 0.0
+    for (style, label), side in zip(styles(sides), sides, strict=True):
+        moments: list[Series] = [np.empty(0)]
+        for run, repeats in _by_run(side):
+            held, why = throttling(run.telemetry)
+            reasons.update(dict.fromkeys(why))
+            for began, ended in _spans(repeats):
+                longest = max(longest, ended - began)
+                moments.append(held[(held >= began) & (held <= ended)] - began)
+        marks.append((style, label, np.concatenate(moments)))
+    if not any(len(moments) for *_, moments in marks):
+        return None
+    said = f"Held down by {', '.join(reasons)}."
+    plane = Plane("clocks held down over time", said, "s", "time since the first step of a repeat", "")
+    return Figure("Clocks held down", charts.marks(plane, marks, longest), said)

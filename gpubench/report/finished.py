@@ -1,16 +1,17 @@
-"""A run that is over as JSON, from its directory: the document that it printed, or would have, when it ended."""
+"""The JSON document of a finished run, read from its directory."""
 
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpubench import foreign_files, runs
+from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError
 from gpubench.findings import Findings
 from gpubench.report import frame
-from gpubench.runs import FINDINGS, PROFILE, SUMMARY, Run
-from gpubench.summary import Summary
+from gpubench.runs import directory
+from gpubench.runs.directory import FINDINGS, PROFILE, SUMMARY, Run
+from gpubench.runs.summary import Summary
 from gpubench.trace.profile import Profile
 
 NOTHING = Summary([], [], [], None, None, None, {}, [])
@@ -18,19 +19,20 @@ HINT = "restore it from a copy, or leave --json out"
 
 
 def to_json(path: Path) -> str:
-    """Of a run that was killed before it was summed up the summary is empty.
+    """Return the document that the run printed, or would have printed, when it ended.
 
-    Raises RunDirectoryError for a document that does not read.
+    The summary is empty for a run that was killed before its summary was written. Raises RunDirectoryError for a
+    document that cannot be read.
     """
     run = Run.open(path)
     summary = _read(path / SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
     named = {"profile": _read(path / PROFILE, Profile), "findings": _read(path / FINDINGS, Findings)}
     documents = {name: found for name, found in named.items() if found}
-    return runs.to_json(frame.document([frame.of_run(path, run.status, run.record.error, summary, documents)]))
+    return directory.to_json(frame.document([frame.of_run(path, run.status, run.record.error, summary, documents)]))
 
 
 def _read(path: Path, kind: type[msgspec.Struct]) -> dict[str, Any] | None:
-    """A document of its kind as it stands there, but for its version; None where there is no such file."""
+    """Return one document without its version; None if the file does not exist."""
     try:
         content = foreign_files.content(path)
         msgspec.json.decode(content, type=kind)

@@ -1,4 +1,4 @@
-"""A footprint as a section of a run's page, and as a page of its own: memory over the history, phases, tables."""
+"""A footprint as a section of a run's page and as a page of its own: memory over time, phases, tables."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,12 +10,13 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.findings import Findings
 from gpubench.memory.footprint import Amounts, Footprint, Timeline, TimelineMark
-from gpubench.report import footprint_phrases, footprint_tables, lanes, plots, profile_page, svg, wording
+from gpubench.report import charts, lanes, profile_page, wording
+from gpubench.report import footprint as in_words
+from gpubench.report.charts import Axis, Scale, Series
 from gpubench.report.figures import Figure
-from gpubench.report.footprint_phrases import category, ordered, share
-from gpubench.report.plain import clean, words
-from gpubench.report.scales import Axis, Scale, Series
+from gpubench.report.footprint import category, ordered, share
 from gpubench.report.templating import environment
+from gpubench.text import clean, words
 
 STYLES = {
     "parameters": "backward",
@@ -31,41 +32,41 @@ STYLES = {
     "fragmentation": "set",
     "other": "other",
 }
-"""Of each category, whose colour among those of the timelines it has; any other is grey."""
+"""The timeline colour of each category; other categories are grey."""
 HEIGHT = 260.0
-TOP = 30.0  # room for the names of the steps
+TOP = 30.0  # pixels for the names of the steps
 STRIP = 16.0  # pixels of the row of phases under the plot
-NEAR = 1.5  # times the peak: a capacity beyond it would only press the plot flat
+NEAR = 1.5  # times the peak: a capacity beyond it would compress the plot
 
 
 def section(footprint: Footprint, findings: Findings | None = None) -> dict[str, Any]:
-    """What templates/footprint.html shows."""
+    """Return the variables of templates/footprint.html."""
     bars = phases(footprint)
-    history, beginning = over_time(footprint), footprint_phrases.beginning(footprint)
+    history, beginning = over_time(footprint), in_words.beginning(footprint)
     return {
-        "headline": wording.opening(footprint_phrases.headline(footprint)),
+        "headline": wording.opening(in_words.headline(footprint)),
         "verdict": wording.opening(clean(findings.headline).rstrip(".")) if findings else "",
-        "about": wording.opening(footprint_phrases.about(footprint)),
+        "about": wording.opening(in_words.about(footprint)),
         "doubts": [*([wording.opening(beginning)] if beginning else []), *map(clean, footprint.notes)],
         "history": Figure("Over the history", history, _beneath(footprint.timeline)) if history else None,
         "legend": [(hue(name), category(name)) for name, _ in ordered(_anywhere(footprint))],
         "parts": [_part(footprint, name, size) for name, size in ordered(footprint.peak.amounts)],
         "counts": [
             (count.name, wording.typeset(units.size(count.size)), _added(count.adds), count.what)
-            for count in footprint_phrases.counts(footprint.peak)
+            for count in in_words.counts(footprint.peak)
         ],
-        "allocator": wording.opening(footprint_phrases.allocator(footprint)),
+        "allocator": wording.opening(in_words.allocator(footprint)),
         "corrections": [
             (words(one.name), _added(one.size), clean(one.reason))
-            for one in footprint_phrases.corrections(footprint.corrections)
+            for one in in_words.corrections(footprint.corrections)
         ],
         "phases": Figure("Peak of each phase", bars) if bars else None,
         "sheets": [
             shown
             for shown in (
-                footprint_tables.phases(footprint),
-                footprint_tables.holders(footprint),
-                footprint_tables.modules(footprint),
+                in_words.phases(footprint),
+                in_words.holders(footprint),
+                in_words.modules(footprint),
             )
             if shown
         ],
@@ -74,18 +75,18 @@ def section(footprint: Footprint, findings: Findings | None = None) -> dict[str,
 
 
 def page(footprint: Footprint, findings: Findings | None = None, label: str = "") -> str:
-    """A whole page. label: the file that the footprint is of, or what ran."""
+    """Return a whole page. `label` is the file of the footprint, or what ran."""
     template = environment().get_template("memory.html")
     return template.render(found=section(footprint, findings), label=clean(label))
 
 
 def hue(name: str) -> str:
-    """The class of the style sheet that colours a category."""
+    """Return the style sheet's class that colours a category."""
     return lanes.hue(STYLES.get(name, "other"))
 
 
 def over_time(footprint: Footprint) -> Markup | None:
-    """All that is held, by category, in the order of events, over a row of phases; None where nothing ever is."""
+    """Return a plot of held memory by category, in the order of events, above a row of phases; None without data."""
     held = footprint.timeline
     stacked = _stacked(held)
     top = float(stacked[-1][2].max()) if stacked else 0.0
@@ -93,26 +94,26 @@ def over_time(footprint: Footprint) -> Markup | None:
         return None
     capacity = footprint.capacity if footprint.capacity and footprint.capacity <= NEAR * top else None
     y = Scale(0, max(top, float(capacity or 0)) * 1.08, HEIGHT, 0)
-    x = Scale(0, max(1, len(stacked[0][1]) - 1), 0, svg.WIDTH)
+    x = Scale(0, max(1, len(stacked[0][1]) - 1), 0, charts.WIDTH)
     places = x.places(np.arange(len(stacked[0][1]), dtype=np.float64))
-    areas = [svg.area(places, y.places(low), y.places(high), hue(name)) for name, low, high in stacked]
+    areas = [charts.area(places, y.places(low), y.places(high), hue(name)) for name, low, high in stacked]
     if held.reserved is not None:
-        areas.append(svg.path(places, y.places(np.asarray(held.reserved, dtype=np.float64)), "line error"))
+        areas.append(charts.path(places, y.places(np.asarray(held.reserved, dtype=np.float64)), "line error"))
     parts = [
-        *plots.framed(None, Axis(y, "B", count=round(HEIGHT / 40)), areas, TOP),
+        *charts.framed(None, Axis(y, "B", count=round(HEIGHT / 40)), areas, TOP),
         *_strip(held, x),
         *_steps(held, x),
         *_labels(footprint, x(footprint.peak.position), y, capacity),
     ]
     said = "; ".join(f"{category(name)} {units.size(size)}" for name, size in ordered(footprint.peak.amounts))
-    return svg.drawing("memory over the history", f"at the peak: {said}", TOP + HEIGHT + STRIP + 8, parts)
+    return charts.drawing("memory over the history", f"at the peak: {said}", TOP + HEIGHT + STRIP + 8, parts)
 
 
 def phases(footprint: Footprint) -> Markup | None:
-    """A bar for each phase at its peak, split by category; None where nothing is held in any."""
+    """Return a bar for each phase's peak, split by category; None if nothing is held."""
     stacks = [
         stack(
-            f"{footprint_phrases.STAGES[phase.stage]}, {words(phase.phase)}: {units.size(phase.level.total)}",
+            f"{in_words.STAGES[phase.stage]}, {words(phase.phase)}: {units.size(phase.level.total)}",
             phase.peak,
         )
         for phase in footprint.phases
@@ -121,7 +122,7 @@ def phases(footprint: Footprint) -> Markup | None:
 
 
 def stack(name: str, amounts: Amounts) -> lanes.Stack:
-    """What is held, split by category."""
+    """Return the areas of held memory, split by category."""
     return lanes.Stack(
         name,
         [
@@ -132,22 +133,22 @@ def stack(name: str, amounts: Amounts) -> lanes.Stack:
 
 
 def _labels(footprint: Footprint, place: float, y: Scale, capacity: int | None) -> list[Markup]:
-    """A dot at the peak, `place` percent from the left, and the device's capacity, named on the other side."""
+    """Return a dot at the peak, `place` percent from the left, and the device's capacity with a label opposite."""
     total = footprint.peak.level.total
     said = f"peak {units.size(total)}"
     parts = [
-        svg.dot(place, TOP + y(total), 4, "mark", said),
-        svg.text(place, TOP + y(total) - 7, said, f"label {'after' if place < 50 else 'before'}"),
+        charts.dot(place, TOP + y(total), 4, "mark", said),
+        charts.text(place, TOP + y(total) - 7, said, f"label {'after' if place < 50 else 'before'}"),
     ]
     if capacity:
         height, where = TOP + y(capacity), "label before" if place < 50 else "label after"
-        parts.append(svg.line(0, height, 100, height, "median error"))
-        parts.append(svg.text(100 if place < 50 else 0, height - 7, f"capacity {units.size(capacity)}", where))
+        parts.append(charts.line(0, height, 100, height, "median error"))
+        parts.append(charts.text(100 if place < 50 else 0, height - 7, f"capacity {units.size(capacity)}", where))
     return parts
 
 
 def _stacked(held: Timeline) -> list[tuple[str, Series, Series]]:
-    """(category, its lower and its upper border, both (points,)) from the ground up; nothing of no point."""
+    """Return (category, lower border, upper border) from the bottom up, borders of shape (points,)."""
     known: Amounts = dict.fromkeys(held.amounts, 1)
     found = []
     low = np.zeros(len(next(iter(held.amounts.values()), [])))
@@ -159,36 +160,36 @@ def _stacked(held: Timeline) -> list[tuple[str, Series, Series]]:
 
 
 def _strip(held: Timeline, x: Scale) -> list[Markup]:
-    """Which phase the program was in: a box each, with its name or its initial where there is room."""
+    """Return a box for each phase of the program, with its name, or its initial if the box is small."""
     parts = []
     for number, (mark, left, right) in enumerate(_spans(held.marks, x)):
         name, style = words(mark.phase), "margin" if number % 2 else "shade"
-        parts.append(svg.bar(left, right, TOP + HEIGHT + 2, STRIP, style, f"{name}, {_step(mark.step)}"))
+        parts.append(charts.bar(left, right, TOP + HEIGHT + 2, STRIP, style, f"{name}, {_step(mark.step)}"))
         if label := next((one for one in (name, _initial(name)) if lanes.LETTER * len(one) <= right - left), ""):
-            parts.append(svg.text((left + right) / 2, TOP + HEIGHT + 14, label, "tick middle"))
+            parts.append(charts.text((left + right) / 2, TOP + HEIGHT + 14, label, "tick middle"))
     return parts
 
 
 def _steps(held: Timeline, x: Scale) -> list[Markup]:
-    """Where each step begins, and its name where there is room."""
+    """Return the first mark of each step, with its name if there is space."""
     firsts = [next(group) for _, group in groupby(held.marks, key=lambda mark: mark.step)]
     parts = []
     for mark, left, right in _spans(firsts, x):
         name = _step(mark.step)
-        parts.append(svg.line(left, TOP - 14, left, TOP + HEIGHT, "step"))
+        parts.append(charts.line(left, TOP - 14, left, TOP + HEIGHT, "step"))
         if right - left >= lanes.LETTER * len(name):
-            parts.append(svg.text(left, TOP - 6, name, "note after"))
+            parts.append(charts.text(left, TOP - 6, name, "note after"))
     return parts
 
 
 def _spans(marks: Sequence[TimelineMark], x: Scale) -> list[tuple[TimelineMark, float, float]]:
-    """Each mark with where it begins and where the next does, in percent; what is too short for a point is left out."""
+    """Yield each mark with its start and end in percent; marks shorter than a point are left out."""
     ends = [*(mark.at for mark in marks), x.high][1:]
     return [(mark, x(mark.at), x(end)) for mark, end in zip(marks, ends, strict=True) if end > mark.at]
 
 
 def _step(number: int | None) -> str:
-    return footprint_phrases.STAGES["setup"] if number is None else f"step {number}"
+    return in_words.STAGES["setup"] if number is None else f"step {number}"
 
 
 def _initial(name: str) -> str:
@@ -198,12 +199,12 @@ def _initial(name: str) -> str:
 def _beneath(held: Timeline) -> str:
     names = dict.fromkeys(words(mark.phase) for mark in held.marks)
     told = ", ".join(f"{_initial(name)} {name}" for name in names)
-    said = f"In the order of allocations and releases, not to scale in time. Below it the phases: {told}."
-    return f"{said} The line is what the allocator has reserved." if held.reserved is not None else said
+    said = f"In the order of allocations and frees, not to scale in time. Phases below: {told}."
+    return f"{said} The line shows what the allocator has reserved." if held.reserved is not None else said
 
 
 def _anywhere(footprint: Footprint) -> Amounts:
-    """The categories of the timeline."""
+    """Return the categories of the timeline."""
     return {name: max(sizes, default=0) for name, sizes in footprint.timeline.amounts.items()}
 
 
@@ -213,4 +214,4 @@ def _part(footprint: Footprint, name: str, size: int) -> tuple[str, str, str, st
 
 
 def _added(size: int | None) -> str:
-    return wording.typeset(footprint_phrases.added(size))
+    return wording.typeset(in_words.added(size))

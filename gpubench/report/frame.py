@@ -1,4 +1,4 @@
-"""What the reports of all commands share: a run as JSON, its frame in the terminal, its table of metrics."""
+"""What the reports of all commands share: a run as JSON, its header in the terminal, and its table of metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,32 +8,33 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gpubench import cautions, runs, units
-from gpubench.comparison.result import Comparisons
-from gpubench.dotkeys import flatten
-from gpubench.host.benchmark import Outcome
-from gpubench.origins import FILLED_IN
-from gpubench.report import comparing, phrases, plain
-from gpubench.screen import Fitting, plain_table, say, say_unbroken
-from gpubench.settings import RunSettings
-from gpubench.summary import Summary
+from gpubench import text, units
+from gpubench.compare.result import Comparisons
+from gpubench.host.schedule import Outcome
+from gpubench.report import comparison, phrases
+from gpubench.runs import directory
+from gpubench.runs.summary import Summary, noise
+from gpubench.settings.loading import FILLED_IN, flatten
+from gpubench.settings.schema import Device, RunSettings
+from gpubench.text import Fitting, plain_table, say, say_unbroken
 
 
 def to_json(outcomes: Sequence[Outcome], comparisons: Comparisons | None) -> str:
-    """One document: every run with its path, status, error and summary, and of two runs what `compare --json` has."""
+    """Return one document: every run with path, status, error and summary, and for two runs that of `compare
+    --json`."""
     compared = msgspec.structs.asdict(comparisons) if comparisons else {}
-    return runs.to_json(document([_of_outcome(outcome) for outcome in outcomes]) | compared)
+    return directory.to_json(document([_of_outcome(outcome) for outcome in outcomes]) | compared)
 
 
 def document(of_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What --json shows of runs, each as `of_run` has it."""
-    return {"schema_version": runs.SCHEMA_VERSION, "runs": of_runs}
+    """Return what --json shows of runs, each as in `of_run`."""
+    return {"schema_version": directory.SCHEMA_VERSION, "runs": of_runs}
 
 
 def of_run(
     path: Path, status: str, error: Mapping[str, Any] | None, summary: Mapping[str, Any], documents: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`documents` stand beside the summary, by their names."""
+    """Return one run's JSON; `documents` stand beside the summary, by name."""
     return {"path": str(path), "status": status, "error": error, **summary, **documents}
 
 
@@ -43,22 +44,22 @@ def show(
     console: Console,
     show_run: Callable[[Outcome, Console], None],
 ) -> None:
-    """Every run as `show_run` has it, how two compare, and where all of it is."""
+    """Print every run as in `show_run`, how two compare, and where the files are."""
     for outcome in outcomes:
         console.print()
         show_run(outcome, console)
-        for line in cautions.noise(outcome.summary.others, outcome.summary.get("throughput")):
+        for line in noise(outcome.summary.others, outcome.summary.get("throughput")):
             say(console, line, "yellow")
         _show_diagnosis(outcome, console)
     if comparisons:
         console.print()
-        comparing.show(comparisons, console)
+        comparison.show(comparisons, console)
     for outcome in outcomes:
-        say_unbroken(console, f"{outcome.status}: {plain.clean(str(outcome.recorder.writer.path))}")
+        say_unbroken(console, f"{outcome.status}: {text.clean(str(outcome.recorder.writer.path))}")
 
 
 def _show_diagnosis(outcome: Outcome, console: Console) -> None:
-    """In a line, where a run was recorded beside being measured."""
+    """Return the diagnosis in one line, for a run that was also recorded."""
     diagnosis = outcome.recorder.diagnosis
     if diagnosis and outcome.recorder.command != "profile":
         found = units.counted(len(diagnosis.findings.findings), "finding")
@@ -66,9 +67,9 @@ def _show_diagnosis(outcome: Outcome, console: Console) -> None:
 
 
 def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
-    """The settings in which two runs differ, as each has them: ("precision=bf16", "precision=fp32").
+    """Return the settings in which two runs differ, as ("precision=bf16", "precision=fp32").
 
-    What was filled in on both sides follows from another of them and is left out.
+    Settings that were derived on both sides are left out, because they follow from other settings.
     """
     ours, theirs = (by_key(outcome.recorder.settings) for outcome in (base, other))
     origins = [outcome.recorder.origins for outcome in (base, other)]
@@ -79,12 +80,12 @@ def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
 
 
 def by_key(settings: RunSettings) -> dict[str, Any]:
-    """The settings by dot-key, as config.yaml has them."""
+    """Return the settings by dot-key, as in config.yaml."""
     return flatten(settings.model_dump(mode="json"))
 
 
 def metrics_table(summary: Summary, names: Sequence[str]) -> Fitting:
-    """Those of `names` that are known and news; with quantiles of the single values where there is room for them."""
+    """Return a table of the known metrics among `names`, with quantiles of single values if the width allows."""
     return Fitting(_metrics_table(summary, names, with_quantiles) for with_quantiles in (True, False))
 
 
@@ -110,7 +111,7 @@ def _metrics_table(summary: Summary, names: Sequence[str], with_quantiles: bool)
 
 
 def speed(summary: Summary) -> str:
-    """The throughput with its uncertainty, behind a colon; an empty string where it is not known."""
+    """Return the throughput with its uncertainty after a colon; an empty string if it is unknown."""
     throughput = summary.get("throughput")
     if throughput is None:
         return ""
@@ -118,6 +119,12 @@ def speed(summary: Summary) -> str:
     busy = "on a busy machine" if summary.others and summary.others.busy else ""
     told = " ".join(filter(None, (lone, busy)))
     return f": {phrases.figure(throughput)}" + (f", {told}" if told else "")
+
+
+def gpu(settings: RunSettings, summary: Summary) -> str:
+    """Return the GPU's name in parentheses, for "on cuda"; an empty string on a CPU and if it is unknown."""
+    name = summary.environment.device if summary.environment and settings.device is Device.cuda else None
+    return f" ({name})" if name else ""
 
 
 def _of_outcome(outcome: Outcome) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline did and when: a row for each rank, and below it where each rank's time went."""
+"""Gantt chart of a pipeline: a row for each rank, and below it how each rank's time was spent."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,37 +6,36 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.diffusion.stages import Stage
-from gpubench.diffusion.timeline import OF_KIND, PARTS, Part, Times
 from gpubench.events import Span
-from gpubench.report import lanes, svg
-from gpubench.report.scales import Axis, Scale
+from gpubench.report import charts, lanes
+from gpubench.report.charts import Axis, Scale
+from gpubench.runs.stages import OF_KIND, PARTS, Part, Stage, Times
 
-MOST_BARS = 3000  # that a browser draws at once
-HUES = 6  # of samples, in turn
+MOST_BARS = 3000  # that are drawn, to keep the page fast
+HUES = 6  # colours of samples, reused in turn
 PITCH = 34.0
 THICKNESS = 22.0
 TOP = 8.0
-DIGIT = 2.5  # percent of a phone's drawing that a digit takes; two have as much room on a desk
+DIGIT = 2.5  # percent of a phone's width that a digit takes; on a desktop two digits fit
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What one rank did with one micro-batch."""
+    """What one rank did with one micro-batch over a span of time."""
 
     rank: int
     part: Part
     sample: int
-    """The first of the micro-batch."""
+    """The number of the micro-batch's first sample."""
     start: float
     end: float
     first: int | None = None
-    """Evaluations [first, last]; None for anything else."""
+    """Evaluations [first, last]; None for other work."""
     last: int | None = None
 
 
 def bars(spans: Iterable[Span]) -> list[Bar]:
-    """Spans in order of time, joined where a rank goes on with the same micro-batch."""
+    """Return spans in order of time; consecutive spans of a rank on the same micro-batch are joined."""
     done: list[Bar] = []
     latest: dict[tuple[int, Part], Bar] = {}
     for span in spans:
@@ -57,7 +56,7 @@ def _joined(before: Bar, bar: Bar) -> Bar:
 
 
 def chart(found: Sequence[Bar], ranks: int) -> Markup | None:
-    """The first MOST_BARS of the bars, in seconds from the first one's start; None if there are none."""
+    """Draw the first MOST_BARS bars, in seconds from the first bar's start; None if there are no bars."""
     drawn = [bar for bar in found[:MOST_BARS] if 0 <= bar.rank < ranks]
     began, ended = min((bar.start for bar in drawn), default=0.0), max((bar.end for bar in drawn), default=0.0)
     if ended <= began:
@@ -66,24 +65,24 @@ def chart(found: Sequence[Bar], ranks: int) -> Markup | None:
     axis = Axis(Scale(0, ended - began, 0, 100), "s", "time since the first rank began", 6)
     bottom = TOP + PITCH * ranks
     order = {sample: place for place, sample in enumerate(sorted({bar.sample for bar in drawn}))}
-    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
+    parts = [charts.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
     parts += _rank_names(range(ranks))
     parts += [part for bar in drawn for part in _drawn(bar, x, order[bar.sample])]
     said = f"{units.counted(ranks, 'rank')}, {units.seconds(ended - began)}, {units.counted(len(order), 'micro-batch')}"
-    return svg.drawing("What each rank did over time", said, bottom + svg.FOOT, parts)
+    return charts.drawing("What each rank did over time", said, bottom + charts.FOOT, parts)
 
 
 def _drawn(bar: Bar, x: Scale, place: int) -> list[Markup]:
     left, right, y = x(bar.start), x(bar.end), _middle(bar.rank)
     hint = f"rank {bar.rank}, {_what(bar)}, {units.seconds(bar.end - bar.start)}"
     if bar.part != "compute":
-        return [svg.bar(left, right, y - 3, 6, "wait", hint)]
-    box = svg.bar(left, right, y - THICKNESS / 2, THICKNESS, f"box sample-{place % HUES}", hint)
+        return [charts.bar(left, right, y - 3, 6, "wait", hint)]
+    box = charts.bar(left, right, y - THICKNESS / 2, THICKNESS, f"box sample-{place % HUES}", hint)
     number = str(bar.sample)
     if right - left < DIGIT:
         return [box]
     where = "inside middle" if right - left >= DIGIT * len(number) else "inside middle on-desk"
-    return [box, svg.text((left + right) / 2, y + 4, number, where)]
+    return [box, charts.text((left + right) / 2, y + 4, number, where)]
 
 
 def _what(bar: Bar) -> str:
@@ -93,7 +92,7 @@ def _what(bar: Bar) -> str:
 
 
 def shares(stages: Sequence[Stage]) -> Markup | None:
-    """Where the makespan of each rank went, as a bar of its parts; None where no repeat was completed."""
+    """Draw how each rank's makespan was spent, as a stacked bar; None if no repeat was completed."""
     known = [(stage.rank, stage.times) for stage in stages if stage.times]
     stacks = [lanes.Stack(f"rank {rank}", [_piece(times, part) for part in PARTS]) for rank, times in known]
     said = "; ".join(f"rank {rank} computes {units.percent(times.share('compute'))}" for rank, times in known)
@@ -106,7 +105,7 @@ def _piece(times: Times, part: Part) -> lanes.Piece:
 
 
 def _rank_names(ranks: Iterable[int]) -> list[Markup]:
-    return [svg.text(0, _middle(row) + 4, f"rank {rank}", "tick outside") for row, rank in enumerate(ranks)]
+    return [charts.text(0, _middle(row) + 4, f"rank {rank}", "tick outside") for row, rank in enumerate(ranks)]
 
 
 def _middle(row: int) -> float:

@@ -1,6 +1,6 @@
-"""Rows of boxes: the timeline of a step with a row for each lane, and bars that are stacked of their parts.
+"""Rows of boxes: the timeline of a step with a row for each lane, and stacked bars.
 
-A row's name stands above it, so that a name of any length has room on a phone.
+A row's name is above it, so that long names fit on a phone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.report import profile_phrases, svg
-from gpubench.report.plain import shorten, words
-from gpubench.report.scales import Axis, Scale
+from gpubench.report import charts, finding_phrases
+from gpubench.report.charts import Axis, Scale
+from gpubench.text import shorten, words
 from gpubench.trace.profile import CAUSES, Box, Lane, Rank, Timeline
 
 PITCH = 46.0
 THICKNESS = 22.0
-NAME = 15.0  # pixels from a row's top to the foot of its name
+NAME = 15.0  # pixels from a row's top to the baseline of its name
 TOP = 4.0
-OUTLINED = 0.5  # percent of the drawing, from which on a box can lose a pixel to its outline
+OUTLINED = 0.5  # percent of the drawing: wider boxes get an outline
 LONGEST = 120  # characters of a name on hover
-LETTER = 2.2  # percent of a phone's drawing that a letter takes
+LETTER = 2.2  # percent of a phone's width that a letter takes
 
 HUES = frozenset(
     {
@@ -30,46 +30,46 @@ HUES = frozenset(
         *CAUSES,
     }
 )
-"""The styles with a colour of their own: phases of the host, work of the device, causes of idle time. Any other is
-coloured as what it is alike to, or grey."""
+"""Styles with a colour of their own: phases of the host, work of the device, causes of idle time. Other styles have the
+colour of a similar one, or grey."""
 ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"}
 
 
 def hue(style: str) -> str:
-    """The class of the style sheet that colours it."""
+    """Return the style sheet's class that colours a style."""
     known = ALIKE.get(style, style)
     return f"hue-{known if known in HUES else 'other'}"
 
 
 def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(lane, (class, style) of each that it is the first to have); streams count as one lane."""
+    """Return (lane, (class, style) of the boxes whose style the lane is the first to have); streams are one lane."""
     found: dict[str, list[tuple[str, str]]] = {}
     known: set[str] = set()
     for lane in lanes:
         styles = [style for style in dict.fromkeys(box.style for box in lane.boxes) if style not in known]
         known.update(styles)
         kind = "streams" if "stream" in lane.name else words(lane.name)
-        found.setdefault(kind, []).extend((hue(style), profile_phrases.style_words(style)) for style in styles)
+        found.setdefault(kind, []).extend((hue(style), finding_phrases.style_words(style)) for style in styles)
     return [(kind, styles) for kind, styles in found.items() if styles]
 
 
 def timeline(found: Timeline, whole: str = "step") -> Markup | None:
-    """One step, a row for each lane that has boxes; None if none has. whole: what its time is the time of."""
+    """Draw one step with a row for each lane that has boxes; None if no lane has. `whole` names the recorded unit."""
     lanes = [lane for lane in found.lanes if lane.boxes]
     if not lanes or found.wall <= 0:
         return None
     x = Scale(0, found.wall, 0, 100)
     axis = Axis(Scale(0, found.wall / 1e9, 0, 100), "s", f"time since the {whole} began", 6)
     bottom = TOP + PITCH * len(lanes)
-    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
+    parts = [charts.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
     parts += [part for row, lane in enumerate(lanes) for part in _lane(row, lane, x)]
     said = "; ".join(f"{words(lane.name)}, {units.counted(len(lane.boxes), 'piece')}" for lane in lanes)
-    return svg.drawing(f"What the {whole} did over time", said, bottom + svg.FOOT, parts)
+    return charts.drawing(f"What the {whole} did over time", said, bottom + charts.FOOT, parts)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a bar, so long in the unit of the axis; `style` is one of a timeline's."""
+    """A part of a bar, with its length in the axis's unit; `style` is one of the timeline's."""
 
     hint: str
     style: str
@@ -89,31 +89,31 @@ class Stack:
 
 
 def stacked(title: str, said: str, stacks: Sequence[Stack], unit: str, of: str = "") -> Markup | None:
-    """Bars from zero, a row each, of the pieces that sum to them; None where they come to nothing.
+    """Draw bars from zero, one row each, made of pieces; None if all are empty.
 
-    said: the same in words; of: what they are sizes of. Fractions have an axis that ends at 1.
+    `said` is the description in words; `of` says what the sizes refer to. The axis of fractions ends at 1.
     """
     most = 1.0 if stacks and unit == "fraction" else max((stack.size for stack in stacks), default=0)
     if most <= 0:
         return None
     bottom = TOP + PITCH * len(stacks)
     axis = Axis(Scale(0, most, 0, 100), unit, of)
-    parts = [svg.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
+    parts = [charts.bottom_axis(axis.ticks, bottom, TOP, axis.label)]
     for row, stack in enumerate(stacks):
-        parts.append(svg.text(0, _top(row) + NAME, stack.name, "lane-name"))
+        parts.append(charts.text(0, _top(row) + NAME, stack.name, "lane-name"))
         start = 0.0
         for piece in stack.pieces:
             end = start + piece.size
             parts.append(_box(axis.scale(start), axis.scale(end), row, piece.style, piece.hint))
             start = end
-    return svg.drawing(title, said, bottom + svg.FOOT, parts)
+    return charts.drawing(title, said, bottom + charts.FOOT, parts)
 
 
 def partition(ranks: Sequence[Rank]) -> Markup | None:
-    """Where the time of each rank went, as a bar of its parts; None where nothing took any time."""
+    """Draw how each rank's time was spent, as a stacked bar; None if no time was spent."""
     known = [rank for rank in ranks if rank.wall > 0]
     stacks = [
-        Stack(profile_phrases.name(rank), [_piece(rank, part) for part in profile_phrases.parts(rank)])
+        Stack(finding_phrases.part_name(rank), [_piece(rank, part) for part in finding_phrases.time_parts(rank)])
         for rank in known
     ]
     said = [f"{stack.name} {piece.hint}" for stack in stacks for piece in stack.pieces]
@@ -122,28 +122,28 @@ def partition(ranks: Sequence[Rank]) -> Markup | None:
     return stacked("Where the time went", "; ".join(said), stacks, "fraction", "of the wall time")
 
 
-def _piece(rank: Rank, part: profile_phrases.Part) -> Piece:
-    return Piece(f"{part.name} {profile_phrases.share(rank, part.time)}", part.style, part.time / rank.wall)
+def _piece(rank: Rank, part: finding_phrases.Part) -> Piece:
+    return Piece(f"{part.name} {finding_phrases.part_share(rank, part.time)}", part.style, part.time / rank.wall)
 
 
 def _lane(row: int, lane: Lane, x: Scale) -> list[Markup]:
-    return [svg.text(0, _top(row) + NAME, words(lane.name), "lane-name")] + [
+    return [charts.text(0, _top(row) + NAME, words(lane.name), "lane-name")] + [
         part for box in lane.boxes for part in _drawn(box, row, x)
     ]
 
 
 def _drawn(box: Box, row: int, x: Scale) -> list[Markup]:
-    left, right, said = x(box.start), x(box.end), shorten(profile_phrases.style_words(box.name), LONGEST)
+    left, right, said = x(box.start), x(box.end), shorten(finding_phrases.style_words(box.name), LONGEST)
     length, start = units.seconds((box.end - box.start) / 1e9), units.seconds(box.start / 1e9)
     drawn = _box(left, right, row, box.style, f"{said}, {length}, from {start}")
     if right - left < LETTER * len(said):
         return [drawn]
-    return [drawn, svg.text((left + right) / 2, _top(row) + NAME + 20, said, f"inside middle on-{hue(box.style)}")]
+    return [drawn, charts.text((left + right) / 2, _top(row) + NAME + 20, said, f"inside middle on-{hue(box.style)}")]
 
 
 def _box(left: float, right: float, row: int, style: str, hint: str) -> Markup:
     outline = "box " if right - left >= OUTLINED else ""
-    return svg.bar(left, right, _top(row) + NAME + 5, THICKNESS, f"{outline}{hue(style)}", hint)
+    return charts.bar(left, right, _top(row) + NAME + 5, THICKNESS, f"{outline}{hue(style)}", hint)
 
 
 def _top(row: int) -> float:

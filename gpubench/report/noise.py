@@ -1,4 +1,4 @@
-"""What `compare --null` has to say: how much this workload varies here, and what a change would cost to see."""
+"""Show the result of `compare --null`: how much this workload varies here, and which changes are resolvable."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpubench import inference, units
-from gpubench.comparison.result import Noise, NullMetric
-from gpubench.comparison.verdicts import LEADERS
+from gpubench import units
+from gpubench.compare.result import Noise, NullMetric
+from gpubench.compare.verdicts import LEADERS
 from gpubench.report import documents
-from gpubench.report.plain import words
-from gpubench.screen import Fitting, plain_table, say
+from gpubench.runs import stats
+from gpubench.text import Fitting, plain_table, say, words
 
-CHANGES = (0.005, 0.01, 0.02)  # whose price in repeats is given
+CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
 SINGLE = "one against one"
 COLUMNS = ("metric", "spread", "within", "noise floor", "false verdicts", SINGLE, "resolvable")
 LAYOUTS = (COLUMNS, tuple(name for name in COLUMNS if name not in ("within", SINGLE)))
@@ -41,7 +41,7 @@ def to_markdown(noise: Noise) -> str:
 def headline(noise: Noise) -> str:
     leading = _leading(noise.metrics)
     if leading is None:
-        return "nothing to learn from: no metric was measured often enough"
+        return "no noise known: no metric was measured often enough"
     runs = units.counted(len(noise.runs), "run")
     whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
     sentence = f"{whose}: {words(leading.metric)} varies by"
@@ -53,7 +53,7 @@ def headline(noise: Noise) -> str:
 
 
 def cells(metric: NullMetric) -> dict[str, str]:
-    """By column. False verdicts are out of so many splits."""
+    """Return the cells of a metric by column; false verdicts are given with the number of splits."""
     return {
         "metric": words(metric.metric),
         "spread": units.percent(metric.spread),
@@ -78,13 +78,13 @@ def caption(noise: Noise) -> str:
 
 
 def budget(noise: Noise) -> list[str]:
-    """How many runs or repeats a side a change of the leading metric takes."""
+    """Say how many runs or repeats a side are needed to resolve changes of the leading metric."""
     leading = _leading(noise.metrics)
     if leading is None:
         return []
     prices = []
     for change in CHANGES:
-        needed = inference.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
+        needed = stats.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
         price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
         prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
     return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]

@@ -1,16 +1,18 @@
-"""A comparison in plain text: the sentences and cells that the terminal and Markdown share.
+"""Sentences and table cells that the terminal, Markdown and pages share.
 
-Nothing here knows colours, columns or escapes. Whatever came from a run (labels, reasons, values) has its control
-characters made visible, so that no file can move a reader's cursor.
+The functions return plain text without colours, columns or escapes. Control characters in text from a run (labels,
+reasons, values) are made visible, so that no file can move the reader's cursor.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpubench import units
-from gpubench.comparison.result import (
+from gpubench.compare.result import (
+    Comparability,
+    Comparison,
     Difference,
     GateResult,
     PhaseChange,
@@ -18,20 +20,25 @@ from gpubench.comparison.result import (
     Verdict,
     Waterfall,
 )
+from gpubench.compare.verdicts import leading
+from gpubench.events import Divergence
 from gpubench.metrics import Metric
-from gpubench.report.plain import clean, words
+from gpubench.runs.stages import Handover, Pipeline, Stage, Verification
+from gpubench.text import clean, words
 
 ASIDE = ("treatment", "protocol", "code")
-EVEN = 0.1  # of an estimate: up to here the ends of an interval on the log scale lie within a point of each other
-FAR = 10.0  # end of an interval of a ratio from which on percents, such as +2511 %, are hard to read
+EVEN = 0.1  # of an estimate: within this distance both ends of a log-scale interval are about equally far away
+FAR = 10.0  # the end of a ratio's interval beyond which percents, such as +2511 %, are hard to read
 TOO_NOISY = "too noisy to quote"
-WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are shown only when they are something else
-ASIDE_ROWS = 15  # differences that do not stand in the way: more than these are counted, not listed
+WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are hidden while they have this value
+ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends there, and the rest are counted
 
 
 def figure(metric: Metric) -> str:
-    """A metric of one run in a clause: "1,096 samples/s +- 3.4 %", "96.2 samples/s (80.1 to 116 samples/s)" or, where
-    the interval is wider than a factor of two, "13.4 to 331 samples/s, too noisy to quote"."""
+    """Return a metric of one run, as "1,096 samples/s +- 3.4 %" or "96.2 samples/s (80.1 to 116 samples/s)".
+
+    With an interval wider than a factor of two it is "13.4 to 331 samples/s, too noisy to quote".
+    """
     doubt = uncertainty(metric)
     if metric.too_noisy:
         return f"{doubt}, {TOO_NOISY}"
@@ -40,9 +47,9 @@ def figure(metric: Metric) -> str:
 
 
 def uncertainty(metric: Metric) -> str:
-    """The 95 % interval over repeats: "+- 3.4 %" while both of its ends are about as far away, else as a range.
+    """Return the 95 % interval over repeats, as "+- 3.4 %" if both ends are about equally far away, else as a range.
 
-    Nothing where there is no interval.
+    Without an interval the string is empty.
     """
     if metric.interval is None or not metric.estimate:
         return ""
@@ -53,19 +60,19 @@ def uncertainty(metric: Metric) -> str:
 
 
 def omission(line: str) -> str:
-    """What a comparison did without, and why."""
+    """Return what a comparison left out, and why."""
     return line if line.startswith("skipped ") else f"left out: {line}"
 
 
 def change(verdict: Verdict, interval: bool = True) -> str:
-    """The ratio as a cell: "+3.1 % [+2.6, +3.7]", or "3.40 x [3.10, 3.70]" from twice or half on."""
+    """Return the ratio as a cell: "+3.1 % [+2.6, +3.7]", or from a factor of 2 on "3.40 x [3.10, 3.70]"."""
     estimate, edges, unit = figures(verdict)
     text = f"{estimate} {unit}".rstrip()
     return f"{text} [{', '.join(edges)}]" if interval and edges else text
 
 
 def notes(verdicts: Sequence[Verdict]) -> list[str]:
-    """What a verdict's word leaves open, a line for each reason with the metrics that share it."""
+    """Return notes on the verdicts, one line per note with the metrics that share it."""
     said: dict[str, list[str]] = {}
     for verdict in verdicts:
         if text := note(verdict):
@@ -74,7 +81,7 @@ def notes(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
-    """Those of the table; unless all are asked for, without the phases, which the waterfall has, and without zeros."""
+    """Return the verdicts to list: without `everything`, phases (see the waterfall) and zeros are left out."""
     news = [one for one in verdicts if not one.metric.startswith("phase_") and (one.baseline or one.candidate)]
     return list(verdicts) if everything or not news else news
 
@@ -85,7 +92,7 @@ def values(verdict: Verdict) -> tuple[str, str]:
 
 
 def method(verdict: Verdict) -> str:
-    """How a verdict came about, and what it could have found."""
+    """Return how a verdict was made, and the smallest change that it could have found."""
     parts = [clean(verdict.method), _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
     if verdict.noise_floor is not None:
         parts.append(f"noise floor {units.difference(verdict.noise_floor)}")
@@ -95,7 +102,7 @@ def method(verdict: Verdict) -> str:
 
 
 def side(summary: SideSummary) -> str:
-    """One side in a line: its name, what ran, how often, and when."""
+    """Return a line about one side: its name, what ran, how often, and when."""
     parts = [clean(summary.headline), units.counted(summary.runs, "run"), units.counted(summary.repeats, "repeat")]
     if summary.started:
         parts.append(clean(moment(summary.started)))
@@ -105,12 +112,12 @@ def side(summary: SideSummary) -> str:
 
 
 def moment(started: str) -> str:
-    """An ISO time to the minute."""
+    """Return an ISO time, cut to the minute."""
     return f"{started[:16].replace('T', ' ')} UTC"
 
 
 def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
-    """The differences to list, those that stand in the way first, and a line that counts the rest."""
+    """Return the differences to list, with those that prevent the comparison first, and a line that counts the rest."""
     in_the_way = [difference for difference in differences if difference.kind not in ASIDE]
     aside = [difference for difference in differences if difference.kind in ASIDE and not difference.follows]
     rest = aside[ASIDE_ROWS:]
@@ -119,7 +126,7 @@ def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
 
 
 def consequences(differences: Sequence[Difference]) -> list[str]:
-    """Lines on the differences that are no changes of their own, by the setting that they follow from."""
+    """Return lines about differences that follow from a setting, one per setting."""
     said: dict[str, list[str]] = {}
     for one in differences:
         if one.follows:
@@ -129,12 +136,12 @@ def consequences(differences: Sequence[Difference]) -> list[str]:
 
 @dataclass(frozen=True)
 class Move:
-    """One line of the waterfall, in words."""
+    """One row of the waterfall, as text."""
 
     phase: str
     change: str
     share: str
-    """Of the baseline's whole."""
+    """The change as a share of the baseline's whole."""
     interval: str
 
 
@@ -143,7 +150,7 @@ def moves(waterfall: Waterfall) -> list[Move]:
 
 
 def total(waterfall: Waterfall) -> Move:
-    """The line below: all changes are its change."""
+    """Return the last row of the waterfall, the total change."""
     moved = waterfall.candidate - waterfall.baseline
     share = units.signed_percent(moved / waterfall.baseline) if waterfall.baseline else ""
     return Move(f"time of a {waterfall.per}", units.signed_seconds(moved), share, interval="")
@@ -154,13 +161,13 @@ def span(waterfall: Waterfall) -> str:
 
 
 def gate(result: GateResult) -> str:
-    """What a condition came upon, without its outcome: the condition, the candidate, the measured and the tolerated."""
+    """Return a gate's condition, candidate, measured change and limit, without the outcome."""
     line = f"{clean(result.condition)}: {clean(result.candidate)}: {worsening(result)}"
     return f"{line}, adjusted p {result.p_value:.2g}" if result.p_value is not None else line
 
 
 def worsening(result: GateResult, interval: bool = True) -> str:
-    """What was measured beside what is tolerated: "step_time worse by 3.1 % [2.6, 3.7] > 2 %", and why that is open."""
+    """Return measured change and limit, as "step_time worse by 3.1 % [2.6, 3.7] > 2 %", with the reason if open."""
     said, limit = f"{clean(result.metric)} {worse(result, interval)}", units.difference(result.limit)
     if result.worsening is None or result.worsening <= 0:
         said += f", limit {limit}"
@@ -170,7 +177,7 @@ def worsening(result: GateResult, interval: bool = True) -> str:
 
 
 def worse(result: GateResult, interval: bool = True) -> str:
-    """In words, as more of a metric may be better or worse: "worse by 3.1 % [2.6, 3.7]", "better by 12 % [1, 23]"."""
+    """Return the direction in words, as "worse by 3.1 % [2.6, 3.7]" or "better by 12 % [1, 23]"."""
     if result.worsening is None:
         return "unknown"
     low, high = result.interval or (0.0, 0.0)
@@ -184,14 +191,14 @@ def worse(result: GateResult, interval: bool = True) -> str:
 
 
 def cell(value: Any) -> str:
-    """A setting's value; a dash where a side has none."""
+    """Return a setting's value, or a dash if the side has none."""
     if value is None:
         return "-"
     return clean(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def figures(verdict: Verdict) -> tuple[str, list[str], str]:
-    """The estimate, the edges of its interval where it has a width, and their unit."""
+    """Return the estimate, the ends of its interval if that has a width, and their unit."""
     ratio, ends = verdict.ratio, width(verdict)
     if verdict.verdict == "withheld":
         return "-", [], ""
@@ -210,20 +217,20 @@ def figures(verdict: Verdict) -> tuple[str, list[str], str]:
 
 
 def width(verdict: Verdict) -> tuple[float, float] | None:
-    """The interval of the ratio, unless all repeats agreed and it is a point but for rounding."""
+    """Return the ratio's interval; None if all repeats agree except for rounding."""
     ends = verdict.interval
     return None if ends is None or math.isclose(*ends, rel_tol=units.SMALLEST_PERCENT / 100) else ends
 
 
 def large(ratio: float, ends: tuple[float, float] | None) -> bool:
-    """Whether a multiple says more than percents, of a ratio or of an interval that spans orders of magnitude."""
+    """Say whether to show a factor instead of percents, because the ratio or its interval is large."""
     return not 0.5 < ratio < 2 or any(not 1 / FAR < end < FAR for end in ends or ())
 
 
 def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
-    """Decimals of a percentage: down to the first digit of half the interval, and below 10 % one at least.
+    """Return the decimals of a percentage: up to the first digit of half the interval, and at least 1 below 10 %.
 
-    None of a whole number that has no interval.
+    A whole number without an interval has none.
     """
     half = abs(interval[1] - interval[0]) * 50 if interval else 0.0
     if not half and _invisible(estimate - round(estimate, 2)):
@@ -235,7 +242,7 @@ def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
 
 
 def _invisible(fraction: float) -> bool:
-    """Whether it is too small for any digit that is ever shown."""
+    """Say whether a fraction is too small to show in any digit."""
     return abs(fraction) * 100 < units.SMALLEST_PERCENT
 
 
@@ -244,7 +251,8 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
 
 
 def note(verdict: Verdict) -> str:
-    """Why a verdict is withheld, or where an inconclusive one leans and what should settle it."""
+    """Return why a verdict is withheld, or where an inconclusive one leans and how many more repeats should settle
+    it."""
     reason = clean(verdict.reason or "")
     if verdict.verdict != "inconclusive":
         return reason
@@ -276,3 +284,168 @@ def _move(phase: PhaseChange, whole: float) -> Move:
     edges = ", ".join(units.signed_seconds(edge) for edge in phase.interval or ()) if varied else ""
     share = units.signed_percent(phase.change / whole) if whole else ""
     return Move(words(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
+
+
+SPEEDS = ("faster", "slower")
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the comparison in one sentence.
+
+    For example "new is 3.1 % slower than base in step time (95 % interval 2.6 to 3.7 %), beyond the 0.5 % margin".
+    """
+    comparability, verdict = comparison.comparability, leading(comparison.verdicts)
+    if not (comparability.comparable or comparability.forced):
+        return f"withheld: {_obstacle(comparability)}"
+    if verdict is None:
+        return "nothing to compare: no metric is known of both sides"
+    if verdict.verdict == "withheld":
+        return f"withheld: {clean(verdict.reason or words(verdict.metric))}"
+    if verdict.verdict == "rejected":  # the reason begins with the side that it concerns
+        return f"rejected, {clean(verdict.reason or words(verdict.metric))}"
+    sentence = _sentence(verdict, comparison)
+    if not comparability.comparable:
+        sentence += f", although {_obstacle(comparability)}"
+    if verdict.verdict == "inconclusive" and verdict.more_repeats:
+        sentence += f"; {to_settle(verdict)}"
+    return sentence
+
+
+def _obstacle(comparability: Comparability) -> str:
+    """Return a clause that says why the sides cannot be compared."""
+    workload = [difference for difference in comparability.differences if difference.kind == "workload"]
+    if not workload:
+        return clean(comparability.reasons[0]) if comparability.reasons else "the sides did not do the same work"
+    first = workload[0]
+    more = f", and {len(workload) - 1} more" if len(workload) > 1 else ""
+    return f"{clean(first.key)} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
+
+
+def _sentence(verdict: Verdict, comparison: Comparison) -> str:
+    baseline, candidate = clean(comparison.baseline.label), clean(comparison.candidate.label)
+    name, margin = words(verdict.metric), units.percent(verdict.margin)
+    if verdict.verdict == "equivalent":
+        return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, within the {margin} margin"
+    if verdict.verdict == "inconclusive":
+        leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
+        why = f", {clean(verdict.reason)}" if verdict.reason else ""
+        return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}"
+    if not verdict.ratio:
+        return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"
+    said = f"{candidate} {_established(verdict, verdict.ratio, baseline)}, beyond the {_limit(verdict)}"
+    return f"{said}, from one run each" if _says_nothing_of_runs(verdict, comparison) else said
+
+
+def _limit(verdict: Verdict) -> str:
+    """Return the limit that the change exceeds."""
+    if verdict.limit <= verdict.margin:
+        return f"{units.percent(verdict.margin)} margin"
+    return f"{units.difference(verdict.limit)} that the machine itself may account for"
+
+
+def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
+    """Say whether one run's repeats represent a side, although runs may differ by more than repeats do.
+
+    For step-level verdicts the answer is no: the interval says that it is from steps alone.
+    """
+    single = comparison.baseline.runs == comparison.candidate.runs == 1
+    return single and not verdict.paired and verdict.level == "repeat" and verdict.verdict in SPEEDS
+
+
+def _measured(verdict: Verdict) -> str:
+    """Return the signed change, as "+1.2 % (95 % interval -0.3 to +2.7 %)"."""
+    estimate, edges, unit = figures(verdict)
+    return f"{estimate} {unit}{_between(edges, unit, verdict)}".rstrip()
+
+
+def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
+    """Return the unsigned change with its verb, as "is 3.1 % slower than base in step time (95 % ...)"."""
+    name, word, ends = words(verdict.metric), verdict.verdict, width(verdict)
+    if not large(ratio, ends):
+        places = decimals(ratio - 1, ends)
+        edges = [f"{edge * 100:.{places}f}" for edge in sorted(abs(end - 1) for end in ends or ())]
+        size, between = f"{abs(ratio - 1) * 100:.{places}f} % {word}", _between(edges, "%", verdict)
+        if word in SPEEDS:
+            return f"is {size} than {baseline} in {name}{between}"
+        return f"has {size} {name} than {baseline}{between}"
+    inverse = word in SPEEDS and ratio < 1
+    factors = sorted(1 / end if inverse else end for end in ends or () if end > 0)
+    size = f"{units.digits(1 / ratio if inverse else ratio)} x"
+    between = _between([units.digits(factor) for factor in factors], "x", verdict)
+    if word in SPEEDS:
+        return f"is {size} as {'fast' if word == 'faster' else 'slow'} as {baseline} in {name}{between}"
+    return f"has {size} the {name} of {baseline}{between}"
+
+
+def _between(edges: Sequence[str], unit: str, verdict: Verdict) -> str:
+    """Return the interval as text; it says when the interval is from the steps of one process."""
+    if len(edges) != 2:
+        return ""
+    over = ", from steps alone" if verdict.level == "step" else ""
+    return f" (95 % interval {edges[0]} to {edges[1]} {unit}{over})"
+
+
+BASELINES = {
+    "makespan": "this pipeline",
+    "sequential_makespan": "one of these ranks alone",
+    "replicas_makespan": "replicas, measured",
+    "replicas_bound": "replicas, at best",
+}
+NOT_VERIFIED = "not verified: --verify compares every sample with single-process diffusers, bit by bit"
+
+
+def evaluations(stage: Stage) -> str:
+    """Return range and number of a stage's evaluations, as "12-23 (12)"."""
+    last = stage.end - 1
+    return f"{stage.start if stage.start == last else f'{stage.start}-{last}'} ({stage.end - stage.start})"
+
+
+def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str, str]]:
+    """Return (who, makespan, speed-up of the pipeline) for the pipeline and for its alternatives."""
+    if ranks == 1:
+        return []
+    found = [(name, metrics[name].estimate) for name in BASELINES if name in metrics]
+    makespan = dict(found).get("makespan")
+    if not makespan:
+        return []
+    speedups = {name: "" if name == "makespan" else f"{units.digits(taken / makespan)} x" for name, taken in found}
+    return [(BASELINES[name], units.seconds(taken), speedups[name]) for name, taken in found]
+
+
+def handover_parts(handover: Handover) -> dict[str, float]:
+    """Return mean bytes by part; parts that are never sent are left out."""
+    parts = {
+        "latent": handover.latent,
+        "scheduler state": handover.state,
+        "generator": handover.generator,
+        "header": handover.header,
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def handover(pipeline: Pipeline) -> str | None:
+    """Return the size and parts of a hand-over; None if there was none."""
+    if pipeline.handover is None:
+        return None
+    parts = handover_parts(pipeline.handover)
+    said = ", ".join(f"{units.size(size)} {name}" for name, size in parts.items())
+    carried = f"; it carries {', '.join(map(clean, pipeline.carried))}" if pipeline.carried else ""
+    return f"a hand-over is {units.size(sum(parts.values()))}: {said}{carried}"
+
+
+def verification(found: Verification | None, threads: int | None) -> str:
+    """Return the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
+    if found is None:
+        return NOT_VERIFIED
+    said = f"bit-identical: {found.identical}/{found.samples}, beside {clean(found.reference)}"
+    if threads is not None:
+        said += f" with {units.counted(threads, 'thread')}"
+    return said if found.divergence is None else f"{said}; {_divergence(found.divergence)}"
+
+
+def _divergence(found: Divergence) -> str:
+    said = f"sample {found.sample} differs by up to {found.largest_difference:.3g}"
+    if found.step is None:
+        return f"{said}, and did not when it was made again"
+    said += f", first in evaluation {found.step} on rank {found.rank}"
+    return said if found.step_difference is None else f"{said} by {found.step_difference:.3g}"

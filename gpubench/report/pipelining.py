@@ -1,4 +1,4 @@
-"""What a finished run of a pipeline has to say, in the terminal and as JSON; both from the same summary."""
+"""Show a finished pipeline run in the terminal and as JSON, both from the same summary."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gpubench import units
-from gpubench.comparison import naming
-from gpubench.comparison.result import Comparisons
-from gpubench.diffusion.settings import PipeSettings
-from gpubench.diffusion.stages import Pipeline, Stage
-from gpubench.diffusion.timeline import PARTS
-from gpubench.host.benchmark import Outcome
-from gpubench.report import frame, pipe_phrases
-from gpubench.screen import Fitting, plain_table, say
-from gpubench.summary import Summary
+from gpubench.compare import comparability
+from gpubench.compare.result import Comparisons
+from gpubench.host.schedule import Outcome
+from gpubench.report import frame, phrases
+from gpubench.runs.stages import PARTS, Pipeline, Stage
+from gpubench.runs.summary import Summary
+from gpubench.settings.schema import PipeSettings
+from gpubench.text import Fitting, plain_table, say
 
 HEADLINES = (
     "throughput",
@@ -36,13 +35,13 @@ HEADLINES = (
     "peak_memory_reserved",
     "peak_memory_rss",
 )
-STAGES = (  # from the widest table to the narrowest
+STAGES = (  # columns, from the widest table to the narrowest
     ("rank", "evaluations", *PARTS, "evaluation_time", "peak_memory"),
     ("rank", "evaluations", *PARTS),
     ("rank", "evaluations", "compute", "idle"),
 )
-DIGESTS = 4  # that the terminal shows
-DIGITS = 12  # of each
+DIGESTS = 4  # digests that the terminal shows
+DIGITS = 12  # of each digest
 
 
 def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: Console) -> None:
@@ -50,11 +49,11 @@ def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: 
 
 
 def headline(settings: PipeSettings, summary: Summary) -> str:
-    """The run in one line."""
+    """Return the run in one line."""
     model = summary.pipeline.model if summary.pipeline else settings.model.name or settings.model.unet
     scheduler = summary.pipeline.scheduler if summary.pipeline else settings.sampling.scheduler
-    what = naming.pipeline(frame.by_key(settings), model, scheduler, settings.distributed.world_size)
-    return what + frame.speed(summary)
+    what = comparability.pipeline(frame.by_key(settings), model, scheduler, settings.distributed.world_size)
+    return what + frame.gpu(settings, summary) + frame.speed(summary)
 
 
 def _show_run(outcome: Outcome, console: Console) -> None:
@@ -87,7 +86,7 @@ def _stages(stages: Sequence[Stage], columns: Sequence[str]) -> Table:
     for stage in stages:
         cells = {part: units.percent(stage.times.share(part)) if stage.times else "" for part in PARTS} | {
             "rank": str(stage.rank),
-            "evaluations": pipe_phrases.evaluations(stage),
+            "evaluations": phrases.evaluations(stage),
             "evaluation_time": "" if stage.evaluation_time is None else units.seconds(stage.evaluation_time),
             "peak_memory": "" if stage.peak_memory is None else units.size(stage.peak_memory),
         }
@@ -109,14 +108,14 @@ def _baselines(summary: Summary, pipeline: Pipeline) -> Table:
     table = plain_table()
     for column in ("the same samples by", "makespan", "pipeline's speed-up"):
         table.add_column(column, justify="left" if column.startswith("the") else "right", no_wrap=column == "makespan")
-    for cells in pipe_phrases.baselines({metric.name: metric for metric in summary.metrics}, len(pipeline.stages)):
+    for cells in phrases.baselines({metric.name: metric for metric in summary.metrics}, len(pipeline.stages)):
         table.add_row(*cells)
     return table
 
 
 def _words(pipeline: Pipeline) -> list[str]:
-    checked = pipe_phrases.verification(pipeline.verification, pipeline.threads)
-    said = [pipeline.verdict, pipe_phrases.handover(pipeline), checked]
+    checked = phrases.verification(pipeline.verification, pipeline.threads)
+    said = [pipeline.verdict, phrases.handover(pipeline), checked]
     if pipeline.samples:
         said.append(_digests(pipeline))
     return [sentence for sentence in said if sentence]

@@ -4,49 +4,62 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gpubench.comparison.causes import finding_changes
+from gpubench.compare.explanation import finding_changes
 from gpubench.findings import Finding, Findings
-from gpubench.report import finding_phrases, lanes, likeness, profile_against, profile_phrases, profile_tables, wording
+from gpubench.report import finding_phrases, lanes, wording
 from gpubench.report.figures import Figure
-from gpubench.report.plain import clean
-from gpubench.report.profile_against import Against
+from gpubench.report.profile import (
+    Against,
+    about,
+    change_tables,
+    differences,
+    outcome,
+    ranks,
+    reservation,
+    speed,
+    tables,
+)
 from gpubench.report.templating import environment
+from gpubench.text import clean
 from gpubench.trace.profile import Profile, Rank
 
-MEASURES = ("expected", "measured")  # lines of figures alone: a minus in any other may be part of code to be pasted
+MEASURES = ("expected", "measured")  # lines of figures only: in others a minus may be part of code to be copied
 
 
 def section(
     profile: Profile, findings: Findings, trace: str | None = None, unit: str = "step", own: bool = False
 ) -> dict[str, Any]:
-    """What templates/profile.html shows. trace: where the lowest rank's file is, if not under its own name. unit: what
-    a step of the profiler is. own: it is of a run of this program, which can be told to record more."""
+    """Return the variables of templates/profile.html.
+
+    `trace` is the lowest rank's file, if it is not under its own name. `unit` is what a step of the profiler is. `own`
+    says that the profile is of a run of this program, which can be told to record more.
+    """
     first = profile.ranks[0]
     bars = lanes.partition(profile.ranks)
-    caveat = wording.opening(profile_phrases.caveat(first, findings.overhead, unit))
-    is_loud = profile_phrases.is_distorted(findings.overhead)
+    caveat = wording.opening(finding_phrases.caveat(first, findings.overhead, unit))
+    is_loud = finding_phrases.is_distorted(findings.overhead)
     return {
         "headline": _sentence(findings.headline),
-        "about": wording.typeset(profile_phrases.about(profile, unit)),
+        "about": wording.typeset(finding_phrases.about(profile, unit)),
         "caveat": "" if is_loud else caveat,
         "partition": Figure("Where the time went", bars) if bars else None,
-        "per": profile_phrases.per(first, unit),
-        "parts": [_part(first, part) for part in profile_phrases.parts(first)],
-        "ranks": profile_tables.ranks(profile, unit) if len(profile.ranks) > 1 else None,
-        "stragglers": [wording.opening(profile_phrases.straggler(one)) for one in profile.stragglers],
+        "per": finding_phrases.per(first, unit),
+        "parts": [_part(first, part) for part in finding_phrases.time_parts(first)],
+        "ranks": ranks(profile, unit) if len(profile.ranks) > 1 else None,
+        "stragglers": [wording.opening(finding_phrases.straggler(one)) for one in profile.stragglers],
         "timeline": _timeline(first, unit),
-        "sheets": profile_tables.tables(first),
-        "sentences": [wording.opening(sentence) for sentence in profile_phrases.sentences(first, unit)],
-        "missing": [wording.opening(sentence) for sentence in profile_phrases.missing(profile, own)],
-        "doubts": [caveat] * is_loud + profile_phrases.doubts(profile),
+        "sheets": tables(first),
+        "sentences": [wording.opening(sentence) for sentence in finding_phrases.sentences(first, unit)],
+        "missing": [wording.opening(sentence) for sentence in finding_phrases.missing(profile, own)],
+        "doubts": [caveat] * is_loud + finding_phrases.doubts(profile),
         "trace": clean(trace or first.label),
-        "viewer": profile_phrases.VIEWER,
-        **cards(findings, profile_phrases.whole(first, unit)),
+        "viewer": finding_phrases.VIEWER,
+        **cards(findings, finding_phrases.whole(first, unit)),
     }
 
 
 def cards(findings: Findings, whole: str = "step") -> dict[str, Any]:
-    """What its macro `cards` shows. whole: what a saving is of."""
+    """Return the variables of the macro `cards`. `whole` is what a saving is a fraction of."""
     return {
         "findings": [_card(finding, whole) for finding in findings.findings],
         "interrupted": wording.opening(finding_phrases.INTERRUPTED) if findings.interrupted else "",
@@ -57,20 +70,20 @@ def cards(findings: Findings, whole: str = "step") -> dict[str, Any]:
 
 
 def trace_page(profile: Profile, findings: Findings, against: Against | None = None) -> str:
-    """A whole page of traces from anywhere, beside what they are set against if anything."""
+    """Return a whole page of traces from anywhere, compared with others if there are any."""
     template = environment().get_template("trace.html")
     changed = _against(profile, findings, against) if against else None
     return template.render(found=section(profile, findings), against=changed)
 
 
-def _part(rank: Rank, part: profile_phrases.Part) -> tuple[str, str, str, str]:
-    time, share = profile_phrases.duration(rank, part.time), profile_phrases.share(rank, part.time)
+def _part(rank: Rank, part: finding_phrases.Part) -> tuple[str, str, str, str]:
+    time, share = finding_phrases.duration(rank, part.time), finding_phrases.part_share(rank, part.time)
     return part.name, lanes.hue(part.style), wording.typeset(time), wording.typeset(share)
 
 
 def _timeline(rank: Rank, unit: str) -> dict[str, Any] | None:
     found = rank.timeline
-    drawing: Markup | None = lanes.timeline(found, profile_phrases.whole(rank, unit)) if found else None
+    drawing: Markup | None = lanes.timeline(found, finding_phrases.whole(rank, unit)) if found else None
     if found is None or drawing is None:
         return None
     note = f"Too short to be drawn: {found.left_out:,} more." if found.left_out else ""
@@ -92,12 +105,12 @@ def _card(finding: Finding, whole: str) -> dict[str, Any]:
 
 
 def _sentence(text: str) -> str:
-    """Of a text from elsewhere; the template ends it."""
+    """Return a sentence without its full stop, which the template adds."""
     return wording.opening(clean(text).rstrip("."))
 
 
 def _together(findings: Findings, whole: str) -> tuple[str, str] | None:
-    """All confirmed fixes, and what they came to."""
+    """Return all confirmed fixes and their effect together."""
     found = findings.combination
     if found is None:
         return None
@@ -106,15 +119,15 @@ def _together(findings: Findings, whole: str) -> tuple[str, str] | None:
 
 def _against(profile: Profile, findings: Findings, against: Against) -> dict[str, Any]:
     before, after = against.profile.ranks[0], profile.ranks[0]
-    unlike = likeness.differences(against.profile, profile)
+    unlike = differences(against.profile, profile)
     return {
-        "speed": wording.opening(profile_against.speed(before, after, not unlike)),
-        "unlike": wording.opening(profile_against.reservation(unlike)) if unlike else "",
+        "speed": wording.opening(speed(before, after, not unlike)),
+        "unlike": wording.opening(reservation(unlike)) if unlike else "",
         "headline": _sentence(against.findings.headline),
-        "about": profile_phrases.about(against.profile),
-        "sheets": profile_against.tables(before, after, against.changes, not unlike),
-        "fates": [
-            (profile_against.fate(change, not unlike), wording.typeset(profile_against.about(change)))
+        "about": finding_phrases.about(against.profile),
+        "sheets": change_tables(before, after, against.changes, not unlike),
+        "finding_changes": [
+            (outcome(change, not unlike), wording.typeset(about(change)))
             for change in finding_changes(against.findings, findings)
         ],
     }

@@ -1,19 +1,18 @@
-"""What a profiled run has to say in the terminal: how fast it is, from its clean repeats, and then why."""
+"""Show a profiled run in the terminal: its speed, from the clean repeats, and then the causes."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
 
-from gpubench.host.benchmark import Outcome
-from gpubench.report import frame, profiling, training
-from gpubench.report.plain import clean
-from gpubench.runs import TRACES
-from gpubench.screen import say
+from gpubench.host.schedule import Outcome
+from gpubench.report import frame, profile, training
+from gpubench.runs.directory import TRACES
+from gpubench.text import clean, say
 
 
 def show(outcomes: Sequence[Outcome], console: Console, *, unfolded: bool = False) -> None:
-    """unfolded: every module has a row, also where layers are equal."""
+    """Print the run; `unfolded` gives every module a row, also equal layers."""
     frame.show(outcomes, None, console, partial(_show_run, unfolded=unfolded))
 
 
@@ -27,4 +26,4 @@ def _show_run(outcome: Outcome, console: Console, *, unfolded: bool) -> None:
         return
     trace = recorder.writer.path / TRACES / diagnosis.traces[0].name
     unit = recorder.settings.profiling.unit
-    profiling.show(diagnosis.profile, diagnosis.findings, console, str(trace), unit, own=True, unfolded=unfolded)
+    profile.show(diagnosis.profile, diagnosis.findings, console, str(trace), unit, own=True, unfolded=unfolded)

@@ -1,6 +1,6 @@
-"""Plots whose vertical axis is a list: ratios with their intervals, the waterfall of a step, bars of memory.
+"""Plots whose vertical axis is a list: ratios with intervals, the waterfall of a step, bars of memory.
 
-Every row has its name left and its figure right of the drawing; the style sheet moves both above it on a phone.
+Each row has its name left and its figure right of the drawing; on a phone the style sheet moves both above it.
 """
 
 import math
@@ -11,10 +11,10 @@ import numpy as np
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.comparison.result import Verdict, Waterfall
-from gpubench.comparison.verdicts import leading
-from gpubench.report import svg, wording
-from gpubench.report.scales import Axis, Measure, Scale, Tick, measure, ticks, widen
+from gpubench.compare.result import Verdict, Waterfall
+from gpubench.compare.verdicts import leading
+from gpubench.report import charts, wording
+from gpubench.report.charts import Axis, Measure, Scale, Tick, measure, ticks, widen
 
 PITCH = 40.0
 THICKNESS = 16.0
@@ -31,7 +31,7 @@ _ARROWS = {"left": "M0-6L-8 0L0 6Z", "right": "M0-6L8 0L0 6Z"}
 
 @dataclass(frozen=True)
 class Row:
-    """`value` is shown right of the row."""
+    """A row of the plot; `value` is shown on its right."""
 
     name: str
     value: str
@@ -44,14 +44,14 @@ def _rows(title: str, description: str, under: Sequence[Markup], rows: Sequence[
         y = _middle(place)
         parts += [
             *row.parts,
-            svg.text(0, y + 4, row.name, "row-name"),
-            svg.text(100, y + 4, row.value, "row-value"),
+            charts.text(0, y + 4, row.name, "row-name"),
+            charts.text(100, y + 4, row.value, "row-value"),
         ]
-    return svg.drawing(title, description, _foot(len(rows)) + svg.FOOT, parts)
+    return charts.drawing(title, description, _foot(len(rows)) + charts.FOOT, parts)
 
 
 def _middle(row: int) -> float:
-    return TOP + PITCH * (row + 0.5) + 4  # a little low, as the names stand above the rows on a phone
+    return TOP + PITCH * (row + 0.5) + 4  # slightly low, because on a phone the names are above the rows
 
 
 def _foot(rows: int) -> float:
@@ -59,10 +59,9 @@ def _foot(rows: int) -> float:
 
 
 def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
-    """Each metric's ratio with its interval against the margin; None where no metric has a ratio.
+    """Draw each metric's ratio with its interval and the margin; None if no metric has a ratio.
 
-    The axis is that of the ratio's logarithm. It holds what most metrics need; an interval that leaves it ends in an
-    arrow.
+    The axis is logarithmic and fits most metrics; an interval that exceeds it ends in an arrow.
     """
     shown = [verdict for verdict in verdicts if verdict.ratio and verdict.ratio > 0]
     if all(verdict.verdict == "withheld" for verdict in shown):
@@ -72,25 +71,25 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
     bottom = _foot(len(shown))
     places = [(x(math.log(tick.value)), tick) for tick in _ratio_ticks(limit)]
     unit = "change, %" if limit < math.log(2) else "ratio"
-    axis = svg.bottom_axis(places, bottom, TOP, f"B against A, {unit}")
+    axis = charts.bottom_axis(places, bottom, TOP, f"B against A, {unit}")
     under = []
     rows = []
     for place, verdict in enumerate(shown):
         y = _middle(place)
         low, high = (x(math.log1p(sign * min(verdict.margin, 0.99))) for sign in (-1, 1))
-        under.append(svg.bar(low, high, y - PITCH / 2, PITCH, "margin"))
+        under.append(charts.bar(low, high, y - PITCH / 2, PITCH, "margin"))
         if verdict.verdict == "withheld":
             rows.append(Row(wording.name(verdict.metric), "withheld", []))
         else:
             value = f"{wording.change(verdict)} {wording.interval(verdict)}"
             rows.append(Row(wording.name(verdict.metric), value, _interval(verdict, x, limit, y)))
-    under.append(svg.line(50, TOP, 50, bottom, "unchanged"))
+    under.append(charts.line(50, TOP, 50, bottom, "unchanged"))
     said = "; ".join(f"{row.name} {row.value}, {verdict.verdict}" for row, verdict in zip(rows, shown, strict=True))
     return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
 
 
 def _limit(verdicts: Sequence[Verdict]) -> float:
-    """Half the axis, as a log ratio: what the leading metric and three quarters of all need."""
+    """Return half the axis as a log ratio: what the leading metric and three quarters of all metrics need."""
     moved = [abs(math.log(verdict.ratio)) for verdict in verdicts if verdict.ratio]
     lead = leading(verdicts)
     ends = [math.log(lead.ratio), *_log_interval(lead)] if lead and lead.ratio else [0.0]
@@ -102,7 +101,7 @@ def _limit(verdicts: Sequence[Verdict]) -> float:
 
 
 def _log_interval(verdict: Verdict) -> tuple[float, ...]:
-    """An end at or below 0 is as far left as can be."""
+    """Return the log of an interval's end; an end at or below 0 is drawn at the left border."""
     return tuple(math.log(end) if end > 0 else -math.inf for end in verdict.interval or ())
 
 
@@ -112,21 +111,21 @@ def _interval(verdict: Verdict, x: Scale, limit: float, y: float) -> list[Markup
     parts = []
     if ends := _log_interval(verdict):
         low, high = ends
-        parts.append(svg.line(x(low), y, x(high), y, f"whisker {standing}"))
+        parts.append(charts.line(x(low), y, x(high), y, f"whisker {standing}"))
         for end, side in ((low, "left"), (high, "right")):
             if abs(end) <= limit:
-                parts.append(svg.line(x(end), y - 5, x(end), y + 5, f"whisker {standing}"))
+                parts.append(charts.line(x(end), y - 5, x(end), y + 5, f"whisker {standing}"))
             elif abs(estimate) <= limit:
-                parts.append(svg.symbol(x(end), y, _ARROWS[side], f"arrow {standing}"))
+                parts.append(charts.symbol(x(end), y, _ARROWS[side], f"arrow {standing}"))
     if abs(estimate) <= limit:
-        parts.append(svg.symbol(x(estimate), y, _MARKS[standing], f"mark {standing}"))
+        parts.append(charts.symbol(x(estimate), y, _MARKS[standing], f"mark {standing}"))
     else:
-        parts.append(svg.symbol(x(estimate), y, _ARROWS["right" if estimate > 0 else "left"], f"arrow {standing}"))
+        parts.append(charts.symbol(x(estimate), y, _ARROWS["right" if estimate > 0 else "left"], f"arrow {standing}"))
     return parts
 
 
 def _ratio_ticks(limit: float) -> list[Tick]:
-    """Round changes in percent on both sides; ratios where the axis is wider than a doubling."""
+    """Return round changes in percent on both sides, or ratios if the axis spans more than a doubling."""
     if limit >= math.log(2):
         power = max(1, round(limit / math.log(2) / 3))
         steps = range(-math.floor(limit / math.log(2) / power), math.floor(limit / math.log(2) / power) + 1)
@@ -140,9 +139,9 @@ def _signed(tick: Tick) -> str:
 
 
 def waterfall(found: Waterfall) -> Markup:
-    """From the baseline's step over the changes of its phases to the candidate's, with each change's 95 % interval.
+    """Draw the baseline's step, the changes of its phases with their 95 % intervals, and the candidate's step.
 
-    The axis begins at 0 only where the changes can be seen on it; else the two whole bars are broken.
+    The axis begins at 0 only if the changes are visible then; otherwise the two whole bars are broken.
     """
     after = np.cumsum([found.baseline, *(phase.change for phase in found.phases)]).tolist()
     whisker_room = max(after) - min(after) or found.baseline * 0.02
@@ -160,14 +159,14 @@ def waterfall(found: Waterfall) -> Markup:
         y = _middle(place)
         hint = f"{units.seconds(phase.baseline)} to {units.seconds(phase.candidate)}"
         parts = [
-            svg.line(x(before), y - PITCH + THICKNESS / 2, x(before), y + THICKNESS / 2, "step"),
-            svg.bar(x(before), x(end), y - THICKNESS / 2, THICKNESS, "gain" if phase.change < 0 else "loss", hint),
+            charts.line(x(before), y - PITCH + THICKNESS / 2, x(before), y + THICKNESS / 2, "step"),
+            charts.bar(x(before), x(end), y - THICKNESS / 2, THICKNESS, "gain" if phase.change < 0 else "loss", hint),
         ]
         if phase.interval:
             parts += _whisker(x, before + phase.interval[0], before + phase.interval[1], y)
         rows.append(Row(wording.name(phase.phase), wording.duration(phase.change), parts))
     rows.append(_whole("B, all of it", found.candidate, x, len(rows), "fill solid b", broken))
-    axis = svg.bottom_axis(
+    axis = charts.bottom_axis(
         [(x(tick.value), tick) for tick in ticks(x.low, x.high, 5, measured) if x(tick.value) >= (8 if broken else 0)],
         _foot(len(rows)), TOP, f"time of a {found.per}, {measured.name}",
     )  # fmt: skip
@@ -177,46 +176,50 @@ def waterfall(found: Waterfall) -> Markup:
 
 def _whole(name: str, value: float, x: Scale, place: int, style: str, broken: bool) -> Row:
     y = _middle(place)
-    parts = [svg.bar(0, x(value), y - THICKNESS / 2, THICKNESS, style)]
+    parts = [charts.bar(0, x(value), y - THICKNESS / 2, THICKNESS, style)]
     if broken:
-        parts.append(svg.symbol(4, y, "M-4 11L2-11M2 11L8-11", "break"))
+        parts.append(charts.symbol(4, y, "M-4 11L2-11M2 11L8-11", "break"))
     return Row(name, units.seconds(value), parts)
 
 
 def _whisker(x: Scale, low: float, high: float, y: float) -> list[Markup]:
-    parts = [svg.line(x(low), y, x(high), y, "error")]
+    parts = [charts.line(x(low), y, x(high), y, "error")]
     for end, side in ((low, "left"), (high, "right")):
         if x.low <= end <= x.high:
-            parts.append(svg.line(x(end), y - 4, x(end), y + 4, "error"))
+            parts.append(charts.line(x(end), y - 4, x(end), y + 4, "error"))
         else:
-            parts.append(svg.symbol(x(end), y, _ARROWS[side], "error-arrow"))
+            parts.append(charts.symbol(x(end), y, _ARROWS[side], "error-arrow"))
     return parts
 
 
 def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Bars from zero, one for each (name, value, style); None if all are zero or there are none."""
+    """Draw bars from zero, one for each (name, value, style); None if all are zero or there are none."""
     largest = max((value for _, value, _ in items), default=0.0)
     if largest <= 0:
         return None
     x = Scale(0, largest * 1.04, 0, 100)
     rows = [
-        Row(name, units.quantity(value, unit), [svg.bar(0, x(value), _middle(place) - THICKNESS / 2, THICKNESS, style)])
+        Row(
+            name,
+            units.quantity(value, unit),
+            [charts.bar(0, x(value), _middle(place) - THICKNESS / 2, THICKNESS, style)],
+        )
         for place, (name, value, style) in enumerate(items)
     ]
     axis = Axis(x, unit, count=4)
-    drawn = svg.bottom_axis(axis.ticks, _foot(len(rows)), TOP, axis.label)
+    drawn = charts.bottom_axis(axis.ticks, _foot(len(rows)), TOP, axis.label)
     return _rows(title, "; ".join(f"{row.name} {row.value}" for row in rows), (), rows, drawn)
 
 
 def stack(title: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """One bar of all (name, value, style) parts, each in seconds; None where they come to nothing."""
+    """Draw one bar of all (name, value, style) parts, in seconds; None if all are zero."""
     whole = sum(value for _, value, _ in items)
     if whole <= 0:
         return None
     parts, start = [], 0.0
     for name, value, style in items:
         end = start + 100 * value / whole
-        parts.append(svg.bar(start, end, 0, 44, style, f"{name} {units.seconds(value)}"))
+        parts.append(charts.bar(start, end, 0, 44, style, f"{name} {units.seconds(value)}"))
         start = end
     said = "; ".join(f"{name} {units.seconds(value)}, {units.percent(value / whole)}" for name, value, _ in items)
-    return svg.drawing(title, said, 44, parts)
+    return charts.drawing(title, said, 44, parts)

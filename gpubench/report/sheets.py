@@ -1,4 +1,4 @@
-"""Tables as text, for the terminal and the page alike; the terminal shows as much of one as it has room for."""
+"""Tables as text, shared by the terminal and the page; the terminal shows as many columns as fit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,12 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from gpubench.report.plain import clean, shorten
-from gpubench.screen import bar, plain_table, say
+from gpubench.text import bar, clean, plain_table, say, shorten
 
 GAP = 2  # characters between columns
-BAR = 12  # characters, of the longest row
-ROOM_FOR_BARS = 80  # characters of a terminal
-READABLE = 24  # characters into which a name or a place can be shortened and still be told
+BAR = 12  # characters of the longest bar
+WIDTH_FOR_BARS = 80  # characters of a terminal
+READABLE = 24  # characters: names and places are not shortened further
 TEXTS = frozenset(
     {
         "rank",
@@ -43,13 +42,16 @@ TEXTS = frozenset(
         "option",
     }
 )
-"""Columns of words; all others hold figures."""
+"""Columns of words; all other columns hold figures."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """`columns` from the one that matters most; `rest` says which rows are missing, `note` which columns. `bars` has a
-    length for each row, from 0 to 1, drawn behind or below its name; empty where there is nothing to draw."""
+    """A table.
+
+    `columns` are ordered by importance; `rest` says which rows are left out, and `note` which columns. `bars` has a
+    length in [0, 1] for each row, drawn behind or below its name; it is empty if there is nothing to draw.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -60,12 +62,12 @@ class Sheet:
 
     @property
     def figures(self) -> tuple[bool, ...]:
-        """Of each column, whether it holds figures, which stand right; words stand left and can be shortened."""
+        """Return for each column whether it holds figures: those are right-aligned, and words can be shortened."""
         return tuple(name not in TEXTS for name in self.columns)
 
     @property
     def brief(self) -> bool:
-        """Whether what its rows are called is short: their column can be as narrow as their longest word."""
+        """Say whether the rows' names are short, so that their column can be as narrow as the longest word."""
         return all(cell_len(row[0]) <= READABLE for row in self.rows)
 
     def __bool__(self) -> bool:
@@ -75,8 +77,10 @@ class Sheet:
 def sheet(
     title: str, rows: Sequence[Mapping[str, str]], rest: str = "", note: str = "", sizes: Sequence[float] = ()
 ) -> Sheet:
-    """Of rows by column; a column in which no row has anything is left out. sizes: of each row what its bar shows, the
-    largest as the longest bar."""
+    """Make a table of rows by column; columns without any content are left out.
+
+    `sizes` has one value per row, which its bar shows; the largest value has the longest bar.
+    """
     known = dict.fromkeys(name for row in rows for name in row)
     columns = tuple(name for name in known if any(row.get(name) for row in rows))
     cells = [tuple(clean(row.get(name, "")) for name in columns) for row in rows]
@@ -86,7 +90,7 @@ def sheet(
 
 
 def show(shown: Iterable[Sheet | None], console: Console) -> None:
-    """Those that have rows, each below an empty line."""
+    """Print the tables that have rows, each after an empty line."""
     for one in filter(None, shown):
         console.print()
         console.print(table(one, console.width))
@@ -97,9 +101,12 @@ def show(shown: Iterable[Sheet | None], console: Console) -> None:
 
 
 def table(shown: Sheet, width: int) -> Table:
-    """In at most `width` characters: columns are left out from the right until words can be read, then shortened. Bars
-    stand behind the names where there is room for both."""
-    bars = shown.bars if width >= ROOM_FOR_BARS else ()
+    """Return a table of at most `width` characters.
+
+    Columns are left out from the right until words are readable; then words are shortened. Bars stand behind the names
+    if both fit.
+    """
+    bars = shown.bars if width >= WIDTH_FOR_BARS else ()
     if bars:
         width -= BAR + GAP
     kept = list(range(len(shown.columns)))
@@ -124,7 +131,7 @@ def _readable(shown: Sheet, kept: Sequence[int], width: int) -> bool:
 
 
 def _limits(shown: Sheet, kept: Sequence[int], width: int) -> dict[int, int]:
-    """Characters for each column: figures get what they need, words share the rest, the short ones first."""
+    """Return the width of each column: figures get what they need, and words share the rest, shortest first."""
     limits = {place: _needed(shown, place) for place in kept}
     words = sorted((place for place in kept if not shown.figures[place]), key=limits.__getitem__)
     room = width - GAP * (len(kept) - 1) - sum(limits[place] for place in kept if place not in words)

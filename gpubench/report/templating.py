@@ -1,4 +1,4 @@
-"""How pages are made from templates: escaped, complete, and with the words that all of them use."""
+"""Render pages from templates, with escaping and the helpers that all templates use."""
 
 import math
 import re
@@ -10,12 +10,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpubench import __version__, units
-from gpubench.control_characters import spelled_out
-from gpubench.report import finding_phrases, phrases, pipe_phrases, plain, wording
+from gpubench.report import finding_phrases, phrases, wording
 from gpubench.report.sheets import Sheet
+from gpubench.text import shorten, spelled_out
 
-LONGEST = 96  # characters of a name in a table: the mangled name of a kernel can have thousands
-JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path, or of a dotted name
+LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
+JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 
 @cache
@@ -41,11 +41,11 @@ def environment() -> Environment:
         worse=wording.worse,
         words=wording.name,
         sentence=wording.opening,
-        evaluations=pipe_phrases.evaluations,
+        evaluations=phrases.evaluations,
         sign=wording.sign,
         standing=wording.standing,
         open_ends=phrases.note,
-        short=lambda text: plain.shorten(text, LONGEST),
+        short=lambda text: shorten(text, LONGEST),
         breakable=_breakable,
         code_state=_code_state,
         rests_on=wording.rests_on,
@@ -57,17 +57,17 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """A page may be read on a terminal, and shows a name as it is."""
+    """Return text with control characters made visible, because a page may be read in a terminal."""
     return type(value)(spelled_out(value)) if isinstance(value, str) else value
 
 
 def _breakable(text: str) -> Markup:
-    """A path or a dotted name, which may go on in another line behind each of its parts."""
-    return Markup("<wbr>").join(JOINT.split(plain.shorten(text, LONGEST)))
+    """Return a path or dotted name that may wrap after each of its parts."""
+    return Markup("<wbr>").join(JOINT.split(shorten(text, LONGEST)))
 
 
 def _known(show: Callable[..., str]) -> Callable[..., str]:
-    """`show` for a figure that may be missing or not finite."""
+    """Return `show` extended to figures that are missing or not finite, which become "not known"."""
 
     def shown(value: float | None, *unit: str) -> str:
         return wording.typeset(show(value, *unit)) if value is not None and math.isfinite(value) else "not known"
@@ -76,7 +76,7 @@ def _known(show: Callable[..., str]) -> Callable[..., str]:
 
 
 def _columns(shown: Sheet) -> list[tuple[str, str, str]]:
-    """As the macro `table` takes them."""
+    """Return rows as the macro `table` takes them."""
     return [
         (wording.opening(name), "number" if is_figure and place else "", name)
         for place, (name, is_figure) in enumerate(zip(shown.columns, shown.figures, strict=True))
@@ -84,7 +84,7 @@ def _columns(shown: Sheet) -> list[tuple[str, str, str]]:
 
 
 def _code_state(git: Mapping[str, Any]) -> str:
-    """The working tree that was measured, in a clause."""
+    """Return a clause about the measured working tree."""
     said = f"at commit {str(git.get('commit') or 'none')[:12]}"
     if git.get("branch"):
         said += f" of {git['branch']}"

@@ -1,4 +1,4 @@
-"""What a finished run has to say, in the terminal and as JSON; both from the same summary."""
+"""Show a finished training run in the terminal and as JSON, both from the same summary."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gpubench import units
-from gpubench.comparison import naming
-from gpubench.comparison.result import Comparisons
-from gpubench.host.benchmark import Outcome
+from gpubench.compare import comparability
+from gpubench.compare.result import Comparisons
+from gpubench.host.schedule import Outcome
 from gpubench.report import frame
-from gpubench.screen import Fitting, bar, plain_table, say
-from gpubench.settings import TrainSettings
-from gpubench.summary import Summary
+from gpubench.runs.summary import Summary
+from gpubench.settings.schema import TrainSettings
+from gpubench.text import Fitting, bar, plain_table, say
 
 HEADLINES = (
     "throughput",
@@ -55,9 +55,9 @@ def _show_run(outcome: Outcome, console: Console) -> None:
 
 
 def headline(settings: TrainSettings, summary: Summary) -> str:
-    """The run in one line."""
-    what = naming.training(frame.by_key(settings), settings.distributed.world_size)
-    return f"{what} on {settings.device}{frame.speed(summary)}"
+    """Return the run in one line."""
+    what = comparability.training(frame.by_key(settings), settings.distributed.world_size)
+    return f"{what} on {settings.device}{frame.gpu(settings, summary)}{frame.speed(summary)}"
 
 
 def _caption(summary: Summary) -> str:

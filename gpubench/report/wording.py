@@ -1,4 +1,4 @@
-"""What the page adds to the words all reports share: signs beside verdicts, and sides called by the page's letters."""
+"""Wording of the page only: signs beside verdicts, and the letters A and B for the sides."""
 
 import re
 from typing import Final, Literal
@@ -6,10 +6,10 @@ from typing import Final, Literal
 import msgspec
 
 from gpubench import units
-from gpubench.comparison.result import Comparison, GateResult, Outcome, Verdict
+from gpubench.compare.result import Comparison, GateResult, Outcome, Verdict
 from gpubench.report import phrases
-from gpubench.report.headline import headline
-from gpubench.report.plain import words
+from gpubench.report.phrases import headline
+from gpubench.text import words
 
 Standing = Literal["established", "equivalent", "inconclusive", "withheld", "rejected"]
 
@@ -33,7 +33,7 @@ _SIGNS: Final[dict[Outcome, str]] = {
 
 
 def standing(verdict: Verdict) -> Standing:
-    """How much the verdict is worth; it gives the verdict its shape."""
+    """Return the strength of a verdict's evidence, which decides its shape on the page."""
     return _STANDINGS.get(verdict.verdict, "established")
 
 
@@ -42,33 +42,33 @@ def sign(outcome: Outcome) -> str:
 
 
 def name(metric: str) -> str:
-    """A metric or phase as people write it."""
+    """Return the display name of a metric or phase."""
     return words(metric.removeprefix("phase_"))
 
 
 def change(verdict: Verdict) -> str:
-    """The ratio as a change: "+3.1 %"."""
+    """Return the ratio as a change: "+3.1 %"."""
     return typeset(phrases.change(verdict, interval=False))
 
 
 def interval(verdict: Verdict) -> str:
-    """Of that change, in the same unit: "[+2.6, +3.7]"."""
+    """Return the interval of that change, in the same unit: "[+2.6, +3.7]"."""
     _, edges, _ = phrases.figures(verdict)
     return typeset(f"[{', '.join(edges)}]") if edges else ""
 
 
 def duration(value: float) -> str:
-    """A change of a time, with its sign."""
+    """Return a change of a time, with its sign."""
     return typeset(units.signed_seconds(value))
 
 
 def worse(result: GateResult) -> str:
-    """What a condition of the gate came upon: "worse by 3.1 % [2.6, 3.7]"."""
+    """Return the result of a gate's condition: "worse by 3.1 % [2.6, 3.7]"."""
     return typeset(phrases.worse(result))
 
 
 def sentence(comparison: Comparison, baseline: str, candidate: str) -> str:
-    """The headline with other names for the sides."""
+    """Return the headline with other names for the sides."""
     named = msgspec.structs.replace(
         comparison,
         baseline=msgspec.structs.replace(comparison.baseline, label=baseline),
@@ -78,12 +78,12 @@ def sentence(comparison: Comparison, baseline: str, candidate: str) -> str:
 
 
 def opening(said: str) -> str:
-    """Words that begin a sentence."""
+    """Return the text with a capital first letter."""
     return typeset(said[:1].upper() + said[1:])
 
 
 def rests_on(verdict: Verdict) -> str:
-    """Whose variation the interval is made of: "3 and 3 repeats, in pairs"."""
+    """Return what the interval is made of: "3 and 3 repeats, in pairs"."""
     if verdict.level is None:
         return "one figure a side"
     ours, theirs = verdict.units
@@ -91,5 +91,5 @@ def rests_on(verdict: Verdict) -> str:
 
 
 def typeset(text: str) -> str:
-    """With real minus signs, and no line break between a number and its unit."""
+    """Return the text with typographic minus signs, and with no line break between a number and its unit."""
     return re.sub(r"(?<=\d) (?=%|x\b|[mun]?s\b)", "\u00a0", re.sub(r"(?<!\w)-(?=\d)", MINUS, text))

@@ -1,7 +1,12 @@
-"""Attention that is made of separate operators: a softmax between two batched matrix products, and its gradient.
+"""Find attention in a trace: fused, or in separate operators, with sizes and backend.
 
-Where shapes were recorded they decide: the products have as many scores as the softmax. Without shapes the order does:
-on one stream, or of a trace without device work on one thread, nothing but elementwise work lies between them.
+Attention in separate operators is a softmax between two batched matrix products, and its gradient. If shapes were
+recorded they decide: the products have as many scores as the softmax. Otherwise the order decides: on one stream, or in
+a trace without device work on one thread, there is only elementwise work between them.
+
+For calls of scaled_dot_product_attention, `obstacles` says which conditions of the fused kernels the inputs miss.
+Source: PyTorch's conditions in aten/src/ATen/native/transformers/sdp_utils_cpp.h and cuda/sdp_utils.cpp (2.13). Other
+conditions, such as which backends are enabled, are not in a trace.
 """
 
 import re
@@ -13,51 +18,157 @@ from typing import Literal
 
 import numpy as np
 
-from gpubench.trace.columns import MISSING, Ids, Signature, WorkKind
-from gpubench.trace.costs import only_moves_memory
+from gpubench.hardware import AMPERE
+from gpubench.trace.columns import MISSING, DeviceProperties, Ids, Signature, Tensor, WorkKind, flag, tensor, tensors
 from gpubench.trace.kernels import MOVES_MEMORY, family
-from gpubench.trace.nesting import nearest, reaching
+from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases
 from gpubench.trace.profile import Attention, Operator, Rank
-from gpubench.trace.program import Program
-from gpubench.trace.sdpa import obstacles
-from gpubench.trace.tensors import Tensor, tensors
+from gpubench.trace.program import Program, nearest, reaching
+
+QUERY, KEY, VALUE, MASK, DROPOUT, CAUSAL = range(6)
+GQA = 8  # of the math backend's operator; scaled_dot_product_attention itself has no dropout_mask before scale
+
+HALF = ("float16", "bfloat16")
+LARGEST_HEAD = 256
+FLASH, EFFICIENT, CPU = "flash attention", "memory-efficient attention", "the fused kernel for CPUs"
+
+
+def obstacles(signature: Signature, device: DeviceProperties | None, *, on_cpu: bool) -> list[str]:
+    """Yield a sentence for each condition that a call's inputs miss; none if shapes were not recorded.
+
+    `signature` is that of aten::_scaled_dot_product_attention_math; `device` is the GPU, None if it is not described.
+    """
+    query, key, value = (tensor(signature, place) for place in (QUERY, KEY, VALUE))
+    if query is None or key is None or value is None:
+        return []
+    found = list(_of_any(signature, query, key, value))
+    if any(len(one.shape) != 4 for one in (query, key, value)):
+        return found
+    mask = tensor(signature, MASK)
+    if on_cpu:
+        return [*found, *_on_cpu(signature, query, key, value, mask)]
+    rocm = device is not None and device.name.startswith("AMD")
+    capability = device.compute_capability if device is not None and not rocm else None
+    found += _of_flash(signature, query, key, value, mask, capability)
+    return [*found, *_of_efficient(query, key, value, mask, capability)]
+
+
+def _of_any(signature: Signature, query: Tensor, key: Tensor, value: Tensor) -> Iterator[str]:
+    shapes = " ".join(str(list(one.shape)) for one in (query, key, value))
+    if any(len(one.shape) != 4 for one in (query, key, value)):
+        yield f"every fused kernel takes inputs of 4 dimensions, [batch, heads, length, head size]; these are {shapes}"
+        return
+    if len({one.shape[0] for one in (query, key, value)}) > 1:
+        yield f"every fused kernel takes one batch size for queries, keys and values; these are {shapes}"
+    if len({one.shape[1] for one in (query, key, value)}) > 1 and flag(signature, GQA) is False:
+        yield f"without enable_gqa every fused kernel takes as many heads of keys as of queries; these are {shapes}"
+    if any(one.strides and one.strides[-1] != 1 and one.shape[-1] > 1 for one in (query, key, value)):
+        yield "every fused kernel takes inputs whose last dimension is contiguous (stride 1)"
+
+
+def _of_flash(
+    signature: Signature,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    capability: tuple[int, int] | None,
+) -> Iterator[str]:
+    if mask is not None:
+        yield f"{FLASH} takes no attn_mask, and one of {list(mask.shape)} ({mask.dtype}) was given"
+    if query.dtype not in HALF:
+        yield f"{FLASH} takes float16 and bfloat16, not {query.dtype}"
+    heads = sorted({one.shape[-1] for one in (query, key, value)})
+    if len(heads) > 1:
+        yield f"{FLASH} takes one head size, not {' and '.join(map(str, heads))}"
+    elif heads[0] > LARGEST_HEAD:
+        yield f"{FLASH} takes head sizes up to {LARGEST_HEAD}, not {heads[0]}"
+    if flag(signature, CAUSAL) and query.shape[-2] != key.shape[-2]:
+        yield f"{FLASH} takes is_causal for as many queries as keys, not for {query.shape[-2]} and {key.shape[-2]}"
+    if capability is not None and capability < AMPERE:
+        yield f"{FLASH} needs compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
+
+
+def _of_efficient(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, capability: tuple[int, int] | None
+) -> Iterator[str]:
+    if query.dtype not in (*HALF, "float32"):
+        yield f"{EFFICIENT} takes float16, bfloat16 and float32, not {query.dtype}"
+        return
+    old = capability is not None and capability < AMPERE
+    if query.dtype == "bfloat16" and old:
+        yield f"{EFFICIENT} takes bfloat16 from compute capability 8.0 on"
+        return
+    if query.shape[-1] != key.shape[-1]:
+        yield f"{EFFICIENT} takes one head size for queries and keys, not {query.shape[-1]} and {key.shape[-1]}"
+    multiple = 8 if query.dtype in HALF else 1 if old else 4
+    odd = sorted({one.shape[-1] for one in (query, value) if one.shape[-1] % multiple})
+    if odd:
+        yield f"{EFFICIENT} takes head sizes that are multiples of {multiple} in {query.dtype}, not {odd[0]}"
+    if mask is not None and mask.strides and mask.strides[-1] != 1:
+        yield f"{EFFICIENT} takes masks whose last dimension is contiguous (stride 1)"
+
+
+def _on_cpu(signature: Signature, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Iterator[str]:
+    dropout = _number(signature, DROPOUT)
+    if dropout is not None and dropout > 0:
+        yield f"{CPU} takes no dropout, and dropout_p is {dropout:g}"
+    if len({one.shape[-1] for one in (query, key, value)}) > 1:
+        yield f"{CPU} takes one head size for queries, keys and values"
+    if mask is not None and not _is_broadcast(mask, query, key):
+        yield f"{CPU} takes masks of 2 or 4 dimensions that broadcast to the scores, not {list(mask.shape)}"
+
+
+def _is_broadcast(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    scores = (*query.shape[:2], query.shape[-2], key.shape[-2])
+    if len(mask.shape) not in (2, 4):
+        return False
+    return all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(scores), strict=False))
+
+
+def _number(signature: Signature, argument: int) -> float | None:
+    try:
+        return float(str(signature.concrete[argument]))
+    except (IndexError, ValueError):
+        return None
+
 
 Role = Literal["product", "other product", "softmax", "softmax backward", "elementwise", "other", "view"]
-"""What a piece does; a view does nothing, or leaves it to an operator within."""
+"""The role of a piece of work; views have none, or leave it to an operator within."""
 
 REACH = 64
-"""Pieces of work, or operators, between a softmax and a product of its own: masks and position biases take some 20."""
-FARTHEST = 20 * REACH  # views included
+"""Pieces of work or operators between a softmax and one of its products: masks and position biases take some 20."""
+FARTHEST = 20 * REACH  # including views
 MATH = "aten::_scaled_dot_product_attention_math"
 
 _BATCHED = re.compile(r"aten::(bmm|baddbmm_?)$")
 _PRODUCT = re.compile(r"aten::(mm|addmm_?|matmul|linear|.*convolution.*)$")
 _SOFTMAX = re.compile(r"(?i)(?<!log)(?<!log_)soft_?max")
-_LOG = re.compile(r"LogSoftMax|softmax_warp_\w+<[^<>]*\d, true")  # what PyTorch's kernels are called for log_softmax
+_LOG = re.compile(r"LogSoftMax|softmax_warp_\w+<[^<>]*\d, true")  # names of PyTorch's kernels for log_softmax
 _BACKWARD = re.compile(r"(?i)backward|bwd|grad")
 
 
 @dataclass
 class _Piece:
-    """A kernel, or of a trace without device work an operator."""
+    """A kernel, or in a trace without device work an operator."""
 
     role: Role
     time: int
     slice: int
-    """The operator, as a slice of the host; -1 where it is not known."""
+    """The operator as a host slice; -1 if unknown."""
     sizes: Sequence[Tensor]
-    """Of its inputs; empty where they were not recorded."""
+    """The inputs; empty if they were not recorded."""
 
     @property
     def largest(self) -> Tensor:
-        """Of a softmax the scores, which a mask beside them broadcasts to. Sizes have to be known."""
+        """Return the shape of a softmax's scores, the largest input; a mask broadcasts to it. Sizes must be known."""
         return max(self.sizes, key=lambda one: one.elements)
 
 
 @dataclass
 class _Found:
-    """One softmax with the products around it."""
+    """One softmax with its products."""
 
     softmax: _Piece
     products: list[_Piece] = field(default_factory=list)
@@ -65,7 +176,7 @@ class _Found:
 
 
 def attention(program: Program, phases: Phases) -> list[Attention]:
-    """Of the window, one entry for each set of sizes, the most time first."""
+    """Return the window's attention, one entry for each set of sizes, most time first."""
     if not any(map(_SOFTMAX.search, program.trace.names)):
         return []
     found = [one for line in _lines(program) for one in _in_order(line)]
@@ -82,7 +193,7 @@ def attention(program: Program, phases: Phases) -> list[Attention]:
 
 
 def of_attention(operator: Operator, rank: Rank) -> bool:
-    """Whether an operator handles the scores of such attention: by its shapes, or without any by its name."""
+    """Say whether an operator processes the scores of such attention, by its shapes, or without any by its name."""
     if not operator.shapes:
         return bool(rank.attention and (_SOFTMAX.search(operator.name) or _BATCHED.match(operator.name)))
     ends = [f"{a}, {b}]" for one in rank.attention for a, b in ((one.queries, one.keys), (one.keys, one.queries))]
@@ -91,7 +202,7 @@ def of_attention(operator: Operator, rank: Rank) -> bool:
 
 
 def is_attention_product(operator: Operator, rank: Rank) -> bool:
-    """Whether an operator is one of the products of such attention, by its shapes."""
+    """Say whether an operator is one of the products of such attention, by its shapes."""
     if not _BATCHED.match(operator.name):
         return False
     sizes = {int(size) for size in re.findall(r"\d+", operator.shapes)}
@@ -100,7 +211,7 @@ def is_attention_product(operator: Operator, rank: Rank) -> bool:
 
 
 def _lines(program: Program) -> Iterator[list[_Piece]]:
-    """What ran one after the other: on each stream, or of a trace without device work on each thread."""
+    """Yield sequences of work: of each stream, or in a trace without device work of each thread."""
     trace = program.trace
     sizes = [[one for one in tensors(signature) if one.shape] for signature in trace.signatures]
     if trace.host_only:
@@ -122,7 +233,7 @@ def _sizes_of(program: Program, slice_: int, sizes: Sequence[Sequence[Tensor]]) 
 
 
 def _roles(program: Program) -> list[Role]:
-    """Of each slice what it does itself: nothing, if it leaves that to a product or softmax within."""
+    """Return the role of each slice; a slice has none if it leaves the work to a product or softmax within."""
     trace = program.trace
     roles = [_role_of_operator(trace.names[name]) for name in trace.host.name.tolist()]
     known = np.array([role not in ("other", "elementwise") for role in roles], np.bool_) & program.operators
@@ -133,7 +244,7 @@ def _roles(program: Program) -> list[Role]:
 
 
 def _joined(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Kernels that one call of an operator launched in a row, as one."""
+    """Join consecutive kernels that one call of an operator launched."""
     for _, same in groupby(pieces, key=lambda piece: (piece.slice, piece.slice < 0 or piece.role)):
         first, *others = same
         if first.slice < 0:
@@ -179,7 +290,7 @@ def _role_of_kernel(name: str) -> Role:
 
 
 def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
-    """Each softmax that has products on both sides; a product belongs to one of them."""
+    """Yield each softmax that has products on both sides; a product belongs to one softmax."""
     taken: set[int] = set()
     for place, piece in enumerate(line):
         if piece.role not in ("softmax", "softmax backward"):
@@ -199,7 +310,7 @@ def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
 
 
 def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int, taken: set[int]) -> list[int]:
-    """The nearest products of the softmax in one direction, `most` at most."""
+    """Return the nearest products of the softmax in one direction, at most `most`."""
     found: list[int] = []
     passed = 0
     for place in places:
@@ -216,7 +327,7 @@ def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int,
 
 
 def _fits(product: _Piece, softmax: _Piece) -> bool | None:
-    """Whether a product makes the softmax's scores or takes them; None where shapes were not recorded."""
+    """Say whether a product makes or takes the softmax's scores; None if shapes were not recorded."""
     if not softmax.sizes or (not product.sizes and product.slice < 0):
         return None
     if len(product.sizes) < 2:
@@ -228,7 +339,7 @@ def _fits(product: _Piece, softmax: _Piece) -> bool | None:
 
 
 def _result(product: _Piece) -> int | None:
-    """Elements of what [..., M, K] x [..., K, N] gives; None where these are no matrices."""
+    """Return the number of elements of [..., M, K] x [..., K, N]; None if these are not matrices."""
     a, b = product.sizes[-2:]
     if len(a.shape) < 2 or len(b.shape) < 2:
         return None
@@ -236,7 +347,7 @@ def _result(product: _Piece) -> int | None:
 
 
 def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
-    """Whether work between the products is attention's: of the scores' size, or where no size is known, elementwise."""
+    """Say whether work between the products is attention's: of the scores' size, or if unknown, elementwise."""
     if piece.sizes and softmax.sizes:
         is_scores = any(one.elements == softmax.largest.elements for one in piece.sizes)
         return is_scores and piece.role in ("elementwise", "other", "view")
@@ -244,7 +355,7 @@ def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
 
 
 def _math(program: Program, phases: Phases) -> Ids:
-    """For each slice the call of SDPA's math backend that it is part of, or whose gradient it computes; else -1."""
+    """Return for each slice the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
     around = nearest(program.nest, program.named({MATH}))
     evaluated = phases.evaluation >= 0
     forward = np.where(evaluated, phases.forward[phases.evaluation], np.int32(MISSING))
@@ -276,8 +387,11 @@ def _entry(program: Program, found: _Found, call: int) -> Attention:
 
 
 def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int | None]:
-    """Groups, queries, keys and the head size. The product that makes the scores has the head size for its inner size,
-    and so has the one of the backward pass that makes their gradient."""
+    """Return groups, queries, keys and the head size.
+
+    The head size is the inner size of the product that makes the scores, and of the backward product that makes the
+    gradient of the probabilities.
+    """
     if not found.softmax.sizes or len(found.softmax.largest.shape) < 2:
         return None, None, None, None
     scores = found.softmax.largest

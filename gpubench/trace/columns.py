@@ -1,8 +1,13 @@
-"""A trace as columns: what the host did, what the device did, and the words for both.
+"""A trace as columns of numbers, sets of time intervals, and types and shapes of tensors.
 
-Times are integer nanoseconds, as the trace counts them. Whatever is missing is -1 in a column of numbers.
+Times are integer nanoseconds on the trace's clock. A missing value in a column of numbers is -1.
+
+A set of nanoseconds is a `Spans`, an array of half-open intervals that is sorted and disjoint, and whose intervals do
+not touch; `union` makes one of any intervals. Its arithmetic is exact.
 """
 
+import math
+import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -19,9 +24,9 @@ MISSING = -1
 
 class HostKind(IntEnum):
     OPERATOR = 0
-    """An ATen operator, an autograd node, anything the dispatcher or `RecordFunction` saw."""
+    """An ATen operator, an autograd node, or anything else that the dispatcher or `RecordFunction` records."""
     ANNOTATION = 1
-    """`record_function`, ProfilerStep, enumerate(DataLoader), Optimizer.step; in old traces these are operators."""
+    """`record_function`, ProfilerStep, enumerate(DataLoader), Optimizer.step; old traces have these as operators."""
     PYTHON = 2
     RUNTIME = 3
     """A call into the CUDA or HIP runtime or driver."""
@@ -35,7 +40,7 @@ class WorkKind(IntEnum):
 
 @dataclass(frozen=True)
 class HostSlices:
-    """What the host did, sorted by thread, then start, then longest first: parents stand before their children."""
+    """The host's slices, sorted by thread, then start, then longest first, so that parents precede their children."""
 
     kind: NDArray[np.int8]
     name: Ids
@@ -45,15 +50,15 @@ class HostSlices:
     start: Ns
     end: Ns
     correlation: Ns
-    """Of a RUNTIME slice: which device work it launched."""
+    """Of a RUNTIME slice: the correlation number of the device work that it launched."""
     sequence: Ns
-    """Of an operator: the number of the autograd node that its backward shares."""
+    """Of an operator: the number of the autograd node, which its backward operator shares."""
     forward_thread: Ns
-    """Of a backward operator: the profiler's number of the thread that ran its forward; 0 or missing otherwise."""
+    """Of a backward operator: the profiler's number of the thread that ran its forward operator; otherwise 0 or -1."""
     signature: Ids
-    """Index into `Trace.signatures`, for operators whose inputs were recorded."""
+    """Index into `Trace.signatures`, for operators with recorded inputs."""
     stack: Ids
-    """Index into `Trace.names`: the Python stack that old traces write at each operator."""
+    """Index into `Trace.names`: the Python stack that old traces record at each operator."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -72,11 +77,11 @@ class DeviceWork:
     correlation: Ns
     bytes: Ns
     blocks: Ns
-    """Thread blocks of a kernel's grid."""
+    """Thread blocks in a kernel's grid."""
     threads: Ns
     """Threads in a block."""
     collective: Ids
-    """Index into `Trace.names`: what the backend calls the collective that a kernel is part of, as allreduce."""
+    """Index into `Trace.names`: the backend's name of the collective that a kernel is part of, as allreduce."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -84,7 +89,7 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs of an operator as the trace has them: one entry an argument."""
+    """The inputs of an operator, as in the trace: one entry per argument."""
 
     dims: list[Any]
     types: list[str]
@@ -104,7 +109,7 @@ class DeviceProperties:
 
 @dataclass(frozen=True)
 class Trace:
-    """One file: one process of a program, as torch.profiler recorded it."""
+    """One trace file: one process of a program, recorded by torch.profiler."""
 
     label: str
     """The file's name."""
@@ -114,28 +119,28 @@ class Trace:
     devices: list[DeviceProperties]
     names: list[str]
     threads: list[tuple[str, str]]
-    """(process, thread) as the trace calls them."""
+    """(process, thread), with the trace's numbers."""
     signatures: list[Signature]
     host: HostSlices
     device: DeviceWork
     settings: dict[str, Any]
-    """What the profiler was asked to record, as far as the file says: record_shapes, with_stack, profile_memory."""
+    """The profiler's options, as far as the file has them: record_shapes, with_stack, profile_memory."""
     events: int
-    """In the file, of whatever kind."""
+    """The number of events in the file, of any kind."""
     dropped: int
-    """Events that make no sense, and were left out."""
+    """The number of invalid events, which were left out."""
     repeated: int = 0
-    """Events that are in the file a second time, alike in all that is read: they count once."""
+    """The number of events that occur again, equal in everything that is read; they count once."""
     unread: dict[str, int] = field(default_factory=dict)
-    """Events of categories that nothing is known of, as those of devices other than CUDA's, ROCm's and XPU's."""
+    """Events of unknown categories, as those of devices other than CUDA's, ROCm's and XPU's."""
     truncated: bool = False
-    """The file ends early, behind its events: of what stands there, as settings, some or all is missing."""
+    """The file is truncated after its events: some or all of what follows, as settings, is missing."""
 
     def described(self, device: int) -> DeviceProperties | None:
-        """What the trace says of the device with this number; None where it says nothing, or not for certain.
+        """Return the trace's description of the device with this number; None if it is missing or ambiguous.
 
-        Where no description has the number and all are of one kind of device, it is taken for one of that kind: ROCm
-        numbers the devices of the machine in its events, and in the descriptions those that the program can see.
+        If no description has the number but all describe the same kind of device, that kind is assumed: ROCm numbers
+        the machine's devices in its events, and the devices visible to the program in the descriptions.
         """
         own = next((one for one in self.devices if one.id == device), None)
         alike = len({one.name for one in self.devices}) == 1
@@ -144,3 +149,181 @@ class Trace:
     @property
     def host_only(self) -> bool:
         return not len(self.device)
+
+
+@dataclass(frozen=True)
+class Spans:
+    start: Ns
+    end: Ns
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def length(self) -> int:
+        """The number of nanoseconds in the set."""
+        return int((self.end - self.start).sum())
+
+
+EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def span(start: int, end: int) -> Spans:
+    """Return one interval; an empty set if it has no length."""
+    if end <= start:
+        return EMPTY
+    return Spans(np.array([start], np.int64), np.array([end], np.int64))
+
+
+def union(start: Ns, end: Ns) -> Spans:
+    """Return the union of any intervals in any order; intervals without length are dropped."""
+    real = end > start
+    start, end = start[real], end[real]
+    if not len(start):
+        return EMPTY
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return Spans(start[first], reach[last])
+
+
+def join(*sets: Spans) -> Spans:
+    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))
+
+
+def intersect(a: Spans, b: Spans) -> Spans:
+    if not len(a) or not len(b):
+        return EMPTY
+    # Each interval of `a` overlaps those of `b` from the first one that ends after its start to the last one that
+    # starts before its end; `b` is disjoint, so that both its starts and its ends are sorted.
+    first = np.searchsorted(b.end, a.start, side="right")
+    beyond = np.searchsorted(b.start, a.end, side="left")
+    count = np.maximum(beyond - first, 0)
+    ours = np.repeat(np.arange(len(a)), count)
+    theirs = np.arange(len(ours)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    return Spans(np.maximum(a.start[ours], b.start[theirs]), np.minimum(a.end[ours], b.end[theirs]))
+
+
+def subtract(a: Spans, b: Spans) -> Spans:
+    """Return what is in `a` and not in `b`."""
+    if not len(a) or not len(b):
+        return a
+    low, high = min(int(a.start[0]), int(b.start[0])), max(int(a.end[-1]), int(b.end[-1]))
+    return intersect(a, complement(b, low, high))
+
+
+def complement(a: Spans, start: int, end: int) -> Spans:
+    """Return the part of [start, end) that is not in `a`."""
+    edges_start = np.concatenate(([start], np.clip(a.end, start, end)))
+    edges_end = np.concatenate((np.clip(a.start, start, end), [end]))
+    real = edges_end > edges_start
+    return Spans(edges_start[real], edges_end[real])
+
+
+def clip(a: Spans, start: int, end: int) -> Spans:
+    """Return the part of `a` in [start, end)."""
+    return intersect(a, span(start, end))
+
+
+def overlap(start: Ns, end: Ns, a: Spans) -> Ns:
+    """Return the nanoseconds that each of the intervals [start, end) has in common with `a`."""
+    return _measured_until(a, end) - _measured_until(a, start)
+
+
+def _measured_until(a: Spans, at: Ns) -> Ns:
+    """Return the length of the part of `a` before each instant."""
+    if not len(a):
+        return np.zeros(len(at), np.int64)
+    before = np.concatenate(([0], np.cumsum(a.end - a.start)))
+    place = np.searchsorted(a.start, at, side="right")
+    inside = np.where(place > 0, np.minimum(at, a.end[np.maximum(place - 1, 0)]) - a.start[np.maximum(place - 1, 0)], 0)
+    return before[np.maximum(place - 1, 0)] + np.maximum(inside, 0)
+
+
+TYPES = {
+    "float": ("float32", 4),
+    "double": ("float64", 8),
+    "c10::Half": ("float16", 2),
+    "c10::BFloat16": ("bfloat16", 2),
+    "c10::Float8_e4m3fn": ("float8_e4m3fn", 1),
+    "c10::Float8_e5m2": ("float8_e5m2", 1),
+    "long int": ("int64", 8),
+    "long": ("int64", 8),
+    "long long": ("int64", 8),
+    "int": ("int32", 4),
+    "short": ("int16", 2),
+    "signed char": ("int8", 1),
+    "unsigned char": ("uint8", 1),
+    "bool": ("bool", 1),
+    "c10::complex<float>": ("complex64", 8),
+    "c10::complex<double>": ("complex128", 16),
+}
+"""PyTorch's name and the size in bytes of a tensor's elements, by their C++ type."""
+
+_NUMBERS = re.compile(r"\[(-?\d{1,18}(?:, ?-?\d{1,18})*)\]$")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    strides: tuple[int, ...] | None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The number of elements in memory: a dimension of stride 0 has one element."""
+        if self.strides is None or len(self.strides) != len(self.shape) or not self.elements:
+            return self.elements * self.itemsize
+        return self.itemsize * math.prod(size for size, step in zip(self.shape, self.strides, strict=True) if step)
+
+
+def tensor(signature: Signature, argument: int) -> Tensor | None:
+    """Return the tensor at a place among the inputs, from 0; None if there is none or it is not known to be one."""
+    if argument >= len(signature.dims) or argument >= len(signature.types):
+        return None
+    shape, known = _sizes(signature.dims[argument]), TYPES.get(signature.types[argument])
+    if shape is None or known is None:
+        return None
+    strides = _sizes(signature.strides[argument]) if argument < len(signature.strides) else None
+    return Tensor(shape, *known, strides)
+
+
+def tensors(signature: Signature) -> list[Tensor]:
+    found = [tensor(signature, argument) for argument in range(len(signature.dims))]
+    return [one for one in found if one is not None]
+
+
+def numbers(signature: Signature, argument: int) -> list[int] | None:
+    """Return a list of integers among the inputs, as "[1, 1]"; None if values were not recorded."""
+    match = _NUMBERS.match(_value(signature, argument))
+    return [int(one) for one in match[1].split(",")] if match else None
+
+
+def flag(signature: Signature, argument: int) -> bool | None:
+    return {"True": True, "False": False}.get(_value(signature, argument))
+
+
+def shapes_text(signature: Signature) -> str:
+    """Return the shapes as "[64, 3, 224, 224] [64, 3, 7, 7]", without scalars and what is not a tensor."""
+    return " ".join(str(dims) for dims in signature.dims if isinstance(dims, list) and dims)
+
+
+def dtype_text(signature: Signature) -> str:
+    """Return the type of the first tensor."""
+    return next((TYPES[one][0] for one in signature.types if one in TYPES), "")
+
+
+def _value(signature: Signature, argument: int) -> str:
+    return str(signature.concrete[argument]) if argument < len(signature.concrete) else ""
+
+
+def _sizes(found: Any) -> tuple[int, ...] | None:
+    if not isinstance(found, list) or not all(type(size) is int and 0 <= size < 2**40 for size in found):
+        return None
+    return tuple(found)

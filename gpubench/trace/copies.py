@@ -1,4 +1,4 @@
-"""Copies, told apart by what they are for: `aten::copy_` moves between memories, casts, and changes layouts."""
+"""Copies between host and device, and the calls that made the host wait."""
 
 import re
 from collections import defaultdict
@@ -8,16 +8,85 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpubench.trace.columns import MISSING, Ids, Mask, Signature, WorkKind
-from gpubench.trace.frames import UserFrames
-from gpubench.trace.nesting import nearest, outermost
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Signature, Tensor, WorkKind, shapes_text, tensor
+from gpubench.trace.device import waiting_calls
 from gpubench.trace.phases import NAMES, OTHER, Phases
-from gpubench.trace.profile import Copy, CopyKind
-from gpubench.trace.program import Program
-from gpubench.trace.tensors import Tensor, shapes_text, tensor
+from gpubench.trace.profile import Copy, CopyKind, Synchronisation
+from gpubench.trace.program import Program, UserFrames, nearest, outermost
+
+_READING = (
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::equal",
+)
+"""Operators that bring a value or a size to the host, and so wait for it."""
+_ASKING_SYNC = (
+    *_READING,
+    "aten::to",
+    "aten::_to_copy",
+    "aten::copy_",
+    "aten::index",
+    "aten::_unique2",
+    "aten::unique_dim",
+)
+
+
+class _SyncPlace(NamedTuple):
+    operator: str
+    call: str
+    where: str | None
+    phase: str
+
+
+def synchronisations(program: Program, phases: Phases, idle_by_call: Ns) -> list[Synchronisation]:
+    """Return the window's calls that blocked the host, longest wait first. Times are nanoseconds.
+
+    Waits that only the recording makes are left out. `idle_by_call` has for each host slice how long the device was
+    idle because of it. In a trace without device work, the operators that would wait for a device are listed, without
+    a call.
+    """
+    host = program.trace.host
+    asking, waiting = program.named(_ASKING_SYNC), _waiting(program)
+    asked_by = outermost(program.nest, asking)
+    frames = UserFrames.of(program)
+    totals: defaultdict[_SyncPlace, list[int]] = defaultdict(lambda: [0, 0, 0])
+    blocked = program.nest.end - host.start
+    for slice_ in np.flatnonzero(waiting & program.inside).tolist():
+        call = "" if program.trace.host_only else program.trace.names[host.name[slice_]]
+        operator = asked_by[slice_] if asked_by[slice_] >= 0 else program.operator[slice_]
+        name = program.trace.names[host.name[operator]] if operator >= 0 else call
+        total = totals[_SyncPlace(name, call, frames.at(slice_), NAMES[phases.of[slice_]])]
+        for place, amount in enumerate((1, blocked[slice_], idle_by_call[slice_])):
+            total[place] += int(amount)
+    found = [
+        Synchronisation(
+            operator=place.operator,
+            call=place.call,
+            where=place.where,
+            calls=calls,
+            blocked=waited,
+            idle=idle,
+            phase=place.phase,
+        )
+        for place, (calls, waited, idle) in totals.items()
+    ]
+    return sorted(found, key=lambda one: (-one.blocked, one.operator, one.where or ""))
+
+
+def _waiting(program: Program) -> Mask:
+    host = program.trace.host
+    if program.trace.host_only:
+        reading = program.named(_READING)
+        outer: Mask = outermost(program.nest, reading) == np.arange(len(host))
+        return reading & outer
+    return waiting_calls(program.trace, program.lexicon, program.links) & ~program.recorder_waits
+
 
 UNTOLD = ("aten::copy_", "aten::to", "aten::_to_copy")
-"""What is most likely a copy, where inputs were not recorded."""
+"""The most likely kind of copy, if inputs were not recorded."""
 _ASKING = (
     *UNTOLD,
     "aten::contiguous",
@@ -29,7 +98,7 @@ _DIRECTION = re.compile(r".*(?P<up>HtoD|HostToDevice)|.*(?P<down>DtoH|DeviceToHo
 
 
 class _Place(NamedTuple):
-    """What is counted together."""
+    """The key by which copies are counted together."""
 
     kind: CopyKind
     pinned: bool | None
@@ -49,10 +118,10 @@ class _Tally:
 
 @dataclass(frozen=True)
 class _Call:
-    """One copy as the program asked for it."""
+    """One copy as the program requested it."""
 
     slice: int
-    """Of aten::copy_, or of what else launched the copy; -1 where that is not in the trace."""
+    """The slice of aten::copy_, or of what else launched the copy; -1 if it is not in the trace."""
     kind: CopyKind
     pinned: bool | None
     device: int
@@ -61,12 +130,12 @@ class _Call:
 
 
 def copies(program: Program, phases: Phases) -> list[Copy]:
-    """Copies of the window by kind, page-locking, phase and place in the user's code, the most time first.
+    """Return the window's copies by kind, page-locking, phase and place in the user's code, most time first.
 
-    A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is told by types and strides
-    of its inputs. Where those were not recorded, it is left out; so is one of a single number that launches nothing.
-    Times are nanoseconds, the host's of the call that the program made, as aten::to; bytes are those that the trace
-    has, else the size of the destination.
+    A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is classified by types and
+    strides of its inputs. It is left out if those were not recorded, or if it copies a single number and launches
+    nothing. Times are nanoseconds; host time is that of the program's own call, as aten::to. Bytes are the trace's, or
+    else the size of the destination.
     """
     frames = UserFrames.of(program)
     asking = _asking(program)
@@ -99,7 +168,7 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
 
 
 def copying(program: Program) -> Mask:
-    """Calls, as the program made them, that copy more than a number; where inputs were not recorded, that may copy."""
+    """Return the program's own calls that copy more than a number, or may do so if inputs were not recorded."""
     host = program.trace.host
     if not program.trace.signatures:
         return program.named(UNTOLD)
@@ -110,13 +179,13 @@ def copying(program: Program) -> Mask:
 
 
 def _asking(program: Program) -> Ids:
-    """For each slice the outermost call around it that is known to copy, else itself."""
+    """Return for each slice the outermost call around it that is known to copy, else the slice itself."""
     found = outermost(program.nest, program.named(_ASKING))
     return np.where(found >= 0, found, np.arange(len(found), dtype=np.int32))
 
 
 def _of_number(program: Program, call: int) -> bool:
-    """Whether aten::copy_ fills a tensor of no dimensions, as operators with a number among their inputs have it do."""
+    """Say whether aten::copy_ fills a scalar tensor, as operators with a number among their inputs do."""
     number = program.trace.host.signature[call]
     target = tensor(program.trace.signatures[number], 0) if number >= 0 else None
     return target is not None and not target.shape
@@ -132,7 +201,7 @@ def _add(tally: _Tally, call: _Call, program: Program, asker: int) -> None:
 
 
 def _calls(program: Program) -> Iterator[_Call]:
-    """Those with a copy of the runtime, then those of aten::copy_ without."""
+    """Yield requests with a copy of the runtime, then those of aten::copy_ without one."""
     trace, nest = program.trace, program.nest
     copying = program.named(("aten::copy_",))
     around = nearest(nest, copying)
@@ -157,7 +226,7 @@ def _calls(program: Program) -> Iterator[_Call]:
 
 
 def _caller(program: Program, around: Ids) -> Ids:
-    """Of each work the call of aten::copy_ around its launch; of copies without one, the operator, or the launch."""
+    """Return for each work the call of aten::copy_ around its launch; for other copies the operator or the launch."""
     device, links = program.trace.device, program.links
     if not len(around):
         return links
@@ -167,7 +236,7 @@ def _caller(program: Program, around: Ids) -> Ids:
 
 
 def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
-    """Of all that the call launched; what it is for, the first copy among it tells."""
+    """Return the request of all that a call launched; the first copy among it decides the kind."""
     device = program.trace.device
     copied = [work for work in works if device.kind[work] == WorkKind.COPY]
     name = program.trace.names[device.name[copied[0]]]
@@ -182,7 +251,7 @@ def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
 
 
 def _told_by(signature: Signature) -> CopyKind | None:
-    """What aten::copy_ does within one memory; None where the inputs do not tell."""
+    """Return what aten::copy_ does within one memory; None if the inputs do not tell."""
     target, source = tensor(signature, 0), tensor(signature, 1)
     if target is None or source is None:
         return None
@@ -196,13 +265,13 @@ def _told_by(signature: Signature) -> CopyKind | None:
 
 
 def _broadcast(source: Tensor, target: Tensor) -> bool:
-    """Whether elements are read more than once, so that the source has no layout to be kept."""
+    """Say whether elements are read more than once, so that the source has no layout to keep."""
     repeated = any(size > 1 and not step for size, step in zip(source.shape, source.strides or (), strict=False))
     return repeated or source.elements != target.elements
 
 
 def _layout(one: Tensor) -> list[tuple[int, int]]:
-    """Dimensions that have a direction: of those with one element the stride says nothing."""
+    """Return the dimensions that have a direction; the stride of a dimension with one element means nothing."""
     return [(size, step) for size, step in zip(one.shape, one.strides or (), strict=False) if size != 1]
 
 

@@ -1,4 +1,4 @@
-"""What ran on the device, by name."""
+"""Kernels, copies and memsets of the device, by name."""
 
 import re
 from functools import cache
@@ -7,25 +7,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.breakdown import communication_work
 from gpubench.trace.columns import MISSING, Ids, Ns, Trace, WorkKind
-from gpubench.trace.costs import only_moves_memory
-from gpubench.trace.launches import by_stream, started_in
-from gpubench.trace.names import Lexicon
+from gpubench.trace.device import communication_work
+from gpubench.trace.names import Lexicon, Window
+from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.profile import Kernel
-from gpubench.trace.windows import Window
+from gpubench.trace.program import by_stream, started_in
 
 KernelKind = Literal["compute", "communication", "copy", "set"]
 _KINDS: dict[int, KernelKind] = {WorkKind.KERNEL: "compute", WorkKind.COPY: "copy", WorkKind.SET: "set"}
 
 Family = Literal["elementwise", "copy", "reduction", "normalisation", "softmax", "product", "attention", "other"]
-"""What a kernel computes. The first five do so little arithmetic for each byte that memory bounds them on any GPU."""
+"""What a kernel computes. The first five do so little arithmetic per byte that they are memory-bound on any GPU."""
 
 MOVES_MEMORY: frozenset[Family] = frozenset({"elementwise", "copy", "reduction", "normalisation", "softmax"})
 
-# The first pattern that matches decides: kernels of products and of fused attention have softmax, bias or reduce in
-# their names as well. Kernels of torch.compile (triton_) and of foreach (multi_tensor_apply) are fused already;
-# conversions of the layout around convolutions are no work of the program's own.
+# The first pattern that matches counts: names of matrix products and fused attention also contain softmax, bias or
+# reduce. Kernels of torch.compile (triton_) and of foreach (multi_tensor_apply) are fused already; layout
+# conversions around convolutions are not the program's own work.
 _FAMILIES: tuple[tuple[Family, str], ...] = (
     (
         "other",
@@ -57,44 +56,47 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES
 
 @cache
 def family(kernel: str) -> Family:
-    """What the kernel of this name computes; "other" where the name does not tell."""
+    """Return what a kernel computes, from its name; "other" if unknown."""
     name = kernel.removeprefix("void ")
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 def moves_memory(kernel: str, operator: str) -> bool:
-    """Whether memory bounds a kernel by its name or, where that does not tell, by the operator that launches it."""
+    """Say whether a kernel is memory-bound, by its name, or else by the operator that launches it."""
     known = family(kernel)
     return known in MOVES_MEMORY or (known == "other" and only_moves_memory(operator))
 
 
 def fusible(trace: Trace, owner: Ids, window: Window) -> int:
-    """Nanoseconds that fusing neighbours saves at the most: see `Rank.fusible`. `owner` is as for `kernels`.
+    """Return an upper limit for the nanoseconds that fusing neighbours saves: see `Rank.fusible`.
 
-    A kernel that does the work of a whole run takes no less than the longest of them took, as long as that one reads
-    and writes no more than passes in and out of the run.
+    `owner` is as for `kernels`. A kernel that does the work of a whole run takes at least as long as the longest of its
+    kernels, if that one reads and writes no more than the run's inputs and outputs.
     """
     device, started = trace.device, started_in(trace, window)
-    pairs = {}  # of kernel and operator, each judged once
+    if not started.any():
+        return 0
+    first, pair = _groups(owner, device.name)  # in this order, because an owner may be -1
+    judged = [
+        moves_memory(trace.names[name], trace.names[operator] if operator != MISSING else "")
+        for name, operator in zip(device.name[first].tolist(), owner[first].tolist(), strict=True)
+    ]
+    moves = np.array(judged)[pair] & (device.kind != WorkKind.SET)
+    duration = device.end - device.start
     saved = 0
     for works in by_stream(trace):
-        run: list[int] = []
-        for work in works[started[works]].tolist():
-            pair = (int(device.name[work]), int(owner[work]))
-            if pair not in pairs:
-                operator = trace.names[pair[1]] if pair[1] != MISSING else ""
-                pairs[pair] = device.kind[work] != WorkKind.SET and moves_memory(trace.names[pair[0]], operator)
-            if pairs[pair]:
-                run.append(int(device.end[work] - device.start[work]))
-                continue
-            saved += sum(run) - max(run, default=0)
-            run = []
-        saved += sum(run) - max(run, default=0)
+        own = works[started[works]]
+        in_run = moves[own]
+        begins = in_run & ~np.concatenate(([False], in_run[:-1]))
+        if begins.any():
+            time = duration[own[in_run]]
+            longest = np.maximum.reduceat(time, np.flatnonzero(begins[in_run]))
+            saved += int(time.sum() - longest.sum())
     return saved
 
 
 def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[Kernel]:
-    """All work that starts in the window, the name with the most time first.
+    """Return all work that starts in the window by name, most time first.
 
     `owner` has for each work of the device the index into `Trace.names` of the operator that launched it, or -1.
     """
@@ -128,20 +130,20 @@ def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[
 
 
 def _groups(major: Ids, minor: NDArray[np.int8] | Ids) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The first of each pair of numbers, and for each element the place of its pair among them."""
+    """Return the index of each distinct pair's first element, and for each element the index of its pair."""
     pairs = major.astype(np.int64) << 32 | minor
     _, first, group = np.unique(pairs, return_index=True, return_inverse=True)
     return first, group.reshape(-1)
 
 
 def _median(in_order: Ns) -> int:
-    """Rounded down to a nanosecond."""
+    """Return the medians, rounded down to a nanosecond."""
     middle = len(in_order) // 2
     return int(in_order[middle]) if len(in_order) % 2 else int(in_order[middle - 1] + in_order[middle]) // 2
 
 
 def _most_frequent(group: NDArray[np.intp], owner: Ids, groups: int) -> list[int]:
-    """The commonest owner of each group; -1 only where no work of it has one."""
+    """Return the most frequent owner of each group; -1 only if no work of the group has one."""
     found = np.full(groups, MISSING, np.int64)
     known = np.flatnonzero(owner != MISSING)
     group, owner = group[known], owner[known]

@@ -1,12 +1,17 @@
-"""What the names in a trace mean. They come from PyTorch, from the CUDA and HIP runtimes, and from kernel libraries."""
+"""What names in a trace mean, which part of the trace counts, and which waits only the recording makes.
+
+torch.profiler synchronises the device when it stops, and programs often do so when they start and stop the profiler, so
+that the recorded steps begin and end with an idle device. The program makes no such waits without recording.
+"""
 
 import re
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpubench.trace.columns import Mask, Trace
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, overlap, union
 
 _DATA_LOADER = r"enumerate\(DataLoader\)"
 _PROFILER_STEP = r"ProfilerStep#\d"
@@ -19,11 +24,11 @@ _ALLOCATOR = (
 _BLOCKING = r"(cuda|cu|hip|ze)\w*Synchronize|(cuda|cu|hip)Memcpy(?!\w*Async)|ur(EventWait|QueueFinish)$"
 _DEVICE_WIDE = r"(cuda|hip)DeviceSynchronize|(cu|hip)CtxSynchronize|urQueueFinish$|zeCommandQueueSynchronize"
 _COMMUNICATION = r"_?c10d(_functional)?::|(nccl|rccl|gloo|mpi|ucc|xccl|hccl):|symm_mem::|ProcessGroup"
-# Of these only a few keep the host: collectives on a device are enqueued, and return.
+# Few of these block the host: collectives on a device are enqueued and return at once.
 _COMMUNICATION_WAIT = (
     r"(gloo|mpi|ucc):|_?c10d(_functional)?::(wait_tensor|work_wait|barrier|monitored_barrier)|ProcessGroup\w*::?wait"
 )
-# Inductor names a fused kernel after the operators around it, collectives too, though it is none.
+# Inductor names a fused kernel after the operators around it, including collectives, though it is not one.
 _COMMUNICATION_KERNEL = (
     r"^(?!triton_\w*fused).*("
     r"(?i:nccl|rccl|hccl|oneccl|mscclpp|nvshmem|deep_ep|multimem_|symm_mem|cross_device_reduce|quickreduce"
@@ -37,24 +42,24 @@ class Lexicon:
     """Masks over `Trace.names`: `lexicon.blocking[trace.host.name]` is one over slices."""
 
     data_loader: Mask
-    """Fetching a batch."""
+    """Names that fetch a batch."""
     profiler_step: Mask
     optimizer: Mask
     zero_grad: Mask
     allocator: Mask
-    """Runtime calls that bring or return memory, of the device or page-locked."""
+    """Runtime calls that allocate or free memory, of the device or page-locked."""
     blocking: Mask
     """Runtime calls that return when the device is done."""
     device_wide: Mask
-    """Of these, the ones that wait for all of the device, as torch.cuda.synchronize does."""
+    """Those of them that wait for all of the device, as torch.cuda.synchronize does."""
     communication_host: Mask
     communication_wait: Mask
-    """Of these, the ones that return when the other ranks are done."""
+    """Those that return when the other ranks are done."""
     communication_kernel: Mask
     pageable_upload: Mask
     """Copies to the device from memory that is not page-locked."""
     pageable_download: Mask
-    """Copies from the device to such memory: their call is a wait."""
+    """Copies from the device to such memory, whose calls block."""
     download: Mask
     """Copies from the device to any memory of the host."""
 
@@ -80,3 +85,136 @@ class Lexicon:
 def _mask(pattern: str, trace: Trace) -> Mask:
     match = re.compile(pattern).match
     return np.fromiter((match(name) is not None for name in trace.names), np.bool_, len(trace.names))
+
+
+_NUMBER = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    number: int
+    start: int
+    end: int
+    """The start of the next step, so that steps tile the window."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """[start, end) in nanoseconds, on the trace's own clock."""
+
+    start: int
+    end: int
+    steps: list[StepWindow]
+
+    @property
+    def wall(self) -> int:
+        return self.end - self.start
+
+
+def window(trace: Trace, lexicon: Lexicon) -> Window:
+    """Return the window: the longest run of steps with consecutive numbers, from its first ProfilerStep to its last
+    end.
+
+    Time between other steps was not recorded. Without steps it is from the first to the last work of the device, or in
+    a trace without such work of the host.
+    """
+    runs = step_runs(trace, lexicon)
+    if runs:
+        steps = max(runs, key=len)
+        return Window(steps[0].start, steps[-1].end, steps)
+    start, end = (trace.host.start, trace.host.end) if trace.host_only else (trace.device.start, trace.device.end)
+    if not len(start):
+        return Window(0, 0, [])
+    return Window(int(start.min()), int(end.max()), [])
+
+
+def step_runs(trace: Trace, lexicon: Lexicon) -> list[list[StepWindow]]:
+    """Return the steps, split where numbers are not consecutive; nested steps are left out."""
+    host = trace.host
+    found = np.flatnonzero(lexicon.profiler_step[host.name] & (host.end > host.start))
+    if not len(found):
+        return []
+    found = found[np.lexsort((-host.end[found], host.start[found]))]
+    reach = np.maximum.accumulate(host.end[found])
+    found = found[np.concatenate(([True], reach[1:] > reach[:-1]))]
+    numbers = np.array([_number(trace.names[name]) for name in host.name[found].tolist()], np.int64)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    runs = zip(np.split(found, breaks), np.split(numbers, breaks), strict=True)
+    return [_tiled(host.start[run].tolist(), int(host.end[run[-1]]), named.tolist()) for run, named in runs]
+
+
+def _tiled(starts: list[int], last: int, numbers: list[int]) -> list[StepWindow]:
+    return [StepWindow(*step) for step in zip(numbers, starts, [*starts[1:], last], strict=True)]
+
+
+def _number(name: str) -> int:
+    match = _NUMBER.match(name)
+    return int(match[1]) if match else 0
+
+
+Places = NDArray[np.intp]
+
+_PROFILER = ("torch/profiler/", "torch/autograd/profiler.py")
+
+
+def recorder_waits(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> Mask:
+    """Return a mask over `Trace.host`: blocking calls of the recording, in no operator or annotation of the program.
+
+    They are one of these:
+
+    - calls outside every ProfilerStep, on the steps' thread: only `profile.step()` and the profiler's start and stop
+      run there;
+    - calls under a Python frame of torch.profiler;
+    - synchronisations of the whole device before all that the program does in the first step, or after all that it does
+      in the last of several, if no other step has one in the same place;
+    - without steps, those before or after all that the program does.
+    """
+    host = trace.host
+    found = np.zeros(len(host), np.bool_)
+    blocking = lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
+    marks = lexicon.profiler_step[host.name]
+    program = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.ANNOTATION)
+    program &= ~marks
+    program[links[links != MISSING]] = True
+    framed = np.fromiter((_PROFILER[0] in name or _PROFILER[1] in name for name in trace.names), np.bool_)
+    frames = framed[host.name] & (host.kind == HostKind.PYTHON)
+    for thread in np.unique(host.thread[marks if marks.any() else blocking]).tolist():
+        here = host.thread == thread
+        doing, own = _spans(trace, here & program), _spans(trace, here & frames)
+        calls = np.flatnonzero(here & blocking)
+        calls = calls[~_within(host.start[calls], doing)]
+        found[calls[_within(host.start[calls], own)]] = True
+        if window.steps:
+            found[calls[~_within(host.start[calls], _spans(trace, here & marks))]] = True
+        wide = calls[lexicon.device_wide[host.name[calls]]]
+        found[_at_borders(host.start[wide], host.end[wide], doing, window.steps, wide)] = True
+    return found
+
+
+def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls: Places) -> Places:
+    """Return those of `calls` at the beginning of only the first step, or at the end of only the last one."""
+    everything = (int(min(start.min(initial=0), doing.start.min(initial=0))), int(np.iinfo(np.int64).max))
+    bounds = np.array([(step.start, step.end) for step in steps] or [everything], np.int64)
+    step = np.searchsorted(bounds[:, 0], start, side="right") - 1
+    inside = (step >= 0) & (end <= bounds[step, 1])
+    first = inside & (overlap(bounds[step, 0], start, doing) == 0)
+    last = inside & (overlap(end, bounds[step, 1], doing) == 0)
+    found = [np.empty(0, np.intp)]
+    if set(step[first].tolist()) == {0}:
+        found.append(calls[first])
+    if len(steps) != 1 and set(step[last].tolist()) == {len(bounds) - 1}:  # a single step does not tell
+        found.append(calls[last])
+    return np.concatenate(found)
+
+
+def _spans(trace: Trace, chosen: Mask) -> Spans:
+    return union(trace.host.start[chosen], trace.host.end[chosen])
+
+
+def _within(at: Ns, spans: Spans) -> Mask:
+    """Say whether each instant is in one of the spans."""
+    if not len(spans):
+        return np.zeros(len(at), np.bool_)
+    place = np.searchsorted(spans.start, at, side="right") - 1
+    inside: Mask = (place >= 0) & (spans.end[np.maximum(place, 0)] > at)
+    return inside

@@ -1,31 +1,196 @@
-"""The phases of a step: which part of training each slice, and each work it launched, belongs to."""
+"""The phase of a training step at each instant: data, forward, backward, optimizer and others.
+
+The backward pass consists of autograd's own slices, each of which belongs to a forward operator. An operator that makes
+an autograd node and the slice that later evaluates the node have the same "Sequence number". It counts per thread of
+the forward pass, and "Fwd thread id" is that thread in the profiler's own numbers (see
+torch.autograd.profiler.emit_nvtx).
+
+While the main thread records nothing itself, it may wait for other threads of the process. No trace records these
+waits, so they are inferred from what the other threads do; `idle` are the pieces of the main thread in which it may
+wait.
+"""
 
 import re
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.autograd import evaluations, forward_of
-from gpubench.trace.calls import ModuleCalls
-from gpubench.trace.columns import HostKind, Ids, Mask, Trace, WorkKind
-from gpubench.trace.intervals import Spans, clip, join, subtract, union
-from gpubench.trace.nesting import nearest, nearest_around, of_pieces, outermost
+from gpubench.trace.columns import (
+    EMPTY,
+    MISSING,
+    HostKind,
+    Ids,
+    Mask,
+    Spans,
+    Trace,
+    WorkKind,
+    clip,
+    intersect,
+    join,
+    subtract,
+    union,
+)
 from gpubench.trace.profile import Phase
-from gpubench.trace.program import Program
-from gpubench.trace.recompute import recomputed
-from gpubench.trace.waiting import for_autograd, for_other_ranks
+from gpubench.trace.program import Program, Segments, nearest, nearest_around, of_pieces, outermost
+
+_ANNOTATION = re.compile(r"module: (?P<name>\S*) \((?P<kind>[^()]*)\)$")
+_FRAME = re.compile(r"nn\.Module: (?P<name>(?P<kind>.+?)(_\d+)?)$")
+
+
+@dataclass(frozen=True)
+class ModuleCalls:
+    names: list[str]
+    """Modules: qualified paths as "layer1.0.conv1" if annotated, else the profiler's names, as "Conv2d_3"."""
+    kinds: list[str]
+    """The classes of the modules."""
+    qualified: bool
+    of: Ids
+    """For each host slice the module that it is a call of, -1 for most."""
+
+    @property
+    def mask(self) -> Mask:
+        return self.of >= 0
+
+    @classmethod
+    def of_trace(cls, trace: Trace) -> Self:
+        """Annotations, "module: <path> (<class>)", take precedence over the frames that with_stack records."""
+        annotated = cls._matching(trace, _ANNOTATION, HostKind.ANNOTATION)
+        return annotated if annotated.names else cls._matching(trace, _FRAME, HostKind.PYTHON)
+
+    @classmethod
+    def _matching(cls, trace: Trace, pattern: re.Pattern[str], kind: HostKind) -> Self:
+        candidates = np.unique(trace.host.name[trace.host.kind == kind]).tolist()
+        matches = [(name, match) for name in candidates if (match := pattern.match(trace.names[name]))]
+        modules: dict[str, str] = {match["name"]: match["kind"] for _, match in matches}
+        numbers = {name: number for number, name in enumerate(modules)}
+        by_name = np.full(len(trace.names), MISSING, np.int32)
+        for name, match in matches:
+            by_name[name] = numbers[match["name"]]
+        of = np.where(trace.host.kind == kind, by_name[trace.host.name], np.int32(MISSING))
+        return cls(list(modules), list(modules.values()), pattern is _ANNOTATION, of)
+
+
+Places = NDArray[np.integer[Any]]
+
+_NODE = ("autograd::engine::evaluate_function: ", "torch::autograd::")
+
+
+def evaluations(trace: Trace) -> Mask:
+    """Return slices that evaluate an autograd node, by their names or by the forward's thread."""
+    names = np.fromiter((name.startswith(_NODE) for name in trace.names), np.bool_, len(trace.names))
+    return names[trace.host.name] | (trace.host.forward_thread > 0)
+
+
+def forward_of(trace: Trace, backward: Mask) -> Ids:
+    """Return for each slice of `backward` the forward operator of its node, as a slice; -1 for others and if unknown.
+
+    Operators that make no node have the number of the next one made, so that the last operator with the number before
+    the evaluation counts.
+    """
+    host = trace.host
+    forward = np.flatnonzero((host.sequence >= 0) & (host.forward_thread <= 0) & ~backward)
+    nodes = np.flatnonzero(backward & (host.sequence >= 0))
+    found = np.full(len(host), MISSING, np.int32)
+    for number in np.unique(host.forward_thread[nodes]).tolist():
+        ours = nodes[host.forward_thread[nodes] == number]
+        thread = _forward_thread(trace, forward, ours)
+        found[ours] = _last_before(trace, forward[host.thread[forward] == thread], ours)
+    return found
+
+
+def _forward_thread(trace: Trace, forward: Places, nodes: Places) -> int:
+    """Return the thread whose operators have most of the numbers of `nodes`."""
+    host = trace.host
+    candidates = forward[np.isin(host.sequence[forward], host.sequence[nodes])]
+    pairs = np.unique(np.stack((host.thread[candidates].astype(np.int64), host.sequence[candidates])), axis=1)
+    return int(np.bincount(pairs[0]).argmax()) if pairs.size else MISSING
+
+
+def _last_before(trace: Trace, forward: Places, nodes: Places) -> Ids:
+    """Return for each of `nodes` the last of `forward` with its number that began before it, else -1."""
+    if not len(forward):
+        return np.full(len(nodes), MISSING, np.int32)
+    host = trace.host
+    both = np.concatenate((forward, nodes))
+    is_node = np.arange(len(both)) >= len(forward)
+    order = np.lexsort((is_node, host.start[both], host.sequence[both]))
+    last = np.maximum.accumulate(np.where(is_node[order], MISSING, np.arange(len(both))))
+    candidate = both[order][np.maximum(last, 0)]
+    known = (last >= 0) & (host.sequence[candidate] == host.sequence[both[order]])
+    found = np.empty(len(both), np.int32)
+    found[order] = np.where(known, candidate, MISSING)
+    return found[len(forward) :]
+
+
+_CHECKPOINT = re.compile(
+    r".*torch/utils/checkpoint\.py\(\d+\): (recompute_fn|unpack_hook)$"  # use_reentrant=False
+    r"|CheckpointFunctionBackward$"  # use_reentrant=True
+)
+
+
+def recomputed(program: Program, evaluation: Ids, calls: ModuleCalls) -> Mask:
+    """Return slices of forward work within the evaluation of an autograd node.
+
+    They are within a call of a module or of torch.utils.checkpoint; otherwise they are operators that record gradients
+    in a node that also has operators that do not, because a backward pass records gradients only with create_graph, and
+    then for all operators.
+    """
+    trace, nest = program.trace, program.nest
+    known = np.fromiter((_CHECKPOINT.match(name) is not None for name in trace.names), np.bool_, len(trace.names))
+    roots = calls.mask | known[trace.host.name] | _recording(program)
+    around = nearest(nest, roots & (evaluation >= 0))
+    again = around >= 0
+    # Reentrant checkpoints run a backward pass of their own inside, which is not part of the forward pass.
+    return again & (evaluation <= around)
+
+
+def _recording(program: Program) -> Mask:
+    """Return operators with a sequence number directly in a node that also has operators without one."""
+    host = program.trace.host
+    node = nearest_around(program.nest, program.operator)
+    direct = program.operators & (node >= 0) & (host.forward_thread[node] > 0)
+    recording = direct & (host.sequence >= 0) & (host.forward_thread <= 0)
+    mixed = np.zeros(len(host), np.bool_)
+    mixed[node[direct & (host.sequence < 0)]] = True
+    return recording & mixed[node]
+
+
+def for_autograd(program: Program, evaluating: Mask, idle: Segments) -> Spans:
+    """Return waits in `backward()` for autograd's thread: per piece, from that thread's first to its last slice."""
+    working = _elsewhere(program, evaluating)
+    if not len(working):
+        return EMPTY
+    first = np.searchsorted(working.end, idle.start, side="right")
+    beyond = np.searchsorted(working.start, idle.end, side="left")
+    met = beyond > first
+    start = np.maximum(idle.start[met], working.start[first[met]])
+    return union(start, np.minimum(idle.end[met], working.end[beyond[met] - 1]))
+
+
+def for_other_ranks(program: Program, idle: Segments) -> Spans:
+    """Return waits for collectives that run on a thread of their own, as gloo's do."""
+    communicating = _elsewhere(program, program.lexicon.communication_wait[program.trace.host.name])
+    return intersect(union(idle.start, idle.end), communicating)
+
+
+def _elsewhere(program: Program, mask: Mask) -> Spans:
+    host = program.trace.host
+    found = mask & (host.thread != program.main_thread)
+    return union(host.start[found], host.end[found])
+
 
 NAMES = (
     "other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer",
     "scheduler", "recv_wait", "send_wait",
 )  # fmt: skip
 OTHER, DATA_WAIT, HOST_TO_DEVICE, FORWARD, BACKWARD, EXPOSED_COMMUNICATION, OPTIMIZER = range(7)
-SCHEDULER, RECV_WAIT, SEND_WAIT = range(7, len(NAMES))  # of diffusion, split over ranks
+SCHEDULER, RECV_WAIT, SEND_WAIT = range(7, len(NAMES))  # phases of diffusion that is split over ranks
 PhaseIds = NDArray[np.int8]
 """Indices into NAMES."""
 
-_TAG = re.compile(r"\[[^\]]*\]")  # as Lightning's: [pl][profile][Strategy]DDPStrategy.backward
+_TAG = re.compile(r"\[[^\]]*\]")  # tags as Lightning's: [pl][profile][Strategy]DDPStrategy.backward
 _KNOWN = {
     DATA_WAIT: r"enumerate\(dataloader\)|(data_wait|(wait_for|load|fetch|get|next)_(batch|data)"
     r"|(data|batch)_?(load|loading|fetch|fetching)|data_?loader|\w*dataloader_next)$",
@@ -46,25 +211,25 @@ _UPLOADING = ("aten::to", "aten::copy_", "aten::_to_copy")
 
 @dataclass(frozen=True)
 class Phases:
-    """Columns beside `Trace.host`."""
+    """Columns with one entry per host slice."""
 
     of: PhaseIds
     calls: ModuleCalls
     evaluation: Ids
-    """The innermost slice that is or is around it in which autograd evaluates a node, or -1."""
+    """The innermost slice at or around it in which autograd evaluates a node, or -1."""
     forward: Ids
-    """Of each such slice the operator whose node it is, or -1."""
+    """For such slices the forward operator of the node, or -1."""
     recompute: Mask
-    """Part of a forward pass done again within the backward pass."""
+    """Whether it is part of a forward pass recomputed within the backward pass."""
 
 
 def phase_of(program: Program) -> Phases:
-    """The phase of every slice.
+    """Return the phase of every slice.
 
-    It is that of the innermost slice around it that tells one: an annotation by its name, autograd's evaluation of a
-    node, the optimizer's and the data loader's own marks. In programs that are not annotated so, what is left is
-    forward if it is a module's or makes autograd nodes, and host_to_device if it copies to the device. What a thread
-    of autograd's own does between nodes, as summing gradients, is backward; so is what a call of its engine is around.
+    It is that of the innermost slice around it that tells one: an annotation's name, autograd's evaluation of a node,
+    or the marks of optimizer and data loader. In other programs, modules and operators that make autograd nodes are
+    forward, and copies to the device host_to_device. Work of autograd's own thread between nodes, as summing gradients,
+    is backward, as are calls that contain calls of its engine.
     """
     trace, nest = program.trace, program.nest
     backward, calls = evaluations(trace), ModuleCalls.of_trace(trace)
@@ -81,10 +246,10 @@ def phase_of(program: Program) -> Phases:
 
 
 def phases(program: Program, known: Phases) -> list[Phase]:
-    """What each phase took, in nanoseconds: host time sums to the window, `other` included, which is the last.
+    """Return the nanoseconds of each phase: host time adds up to the window, including `other`, which comes last.
 
-    Device time is what of the window is under work that starts in it and was launched in the phase, so that of two
-    phases may overlap. Of a trace without device work it is 0, and what was done again is the operators' own time.
+    Device time is the part of the window under work that starts in it and was launched in the phase, so that two phases
+    may overlap. In a trace without device work it is 0, and recomputation is the operators' own time.
     """
     host = host_spans(program, known)
     again_on_host = np.where(known.recompute, program.effort, 0) if program.trace.host_only else None
@@ -107,10 +272,10 @@ def phases(program: Program, known: Phases) -> list[Phase]:
 
 
 def host_spans(program: Program, known: Phases) -> list[Spans]:
-    """For each of NAMES when the main thread was in it; together they are the window.
+    """Return for each of NAMES when the main thread was in it; together they are the window.
 
-    Where it is in no other, or in Python within the backward pass, what it waits for autograd's own thread is of the
-    backward pass, and what it waits for collectives on a thread of their own is exposed communication.
+    Where the main thread is in no other phase, or in Python within the backward pass, waiting for autograd's own thread
+    is backward, and waiting for collectives on a thread of their own is exposed communication.
     """
     pieces = program.main
     of = of_pieces(pieces, known.of, OTHER)
@@ -132,14 +297,14 @@ def _length(program: Program, works: Ids) -> int:
 
 
 def _announced(trace: Trace) -> PhaseIds:
-    """The phase that each slice's name tells, if it is an annotation; old traces call annotations operators."""
+    """Return the phase that each slice's name tells, if it is an annotation; old traces call annotations operators."""
     by_name = np.fromiter((_named(name) for name in trace.names), np.int8, len(trace.names))
     may = (trace.host.kind == HostKind.ANNOTATION) | (trace.host.kind == HostKind.OPERATOR)
     return np.where(may, by_name[trace.host.name], np.int8(OTHER))
 
 
 def _named(name: str) -> int:
-    """As "forward", "## forward:embeddings ##" and "[pl][profile]..." are meant."""
+    """Return the phase of a name such as "forward", "## forward:embeddings ##" and "[pl][profile]..."."""
     bare = _TAG.sub("", name).strip("#. ").lower()
     for word in (bare, bare.split(":")[0]):
         for phase, pattern in _PATTERNS.items():
@@ -149,7 +314,7 @@ def _named(name: str) -> int:
 
 
 def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids) -> PhaseIds:
-    """The phase of modules and of operators that stand in no other, and of nothing else."""
+    """Return the phase of modules and operators that are outside all others, and of nothing else."""
     top = program.operators & (nearest_around(program.nest, program.operator) < 0)
     guesses = np.zeros(len(program.trace.host), np.int8)
     guesses[calls.mask | (top & (_used_by_backward(program, forward) | _before_backward(program, backward)))] = FORWARD
@@ -158,7 +323,7 @@ def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids)
 
 
 def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
-    """Slices of threads other than the main one on which nodes are evaluated, and nothing of another phase."""
+    """Return slices of threads other than the main one that evaluate nodes and have no other phase."""
     host = program.trace.host
     threads = np.arange(len(program.trace.threads))
     own = np.isin(threads, host.thread[marks == BACKWARD]) & (threads != program.main_thread)
@@ -168,14 +333,14 @@ def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
 
 
 def _in_engine(program: Program) -> Mask:
-    """Slices within Python's call of autograd's engine, as stacks show it."""
+    """Return slices within Python's call of autograd's engine, from stacks."""
     host, names = program.trace.host, program.trace.names
     known = np.fromiter((_ENGINE.match(name) is not None for name in names), np.bool_, len(names))
     return nearest(program.nest, known[host.name] & (host.kind == HostKind.PYTHON)) >= 0
 
 
 def _used_by_backward(program: Program, forward: Ids) -> Mask:
-    """Outermost operators in which a node was made that is evaluated."""
+    """Return outermost operators that made a node that is evaluated."""
     top = outermost(program.nest, program.operators)[forward[forward >= 0]]
     used = np.zeros(len(forward), np.bool_)
     used[top] = True
@@ -183,7 +348,7 @@ def _used_by_backward(program: Program, forward: Ids) -> Mask:
 
 
 def _before_backward(program: Program, backward: Mask) -> Mask:
-    """Operators that record gradients before the first backward slice of their step."""
+    """Return operators that record gradients before the first backward slice of their step."""
     host = program.trace.host
     edges = np.array([step.start for step in program.window.steps], np.int64)
     step = np.searchsorted(edges, host.start, side="right")
@@ -193,7 +358,7 @@ def _before_backward(program: Program, backward: Mask) -> Mask:
 
 
 def _uploads(program: Program) -> Mask:
-    """Operators of a copy that bring something to the device."""
+    """Return operators of a copy that bring something to the device."""
     trace = program.trace
     names = np.fromiter((name in _UPLOADING for name in trace.names), np.bool_, len(trace.names))
     uploading = np.fromiter(
@@ -204,3 +369,47 @@ def _uploads(program: Program) -> Mask:
     found = np.zeros(len(trace.host), np.bool_)
     found[top[top >= 0]] = True
     return found & names[trace.host.name]
+
+
+ZEROING = ("aten::zero_", "aten::_foreach_zero_", "aten::fill_")
+
+
+@dataclass(frozen=True)
+class Optimizing:
+    """The optimizer's work in the window."""
+
+    steps: int
+    """Optimizer steps that the host executed."""
+    kernels: int
+    """Launches in these and elsewhere in the optimizer's phase; without device work the operators there."""
+    zeroed_gradients: int
+    """Operators with which zero_grad writes zeros."""
+    zeroing: int
+    """Nanoseconds of these: of the work that they launched, or without device work their own."""
+
+
+def optimizing(program: Program, phases: Phases) -> Optimizing:
+    """Count steps and launches both on the host, so that their ratio holds if the device is behind."""
+    host, lexicon = program.trace.host, program.lexicon
+    ours = (phases.of == OPTIMIZER) & program.inside
+    launches = program.operators.copy()
+    if not program.trace.host_only:
+        launches[:] = False
+        launches[program.links[program.links >= 0]] = True
+    in_zero_grad = nearest(program.nest, lexicon.zero_grad[host.name]) >= 0
+    zeroing = nearest(program.nest, program.named(ZEROING) & in_zero_grad)
+    calls = (zeroing == np.arange(len(host))) & (nearest_around(program.nest, zeroing) < 0)  # zero_ calls fill_
+    return Optimizing(
+        steps=int((lexicon.optimizer[host.name] & program.inside).sum()),
+        kernels=int((ours & launches).sum()),
+        zeroed_gradients=int((calls & program.counted).sum()),
+        zeroing=int(program.effort[zeroing >= 0].sum()),
+    )
+
+
+def zeroing_idle(program: Program, waiting: Spans) -> int:
+    """Return the part of `waiting`, when the device waits for Python and launches, in which zero_grad writes zeros."""
+    host = program.trace.host
+    zero_grad = nearest(program.nest, program.lexicon.zero_grad[host.name])
+    filling = zero_grad[program.named(ZEROING) & (zero_grad >= 0)]
+    return intersect(union(host.start[filling], program.nest.end[filling]), waiting).length

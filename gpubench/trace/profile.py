@@ -1,28 +1,29 @@
-"""What traces show, as data: the content of profile.json, and what findings and reports are made from.
+"""The profile of a rank, as data: everything that the analysis of its trace found. It is persisted as profile.json.
 
-Times are integer nanoseconds of the profiled run: parts of a whole sum to it exactly. They tell where time went, never
-how fast the program is, since recording costs time too. Sizes are bytes. Unknown is None.
+Times are integer nanoseconds of the profiled run; parts add up to their whole exactly. They show where time went, not
+how fast the program is, because recording costs time. Sizes are bytes. None means unknown.
 """
 
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 Cause = Literal[
     "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation", "python_and_launch",
     "recording", "queued", "backlog", "unknown",
 ]  # fmt: skip
-"""Why the device had nothing to do: what the host did meanwhile, for as long as it had not launched the next work.
+"""Causes of idle time: what the host did while it had not launched the next work.
 
-`recording` is a wait that only the recording makes. From `queued` on the program's host is not known to be the cause:
-`queued` is the time after the next work was launched (it stood in a queue, or the device did work that was not
-recorded), and `backlog` the time before work that was launched before the trace began."""
+`recording` is a wait that only the recording makes. From `queued` on, the host is not known to be the cause: `queued`
+is time after the next work was launched (it was in a queue, or the device did work that was not recorded), and
+`backlog` is time before work that was launched before the trace began."""
 
 CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
 
 HostPart = Literal["data_loader", "communication", "copies", "optimizer", "operators", "python"]
-"""What the main thread did, of a trace without device work; `python` is all time outside the profiler's operators in
-which it does not seem to wait for other threads."""
+"""What the main thread did, in a trace without device work. `python` is all time outside the profiler's operators in
+which the thread does not seem to wait for other threads."""
 
 HOST_PARTS: tuple[HostPart, ...] = HostPart.__args__  # type: ignore[attr-defined]
 
@@ -36,25 +37,25 @@ class Breakdown(Struct, frozen=True):
 
     wall: int
     compute: int
-    """Kernels that are no communication, and memsets: the union of their time."""
+    """The union of the time of memsets and of kernels other than communication."""
     exposed_communication: int
     """Communication while nothing computes."""
     exposed_copies: int
     """Copies while nothing computes or communicates."""
     idle: int
     communication: int
-    """All of it, hidden or not."""
+    """All communication, hidden or not."""
     copies: int
     hidden_communication: int
     """Communication while something computes."""
 
 
 class Step(Struct, frozen=True):
-    """One step of a rank: from its ProfilerStep to the next one's, so that steps tile the window."""
+    """One step of a rank, from its ProfilerStep to the next one, so that steps tile the window."""
 
     number: int
     start: int
-    """Since the window began."""
+    """Nanoseconds since the window began."""
     wall: int
     device: Breakdown | None
     idle: dict[Cause, int]
@@ -66,29 +67,29 @@ class Phase(Struct, frozen=True):
 
     name: str
     host: int
-    """Time of the main thread inside it."""
+    """Time of the main thread in it."""
     device: int
-    """Union of the work launched from it."""
+    """The union of the work launched from it."""
     launches: int
     recompute: int
-    """Forward work done again in the backward pass: of `device`, or on a CPU of `host`."""
+    """Forward work recomputed in the backward pass: a part of `device`, or on a CPU of `host`."""
 
 
 class Module(Struct, frozen=True):
-    """One nn.Module by its path; times are its own and its children's."""
+    """One nn.Module by its path; times include its children."""
 
     path: str
     kind: str
-    """The class, where it is known."""
+    """The class, if known."""
     calls: int
     host: int
-    """Of its forward."""
+    """Calls of its forward."""
     forward: int
-    """Device time, or on a CPU the operators' own; so are the two below."""
+    """Device time, or on a CPU the operators' own time; the next two fields, too."""
     backward: int
     recompute: int
     own: int
-    """forward + backward + recompute of no child."""
+    """forward + backward + recompute, without its children."""
 
 
 class Operator(Struct, frozen=True):
@@ -96,48 +97,50 @@ class Operator(Struct, frozen=True):
 
     name: str
     shapes: str
-    """As "[64, 3, 224, 224] [64, 3, 7, 7]"; empty where none were recorded."""
+    """Shapes as "[64, 3, 224, 224] [64, 3, 7, 7]"; empty if they were not recorded."""
     dtype: str
     calls: int
     host: int
-    """Its own, without the operators it called."""
+    """Its own host time, without the operators that it called."""
     device: int
     kernels: int
     flops: float | None
-    """Of all calls; None where the formula needs shapes that are not there."""
+    """FLOPs of all calls; None if the formula needs shapes that were not recorded."""
     bytes: float | None
-    """Least traffic: inputs read once, output written once."""
+    """The least traffic: inputs read once, output written once."""
     bound: Bound
-    """Which ceiling of the device its arithmetic intensity puts first."""
+    """The ceiling of the device that its arithmetic intensity selects."""
     of_ceiling: float | None
-    """The time that ceiling allows over the time taken."""
+    """The time that this ceiling allows, divided by the time taken."""
 
 
 class Attention(Struct, frozen=True, kw_only=True):
-    """Attention made of separate operators, of one set of sizes: the scores of all queries with all keys go through
-    memory. Times are the work of these operators; on a CPU, their own time."""
+    """Attention in separate operators, of one set of sizes, whose scores go through memory.
+
+    Times are of the work of these operators; on a CPU their own time.
+    """
 
     groups: int | None
-    """Batch x heads: the number of matrices of scores. None, as the sizes below, where shapes were not recorded."""
+    """Batch x heads, the number of score matrices. This and the sizes below are None if shapes were not recorded."""
     queries: int | None
     keys: int | None
     head_size: int | None
     dtype: str
-    """Of the queries; empty where it is not known."""
+    """The type of the queries; empty if unknown."""
     calls: int
     """Softmaxes of the forward pass."""
     backward_calls: int
     products: int
-    """The matrix products of queries with keys, of probabilities with values, and their gradients."""
+    """The matrix products of queries with keys and of probabilities with values, and their gradients."""
     softmax: int
     elementwise: int
-    """Between the products: scaling, mask, dropout, conversions."""
+    """Work between the products: scaling, mask, dropout, conversions."""
     backward: int
-    """Of the three above, what belongs to the backward pass."""
+    """The part of the three above in the backward pass."""
     fallback: bool
-    """Whether scaled_dot_product_attention was called, and fell back to its math backend."""
+    """Whether scaled_dot_product_attention was called and fell back to its math backend."""
     obstacles: list[str]
-    """What is known to keep its fused kernels from these inputs, a sentence each."""
+    """Known reasons why its fused kernels do not take these inputs, a sentence each."""
 
     @property
     def total(self) -> int:
@@ -153,23 +156,23 @@ class Kernel(Struct, frozen=True):
     median: int
     longest: int
     operator: str
-    """The one that launches it most; empty where no launch is in the trace."""
+    """The operator that launches it most; empty if no launch is in the trace."""
 
 
 class Launches(Struct, frozen=True):
-    """The road of work from the host to the device."""
+    """Launches of device work by the host, and the queue between the two."""
 
     calls: int
     """Launches whose device work is in the trace."""
     host: int
     """Time in launch calls."""
     delay_median: int
-    """From the end of the launch call to the start of the work, no less than 0."""
+    """Time from the end of the launch call to the start of the work, at least 0."""
     delay_p95: int
     late: int
-    """Launches after which the work began at once, as nothing was queued before it: the device waited for the host."""
+    """Launches whose work began at once, because the queue was empty: the device waited for the host."""
     queue_mean: float
-    """Work launched and not begun, over time."""
+    """Mean number of works that are launched and have not begun."""
     queue_longest: int
     short: int
     """Kernels under SHORT_KERNEL."""
@@ -178,39 +181,41 @@ class Launches(Struct, frozen=True):
     """Device work whose launch is not in the trace."""
     unlinked_total: int
     works: int = 0
-    """Pieces of work that the calls brought: with CUDA graphs many a call. `late` and `short` are of these."""
+    """Kernels and copies that the calls launched; a CUDA graph launches many per call. `late` and `short` count
+    these."""
 
 
 class Copy(Struct, frozen=True):
     """Copies of one kind: `aten::copy_` and what else moves data."""
 
+    """Copies of one kind: `aten::copy_` and other operators that move data."""
     kind: CopyKind
     pinned: bool | None
-    """Whether the host's memory was page-locked; None where none is involved or it is not known."""
+    """Whether the host's memory was page-locked; None if no host memory is involved or it is unknown."""
     calls: int
     host: int
-    """Time that the calls kept the host."""
+    """Time that the calls blocked the host."""
     device: int
     bytes: int | None
     phase: str
     example: str
-    """Operator, shapes, types, strides of the largest one."""
+    """Operator, shapes, types and strides of the largest copy."""
     where: str | None
-    """file:line of the user's code, where stacks were recorded."""
+    """file:line of the user's code, if stacks were recorded."""
 
 
 class Synchronisation(Struct, frozen=True):
-    """Places where the host waited for the device."""
+    """Waits of the host for the device, by place."""
 
     operator: str
-    """What asked for it, as aten::item; or the call itself."""
+    """The operator that asked for the wait, as aten::item, or the call itself."""
     call: str
     where: str | None
     calls: int
     blocked: int
-    """Time the host waited."""
+    """Time that the host waited."""
     idle: int
-    """Time the device then had nothing to do."""
+    """Time that the device was idle because of the wait."""
     phase: str
 
 
@@ -221,54 +226,54 @@ class Collective(Struct, frozen=True):
     exposed: int
     bytes: int | None
     kind: CollectiveKind | None = None
-    """What the program asked for, else what the kernel's name says; None in profiles that do not tell."""
+    """What the program requested, or else what the kernel's name says; None in profiles without this field."""
 
 
 class Compiled(Struct, frozen=True):
-    """What torch.compile left in the trace."""
+    """What a trace shows of torch.compile."""
 
     regions: int
-    """Compiled graphs that were run, of one step at most."""
+    """The largest number of compiled graphs run in one step."""
     graph_breaks: int
     """Regions of a step beyond the first."""
     compilations: int
-    """Compilations inside the window: recompiles."""
+    """Compilations in the window, which are recompilations."""
     compiling: int
-    """Host time of them."""
+    """Host time of the compilations."""
 
 
 class Stretch(Struct, frozen=True):
-    """A time in which the main thread was in no operator and waited for nothing: Python, or what it calls."""
+    """Time in which the main thread was in no operator and did not wait: Python, or what Python calls."""
 
     length: int
-    """Of the longest one of its place, which is all that follows `total`."""
+    """The longest stretch of its place; the fields after `total` describe it."""
     count: int
     """Stretches of the place that are at least half as long."""
     total: int
-    """Of these."""
+    """Nanoseconds of these stretches."""
     phase: str
     module: str
-    """The path of the innermost module around it; empty outside of all, or where they are not recorded."""
+    """The path of the innermost module around it; empty outside all modules, or if modules are not recorded."""
     after: str
-    """The operator, runtime call or loading of data before it; empty where there is none."""
+    """The operator, runtime call or loading of data before it; empty if there is none."""
     where: str | None
-    """file:line of the user's code, where stacks were recorded."""
+    """file:line of the user's code, if stacks were recorded."""
 
 
 class Python(Struct, frozen=True):
-    """Time of the main thread outside operators, and how finely operators cut it up."""
+    """Time of the main thread outside operators, and how operators divide it."""
 
     total: int
     stretches: int
     median: int
     half: int
-    """Half of `total` is in stretches at least this long: few long ones, if it is far beyond `median`."""
+    """Half of `total` is in stretches at least this long; if it is far above `median`, there are few long stretches."""
     longest: list[Stretch]
-    """The longest of each place, at most a few."""
+    """The longest stretch of each place, at most a few."""
     operators: int
-    """Operators that began in the window, on any thread; those called by others, or to load data, left out."""
+    """Operators that began in the window, on any thread, without nested ones and those that load data."""
     operator_median: int
-    """Of their durations."""
+    """The median of their durations."""
 
 
 class Box(Struct, frozen=True):
@@ -293,11 +298,11 @@ class Timeline(Struct, frozen=True):
     wall: int
     lanes: list[Lane]
     left_out: int
-    """Boxes too short to be drawn."""
+    """The number of boxes that are too short to draw."""
 
 
 class Rank(Struct, frozen=True, kw_only=True):
-    """One trace: one process."""
+    """The profile of one trace: one process."""
 
     label: str
     rank: int | None
@@ -307,25 +312,25 @@ class Rank(Struct, frozen=True, kw_only=True):
     start: int
     """When the window began, on the trace's own clock."""
     wall: int
-    """The window: from the first ProfilerStep to the end of the last; without any, from first to last device work."""
+    """The window: from the first ProfilerStep to the end of the last one; without steps, of all device work."""
     step_numbers: list[int]
     device: Breakdown | None
     idle: dict[Cause, int]
-    """Sums to device.idle."""
+    """The causes, which add up to device.idle."""
     host: dict[HostPart, int]
-    """Sums to wall: the main thread, of a trace without device work; empty otherwise."""
+    """The parts of the main thread, which add up to wall, in a trace without device work; empty otherwise."""
     critical_path: dict[str, int]
-    """Sums to wall: what the step could not have been shorter without. Of a trace without device work it is empty."""
+    """What determined the step's length, which adds up to wall; empty in a trace without device work."""
     steps: list[Step]
     phases: list[Phase]
     modules: list[Module]
     operators: list[Operator]
     attention: list[Attention] = []
-    """That which is made of separate operators, the most time first."""
+    """Attention in separate operators, most time first."""
     kernels: list[Kernel]
     fusible: int = 0
-    """What fusing neighbours saves at the most: of each run of consecutive kernels on a stream that only move memory,
-    all but the longest, which is left with their work."""
+    """An upper limit for what fusing neighbours saves: of each run of consecutive memory-moving kernels on a stream,
+    all but the longest kernel."""
     launches: Launches | None
     copies: list[Copy]
     synchronisations: list[Synchronisation]
@@ -334,25 +339,25 @@ class Rank(Struct, frozen=True, kw_only=True):
     python: Python | None = None
     """None without slices of the host."""
     threads: int
-    """Host threads with operators."""
+    """The number of host threads with operators."""
     unread: list[str] = []
-    """Categories of events that are not read, most of them first: of a device that is not CUDA's, ROCm's or XPU's."""
+    """Unread categories of events, as of devices other than CUDA's, ROCm's and XPU's; those with most events first."""
     work_missing: bool = False
-    """The trace launches work of a GPU and has none: it was not recorded."""
+    """Whether the trace launches work of a GPU and has none, because it was not recorded."""
     zeroed_gradients: int
     """Calls that filled gradients with zeros instead of dropping them."""
     zeroing: int = 0
-    """Time of those calls: of the work they launched, or on a CPU their own."""
+    """Time of those calls: of the work that they launched, or on a CPU their own."""
     zeroing_idle: int = 0
-    """Of `idle`, what waits for Python and launches while zero_grad writes zeros."""
+    """The part of `idle` that waits for Python and launches while zero_grad writes zeros."""
     optimizer_kernels: int
-    """Device launches, or on a CPU operators, in optimizer steps of the window."""
+    """Device launches, or on a CPU operators, in the window's optimizer steps."""
     optimizer_steps: int
     timeline: Timeline | None
     missing: dict[str, str]
-    """What could not be told, and the option that would: {"shapes": "profiling.record_shapes"}."""
+    """What the trace does not tell, and the option that records it: {"shapes": "profiling.record_shapes"}."""
     notes: list[str]
-    """What a reader must know: backlog, compiled regions, events that were dropped."""
+    """Notes for the reader, as on backlog, compiled regions and events that were dropped."""
 
 
 class Straggler(Struct, frozen=True):
@@ -360,7 +365,7 @@ class Straggler(Struct, frozen=True):
     late: int
     """Mean nanoseconds by which it reached collectives after the first rank."""
     waited_for: int
-    """Collectives that it reached last, and by more than noise."""
+    """Collectives that it reached last, by more than noise."""
     of: int
 
 
@@ -377,3 +382,20 @@ class KernelChange(Struct, frozen=True):
 class Profile(Struct, frozen=True):
     ranks: list[Rank]
     stragglers: list[Straggler]
+
+
+def shares(profile: Profile) -> dict[str, float]:
+    """Return the breakdown of the lowest rank by tag, as fractions of its wall time; "profile/step_time" is in seconds.
+
+    Tags are "profile/device/compute", "profile/idle/data_loader", "profile/host/python" and so on.
+    """
+    rank = profile.ranks[0]
+    if not rank.wall:
+        return {}
+    parts: dict[str, int] = {f"host/{part}": time for part, time in rank.host.items()}
+    if rank.device:
+        device = msgspec.structs.asdict(rank.device)
+        parts |= {f"device/{name}": time for name, time in device.items() if name != "wall"}
+        parts |= {f"idle/{cause}": time for cause, time in rank.idle.items()}
+    found = {f"profile/{tag}": time / rank.wall for tag, time in parts.items()}
+    return found | ({"profile/step_time": rank.wall / 1e9 / len(rank.steps)} if rank.steps else {})

@@ -1,0 +1,417 @@
+"""Decides whether two sides did the same work, in what else they differ, and which figures are comparable."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpubench import units
+from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
+from gpubench.metrics import DEFINITIONS
+from gpubench.runs.directory import RunRecord
+
+
+def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
+    """Returns the headline of a training run, such as "resnet18, fp32, batch 16 x 2 ranks"."""
+    model, precision, batch = (_known(settings.get(key)) for key in ("model.name", "precision", "training.batch_size"))
+    return f"{model}, {precision}, batch {batch}" + (f" x {ranks} ranks" if ranks > 1 else "")
+
+
+def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:
+    """Returns the headline of a pipeline, as "tiny, fp32, 50 steps of DDIMScheduler, 8 samples over 2 ranks on cpu".
+
+    `model` and `scheduler` are the names of the built objects.
+    """
+    keys = ("precision", "sampling.steps", "device")
+    precision, steps, device = (_known(settings.get(key)) for key in keys)
+    samples = settings.get("work.samples")
+    many = units.counted(samples, "sample") if samples else "? samples"
+    what = f"{_known(model)}, {precision}, {steps} steps of {_known(scheduler)}"
+    return f"{what}, {many} over {units.counted(ranks, 'rank')} on {device}"
+
+
+def _known(fact: Any) -> Any:
+    return "?" if fact is None else fact
+
+
+FEW = 3  # number of keys that a sentence lists
+PER_DEVICE = "_per_device"  # suffix of the name of a figure that is divided by the ranks
+ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
+
+# The role of each setting in a comparison. A setting that is not listed is a treatment.
+SETTINGS: dict[Kind | None, tuple[str, ...]] = {
+    "workload": (
+        "model.name", "data.source", "data.path", "data.image_size", "data.sequence_length", "data.tokenizer",
+        "training.optimizer", "model.unet", "model.step_ms", "model.height", "model.width", "sampling.scheduler",
+        "sampling.options", "sampling.steps", "sampling.guidance_scale", "sampling.eta", "work.samples", "work.prompts",
+        "work.negative_prompt", "output.images",
+    ),
+    "scale": ("work.micro_batch", "training.batch_size", "training.grad_accumulation", "distributed.world_size"),
+    "treatment": (
+        "seed", "device", "precision", "model.activation_checkpointing", "data.workers", "data.pin_memory",
+        "data.prefetch", "training.optimizer_impl", "training.learning_rate", "training.momentum",
+        "training.weight_decay", "performance.channels_last", "performance.compile", "performance.compile_mode",
+        "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads",
+        "performance.omp_wait_policy", "distributed.strategy", "distributed.backend", "distributed.bucket_mb",
+        "distributed.separate_reduce_scatter",
+        "training.read_loss", "distributed.sync_gradients", "performance.expandable_segments", "memory.predict",
+        "memory.device_model", "memory.device_memory",
+        "performance.deterministic", "pipeline.split", "pipeline.in_flight", "output.latents", "inject",
+    ),
+    "protocol": (
+        "data.samples", "training.steps", "training.epochs", "training.seconds", "training.warmup_steps",
+        "distributed.timeout", "measurement.repeats", "measurement.target_precision", "measurement.max_repeats",
+        "measurement.count_flops", "measurement.measure_peak", "measurement.telemetry_interval",
+        "measurement.stall_timeout", "measurement.baseline", "pipeline.deadline", "verify", "memory.steps",
+    ),
+    None: (
+        "experiment", "results", "logging.level", "logging.graph", "logging.wandb", "logging.wandb_project",
+        "logging.wandb_mode", "profiling.enabled", "profiling.unit", "profiling.wait", "profiling.warmup",
+        "profiling.active", "profiling.repeat", "profiling.record_shapes", "profiling.profile_memory",
+        "profiling.with_stack", "profiling.modules", "profiling.all_ranks", "profiling.keep_compile",
+        "profiling.compress", "memory.spare", "memory.explain", "memory.advise", "memory.find_batch_size",
+    ),
+}  # fmt: skip
+_KINDS = {key: kind for kind, keys in SETTINGS.items() for key in keys}
+
+# Settings that request a shape. The shape of the built model takes precedence over them.
+_ASKED_SHAPE = ("data.image_size", "data.sequence_length")
+_OF_MEMORY = "memory."  # settings that only one command has
+# Keys that are not conditions of the run: names, momentary readings, and duplicates of other keys.
+_PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
+PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
+
+
+_MATMUL = ("performance.matmul_precision", "precision")
+_THREADS = ("performance.cpu_threads", "distributed.world_size")
+CONSEQUENCES: dict[str, tuple[str, ...]] = {
+    "math.float32_matmul_precision": _MATMUL,
+    "math.matmul_allow_tf32": _MATMUL,
+    "math.cudnn_allow_tf32": _MATMUL,
+    "math.cudnn_benchmark": ("performance.cudnn_benchmark",),
+    "math.cudnn_deterministic": ("performance.deterministic",),
+    "math.deterministic_algorithms": ("performance.deterministic",),
+    "threads.intra_op": _THREADS,
+    "variables.OMP_NUM_THREADS": _THREADS,
+    "variables.MKL_NUM_THREADS": _THREADS,
+    "variables.OMP_WAIT_POLICY": ("performance.omp_wait_policy",),
+    "variables.PYTORCH_ALLOC_CONF": ("performance.expandable_segments",),
+    "variables.CUDA_VISIBLE_DEVICES": ("device",),
+    "variables.GLOO_SOCKET_IFNAME": ("distributed.world_size",),
+    "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING": ("distributed.world_size",),
+    "precision": ("device",),
+    "model.name": ("device",),
+    "data.image_size": ("device",),
+    "data.pin_memory": ("device",),
+    "data.workers": ("device", "data.source", "distributed.world_size"),
+    "distributed.backend": ("device",),
+    "performance.channels_last": ("device", "model.name", "distributed.strategy"),
+    "performance.cpu_threads": ("distributed.world_size",),
+    "training.batch_size": ("model.name", "device"),
+}
+"""Facts that gpubench derives, each with the settings that it is derived from, the closest first.
+
+A setting among them counts as derived only if the user gave it on neither side.
+"""
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How to make one metric comparable: each side's value is divided by the side's number."""
+
+    metric: str
+    """The name of the divided metric."""
+    unit: str
+    baseline: float
+    candidate: float
+    withheld: str | None
+    """Why the metric gets no verdict; None if it gets one."""
+
+
+def judge(baseline: Side, candidate: Side, *, force: bool = False) -> Comparability:
+    """Decides whether verdicts may be given. `force` gives them in any case, and the reasons mention it."""
+    ours, theirs = baseline.runs[0], candidate.runs[0]
+    found = differences(ours, theirs)
+    against = _obstacles(baseline, candidate, found)
+    verdict = "verdicts are given because of --force" if force else "verdicts are withheld; --force gives them anyway"
+    return Comparability(
+        comparable=not against,
+        forced=force and bool(against),
+        reasons=[f"{reason}: {verdict}" for reason in against] + _remarks(baseline, candidate, found),
+        differences=found,
+    )
+
+
+def misfit(side: Side) -> str | None:
+    """Returns why the runs of a side do not measure one configuration; None if they do."""
+    return next(iter(_obstacles(side, side, ())), None)
+
+
+def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Difference]:
+    """Returns all facts in which the sides differ, those of the work first. Facts that one side lacks do not count."""
+    found = [*_work(baseline, candidate), *_environment(baseline, candidate), *_code(baseline, candidate)]
+    causes = _causes({difference.key for difference in found}, baseline, candidate)
+    found = [replace(difference, follows=causes.get(difference.key)) for difference in found]
+    return sorted(found, key=lambda difference: ORDER.index(difference.kind))
+
+
+def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> dict[str, str]:
+    """Maps each difference that follows from another one to the setting that the user chose."""
+    direct = {
+        key: cause
+        for key in keys & CONSEQUENCES.keys()
+        if key not in _KINDS or key in baseline.chosen & candidate.chosen
+        if (cause := next((cause for cause in CONSEQUENCES[key] if cause in keys), None))
+    }
+    found = {}
+    for key, cause in direct.items():
+        while cause in direct:
+            cause = direct[cause]
+        found[key] = cause
+    return found
+
+
+def same_step(baseline: Side, candidate: Side) -> bool:
+    """Returns whether a step is the same work on both sides: equal samples per rank and equal ranks."""
+    return _step(baseline) == _step(candidate)
+
+
+def samples_per_step(side: Side) -> int | None:
+    """Returns the samples of one rank in one optimizer step; None if the settings are unknown."""
+    settings = side.runs[0].settings
+    batch, accumulation = settings.get("training.batch_size"), settings.get("training.grad_accumulation")
+    return batch * accumulation if isinstance(batch, int) and isinstance(accumulation, int) else None
+
+
+def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normalisation:
+    """Returns how a metric is made comparable: withheld if the steps differ in size, per device if the ranks differ."""
+    as_it_is = Normalisation(metric, unit, 1.0, 1.0, None)
+    per, ranks = _per(metric), (_ranks(baseline), _ranks(candidate))
+    if any(side.runs[0].record is None for side in (baseline, candidate)):
+        return as_it_is
+    if per == "step" and not same_step(baseline, candidate):
+        sizes = f"{_describe_step(baseline)} against {_describe_step(candidate)}"
+        return Normalisation(metric, unit, 1.0, 1.0, f"a step is not the same work: {sizes}")
+    if per == "job" and ranks[0] != ranks[1]:
+        return Normalisation(metric + PER_DEVICE, unit, float(ranks[0]), float(ranks[1]), None)
+    return as_it_is
+
+
+def headline(run: RunEvidence) -> str:
+    """Returns the workload in one line: "resnet18, fp32, batch 16 x 2 ranks on cuda", or the column of a log."""
+    if run.record is None:
+        return f"column {next(iter(run.metrics), '?')} of another tool's log"
+    settings = run.settings
+    if not settings:
+        return f"{run.record.command}, settings unknown"
+    if run.record.command == "pipe-infer":
+        model, scheduler = (run.workload.get(key) for key in ("model", "scheduler"))
+        return pipeline(settings, model, scheduler, run.record.world_size)
+    device = settings.get("device") or "?"
+    if _predicted(run):
+        named = settings.get("memory.device_model") or (device if device == "cpu" else "a GPU")
+        device = f"{named}, predicted"
+    return f"{training(settings, run.record.world_size)} on {device}"
+
+
+def summarise_side(side: Side) -> SideSummary:
+    first = side.runs[0]
+    return SideSummary(
+        label=side.label,
+        paths=[str(run.path) for run in side.runs],
+        command=first.record.command if first.record else None,
+        headline=headline(first),
+        started=first.record.started if first.record else None,
+        runs=len(side.runs),
+        repeats=sum(run.repeats for run in side.runs),
+    )
+
+
+def _per(metric: str) -> str | None:
+    if metric in DEFINITIONS:
+        return DEFINITIONS[metric].per
+    return "step" if metric.startswith("phase_") else None
+
+
+def _ranks(side: Side) -> int:
+    record = side.runs[0].record
+    return record.world_size if record else 1
+
+
+def _step(side: Side) -> tuple[int | None, int]:
+    return samples_per_step(side), _ranks(side)
+
+
+def _describe_step(side: Side) -> str:
+    samples, ranks = samples_per_step(side), _ranks(side)
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    return f"{'an unknown number of' if samples is None else samples} samples{each}"
+
+
+def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
+    """Yields the differences in settings, and in the facts of the built model."""
+    if baseline.record and candidate.record and _measured_by(baseline.record) != _measured_by(candidate.record):
+        yield Difference("command", "workload", baseline.record.command, candidate.record.command)
+    shape_known = "sample_shape" in baseline.workload and "sample_shape" in candidate.workload
+    if baseline.settings and candidate.settings:
+        for key, ours, theirs in _changes(baseline.settings, candidate.settings):
+            kind = _KINDS.get(key, "treatment")
+            if kind is None or (shape_known and key in _ASKED_SHAPE):
+                continue
+            needed = kind in ("workload", "scale") or key.startswith(_OF_MEMORY)
+            if needed and not (key in baseline.settings and key in candidate.settings):
+                continue
+            yield Difference(key, kind, ours, theirs)
+    other_bits = any(baseline.settings.get(key) != candidate.settings.get(key) for key in ("precision", "seed"))
+    for key, ours, theirs in _changes(baseline.workload, candidate.workload):
+        if key == "weights" and other_bits:  # the same model, with weights that differ in their last bits
+            continue
+        if key in baseline.workload and key in candidate.workload:
+            yield Difference(key, "workload", ours, theirs)
+
+
+def _measured_by(record: RunRecord) -> str:
+    """Returns the command whose program ran. profile and memory run the training steps of train-bench."""
+    return "train-bench" if record.command in ("profile", "memory") else record.command
+
+
+def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
+    if not (baseline.environment and candidate.environment):
+        return
+    compared = min(len(_gpus(baseline)), len(_gpus(candidate)))
+    ours, theirs = _conditions(baseline, compared), _conditions(candidate, compared)
+    elsewhere = ours.get("host.name") != theirs.get("host.name")
+    for key, old, new in _changes(ours, theirs):
+        if not (elsewhere and key.endswith(".uuid")):  # another machine has other GPUs
+            yield Difference(key, "code" if key == "packages.gpubench" else "treatment", old, new)
+
+
+def _conditions(run: RunEvidence, gpus: int) -> dict[str, Any]:
+    """Returns the environment without momentary readings, with the first `gpus` GPUs key by key."""
+    facts = {key: fact for key, fact in run.environment.items() if key not in _PASSING and key != "gpus"}
+    facts["gpus.count"] = len(_gpus(run))
+    for index, gpu in enumerate(_gpus(run)[:gpus]):
+        facts |= {f"gpus.{index}.{name}": fact for name, fact in gpu.items() if name not in PASSING_OF_GPU}
+    return facts
+
+
+def _gpus(run: RunEvidence) -> list[dict[str, Any]]:
+    listed = run.environment.get("gpus")
+    return [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+
+
+def _code(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
+    ours, theirs = (run.record.git if run.record else None for run in (baseline, candidate))
+    if ours and theirs:
+        both = ours.keys() & theirs.keys()
+        for key, old, new in _changes(*({key: git[key] for key in git if key in both} for git in (ours, theirs))):
+            yield Difference(f"git.{key}", "code", old, new)
+
+
+def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if ours is theirs or ours == theirs:
+        return
+    for key in dict.fromkeys([*ours, *theirs]):
+        if ours.get(key) != theirs.get(key):
+            yield key, ours.get(key), theirs.get(key)
+
+
+def _obstacles(baseline: Side, candidate: Side, found: Iterable[Difference]) -> list[str]:
+    """Returns why no verdict can be given: the work differs, or is unknown."""
+    disunity = [reason for side in (baseline, candidate) if (reason := _disunity(side))]
+    return [*dict.fromkeys([*_unknown_work(baseline, candidate), *_unlike_work(found), *disunity])]
+
+
+def _unknown_work(baseline: Side, candidate: Side) -> Iterator[str]:
+    """Yields reasons why it is unknown whether the work is the same."""
+    foreign = [side.label for side in (baseline, candidate) if side.runs[0].record is None]
+    if len(foreign) == 1:
+        yield f"{foreign[0]} is a log of another tool and the other side a run: the work may not be the same"
+    for side in (baseline, candidate):
+        lost = [run for run in side.runs if run.record and not run.settings]
+        if lost:
+            yield f"the settings of {lost[0].label} could not be read, so its work is unknown"
+
+
+def _unlike_work(found: Iterable[Difference]) -> Iterator[str]:
+    work = [difference for difference in found if difference.kind == "workload"]
+    if work:
+        yield f"not the same work, {_sentence(work)}"
+
+
+def _disunity(side: Side) -> str | None:
+    """Returns why the runs of a group are not repeats of each other, or None. Seed and protocol may differ."""
+    first = side.runs[0]
+    for run in side.runs[1:]:
+        found = [
+            difference for difference in _work(first, run) if difference.kind != "protocol" and difference.key != "seed"
+        ]
+        if found:
+            return f"the runs of {side.label} do not repeat one configuration, {_sentence(found)} in {run.label}"
+    return None
+
+
+def _remarks(baseline: Side, candidate: Side, found: Iterable[Difference]) -> list[str]:
+    """Returns remarks that do not withhold the verdicts."""
+    sides = (baseline, candidate)
+    if all(side.runs[0].record is None for side in sides):
+        return ["logs of another tool: only their numbers are compared"]
+    said = [
+        f"the environment of {side.runs[0].label} could not be read: machine and libraries could not be compared"
+        for side in sides
+        if side.runs[0].record and not side.runs[0].environment
+    ]
+    said += [remark for side in sides if (remark := _variety(side))]
+    said += _counted(baseline, candidate)
+    scale = [difference for difference in found if difference.kind == "scale"]
+    if scale:
+        said.append(f"{_sentence(scale)}: {_consequence(baseline, candidate)}")
+    return said
+
+
+def _variety(side: Side) -> str | None:
+    """Returns a remark on the facts of environment and code in which the runs of a group differ, or None."""
+    first = side.runs[0]
+    keys = dict.fromkeys(
+        difference.key for run in side.runs[1:] for difference in (*_environment(first, run), *_code(first, run))
+    )
+    if not keys:
+        return None
+    named = ", ".join(list(keys)[:FEW]) + (f" and {len(keys) - FEW} more" if len(keys) > FEW else "")
+    return f"the runs of {side.label} differ in {named}: this adds to their variation"
+
+
+def _counted(baseline: Side, candidate: Side) -> Iterator[str]:
+    """Yields remarks if the memory of one side was followed or predicted and that of the other was not."""
+    for side, other in ((baseline, candidate), (candidate, baseline)):
+        ours, theirs = side.runs[0], other.runs[0]
+        if ours.untimed and not theirs.untimed:
+            yield f"{side.label} counted memory and timed nothing: only peaks of memory are comparable"
+        if _predicted(ours) and not _predicted(theirs):
+            yield f"{side.label} is predicted and {other.label} measured: the difference includes prediction error"
+
+
+def _predicted(run: RunEvidence) -> bool:
+    return run.untimed and run.settings.get("memory.predict") is True
+
+
+def _consequence(baseline: Side, candidate: Side) -> str:
+    if baseline.runs[0].untimed or candidate.runs[0].untimed:
+        return "the peaks of a device are compared without division"
+    if _ranks(baseline) != _ranks(candidate):
+        return "per-step figures are withheld, those of the whole job judged per device"
+    if same_step(baseline, candidate):
+        samples = samples_per_step(baseline)
+        return f"a step is {samples} samples per rank on both sides, so all figures are compared without division"
+    return "per-step figures are withheld, per-sample and per-device ones judged"
+
+
+def _sentence(found: Iterable[Difference]) -> str:
+    return ", ".join(f"{each.key} {_value(each.baseline)} against {_value(each.candidate)}" for each in found)
+
+
+def _value(value: Any) -> str:
+    return "unset" if value is None else str(value)

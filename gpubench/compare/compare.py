@@ -1,0 +1,166 @@
+"""Compares runs with a baseline: which is faster, by how much, how certain that is, and what explains it."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+import msgspec
+
+from gpubench.compare import comparability, gate, noise, verdicts
+from gpubench.compare.evidence import Side
+from gpubench.compare.explanation import explain, find_causes, find_memory
+from gpubench.compare.gate import Condition
+from gpubench.compare.result import Comparison, Comparisons, Noise, Outcome, Verdict
+from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
+from gpubench.compare.warnings import accountable, changed_machine, find_warnings, out_of_turn, rejection
+from gpubench.errors import UsageError
+from gpubench.metrics import Metric
+from gpubench.runs import directory, stats
+
+T = TypeVar("T")
+
+
+def compare(
+    sides: Sequence[Side],
+    *,
+    margin: float = DEFAULT_MARGIN,
+    metrics: Sequence[str] = (),
+    force: bool = False,
+    conditions: Sequence[Condition] = (),
+    left_out: Sequence[str] = (),
+) -> Comparisons:
+    """Compares every side after the first with the first, the baseline.
+
+    `metrics` are names or patterns; without any, all metrics with a better direction are compared. `margin` is the
+    fraction from which on a change matters. `force` gives verdicts although the workloads differ. Raises UsageError if
+    a metric or condition names nothing that both sides have.
+    """
+    baseline, *candidates = sides
+    comparisons: list[Comparison] = []
+    judged: list[tuple[str, Sequence[Judged]]] = []
+    for candidate in candidates:
+        comparison, own = _compare(baseline, candidate, margin, metrics, force, conditions)
+        comparisons.append(comparison)
+        judged.append((candidate.label, own))
+    return Comparisons(
+        schema_version=directory.SCHEMA_VERSION,
+        confidence=stats.CONFIDENCE,
+        margin=margin,
+        comparisons=comparisons,
+        gate=gate.judge(conditions, judged) if conditions else [],
+        left_out=list(left_out),
+    )
+
+
+def null(side: Side, *, margin: float = DEFAULT_MARGIN) -> Noise:
+    """Measures the noise of one side's runs. Raises UsageError for several configurations, or a single repeat."""
+    if misfit := comparability.misfit(side):
+        raise UsageError(f"no noise can be measured: {misfit}", "--null takes runs of one configuration")
+    if sum(run.repeats for run in side.runs) < 2:
+        raise UsageError(f"{side.label} has one repeat: no noise can be measured", "measure with --repeats 4 or more")
+    return noise.learn(side, _directed(side.runs[0].metrics), margin)
+
+
+def only(learned: Noise, patterns: Sequence[str]) -> Noise:
+    """Returns the noise of the metrics that match the patterns. Raises UsageError if a pattern matches none."""
+    known = {metric.metric: metric for metric in learned.metrics}
+    return msgspec.structs.replace(learned, metrics=_wanted(known, patterns)) if patterns else learned
+
+
+def _compare(
+    baseline: Side,
+    candidate: Side,
+    margin: float,
+    metrics: Sequence[str],
+    force: bool,
+    conditions: Sequence[Condition],
+) -> tuple[Comparison, list[Judged]]:
+    """Returns the comparison to show, and every judged metric, including those for the gate."""
+    comparable = comparability.judge(baseline, candidate, force=force)
+    withheld = None if comparable.comparable or force else comparable.reasons[0]
+    rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
+    machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
+    circumstances = Circumstances(margin, withheld, rejected, record, machine)
+    # Before the find_warnings, which tell of documents that do not read.
+    causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
+    warnings = [*dict.fromkeys(rejected.values()), *find_warnings(baseline, candidate)]
+    if moved := changed_machine(baseline, candidate):
+        warnings.append(moved)
+    if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
+        warnings.append(unequal)
+    shared = _shared(baseline, candidate)
+    shown = _wanted(shared, metrics) if metrics else _directed(shared)
+    gated = [metric for name, metric in shared.items() if any(_names(one.metric, name) for one in conditions)]
+    judged = verdicts.judge_all(shown, baseline, candidate, circumstances)
+    found = [one.verdict for one in judged]
+    listed = {metric.name for metric in shown}
+    rest = [metric for metric in gated if metric.name not in listed]  # only for the gate, which has its own correction
+    comparison = Comparison(
+        baseline=comparability.summarise_side(baseline),
+        candidate=comparability.summarise_side(candidate),
+        comparability=comparable,
+        verdicts=found,
+        explanation=explain(baseline, candidate, comparable, record, settled=_settled(found)),
+        warnings=warnings,
+        causes=causes,
+        memory=memory,
+    )
+    return comparison, [*judged, *(verdicts.judge(metric, baseline, candidate, circumstances) for metric in rest)]
+
+
+def _settled(found: Sequence[Verdict]) -> bool:
+    """Returns whether the verdict is a definite change, or equivalence."""
+    lead = verdicts.leading(found)
+    return lead is None or lead.verdict != "inconclusive"
+
+
+def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
+    """Returns the outcomes to reject and the reasons: "faster" for a side that left work undone, "less" and
+    "equivalent" for a side whose peak is unknown.
+    """
+    found: dict[Outcome, str] = {}
+    timed: tuple[Outcome, Outcome] = ("faster", "slower")
+    counted: tuple[Outcome, Outcome] = ("less", "more")
+    for place, side in enumerate((candidate, baseline)):
+        if reason := rejection(side):
+            words: list[Outcome] = [counted[place], "equivalent"] if side.runs[0].untimed else [timed[place]]
+            found |= dict.fromkeys(words, f"{side.label}: {reason}")
+    return found
+
+
+def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
+    """Returns the metrics that every run of both sides has, in the baseline's order. Raises UsageError for none."""
+    runs_ = [*baseline.runs, *candidate.runs]
+    shared = {
+        name: metric for name, metric in baseline.runs[0].metrics.items() if all(name in r.metrics for r in runs_)
+    }
+    if not shared:
+        ours, theirs = (", ".join(side.runs[0].metrics) for side in (baseline, candidate))
+        raise UsageError(
+            f"{baseline.label} and {candidate.label} have no metric in common",
+            f"the first has {ours}; the second {theirs}",
+        )
+    return shared
+
+
+def _directed(known: Mapping[str, Metric]) -> list[Metric]:
+    """Returns the metrics that have a better direction."""
+    return [metric for metric in known.values() if metric.better]
+
+
+def _wanted(known: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
+    """Returns the metrics that match a pattern. Raises UsageError if a pattern matches none."""
+    for pattern in patterns:
+        if not any(_names(pattern, name) for name in known):
+            hint = gate.nearest(pattern, list(known))
+            raise UsageError(f"--metric {pattern!r} names no metric that every run has", hint)
+    return [metric for name, metric in known.items() if any(_names(pattern, name) for pattern in patterns)]
+
+
+def _names(pattern: str, metric: str) -> bool:
+    """Returns whether the pattern matches the metric's name, or its name per device.
+
+    A metric of the whole job has the latter if the sides have different numbers of ranks.
+    """
+    names = (metric, metric + comparability.PER_DEVICE)
+    return pattern in names or any(fnmatchcase(name, pattern) for name in names)

@@ -1,0 +1,390 @@
+"""Reads the runs of one side of a comparison, once, and checks them for plausibility."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench import foreign_files
+from gpubench.compare.steps import StepTable, read_steps
+from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
+from gpubench.events import FlopsCounted, PeakMeasured, Span
+from gpubench.findings import Findings
+from gpubench.hardware import Peak
+from gpubench.memory.batch_sizes import BatchSizes, Trades
+from gpubench.memory.footprint import Footprints
+from gpubench.metrics import RATES, Metric
+from gpubench.runs.directory import (
+    BATCH_SIZES,
+    COMPLETED,
+    CONFIG,
+    ENVIRONMENT,
+    FAILED,
+    FINDINGS,
+    INTERRUPTED,
+    MEMORY,
+    PROFILE,
+    RUNNING,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+    TIMELINE,
+    TRADES,
+    Run,
+    RunRecord,
+)
+from gpubench.runs.stages import Pipeline
+from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import Rank, Summary
+from gpubench.settings import yaml_text
+from gpubench.settings.loading import FILLED_IN, flatten
+from gpubench.telemetry import TelemetrySample
+from gpubench.trace.profile import Profile
+
+OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
+MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
+MOST_BYTES = 2**63
+MOST_RATE = 1e18  # samples/s
+
+
+def contradictions(summary: Summary) -> Iterator[str]:
+    """Yields the contradictions in a summary that no run can produce."""
+    for window in summary.steady:
+        if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
+            yield f"repeat {window.repeat} has {window.steps} steady steps from step {window.first}"
+    repeats, whose = len(summary.steady), f"there are {len(summary.steady)} steady windows"
+    if summary.metrics and not summary.steady:
+        first = summary.metrics[0]
+        repeats, whose = len(first.repeats), f"{first.name} has {len(first.repeats)}"
+    for metric in summary.metrics:
+        if not metric.repeats or len(metric.repeats) != repeats:
+            yield f"{metric.name} has {len(metric.repeats)} repeats, and {whose}"
+        if metric.name in OF_STEP_TIMES and min(metric.estimate, *metric.repeats) <= 0:
+            yield f"{metric.name} is not positive"
+
+
+def in_footprints(found: Footprints) -> Iterator[str]:
+    """Yields the impossible values in footprints."""
+    if not found.ranks:
+        yield "it has no rank"
+    for rank in found.ranks:
+        moments = [(rank.peak.level, rank.peak.amounts), *((one.level, one.peak) for one in rank.phases)]
+        if max(abs(size) for level, amounts in moments for size in (level.total, *amounts.values())) > MOST_BYTES:
+            yield f"rank {rank.rank} has more bytes than there can be"
+
+
+def in_batch_sizes(found: BatchSizes) -> Iterator[str]:
+    """Yields the impossible values in the result of a search for batch sizes."""
+    totals = [*(one.total for one in found.points), *(one.total for one in found.confirmed if one.total is not None)]
+    if any(not 0 <= size <= MOST_BYTES for size in (found.capacity, found.limit, *totals)):
+        yield "it has more bytes than there can be, or fewer than none"
+    sizes = [*(one.batch_size for one in found.points), *(one.batch_size for one in found.confirmed)]
+    if any(not 1 <= size <= MOST for size in (*sizes, *(one.batch_size for one in found.speeds))):
+        yield "it has a batch size that cannot be"
+    if any(not 0 <= one.throughput <= MOST_RATE for one in found.speeds):
+        yield "it has a throughput that cannot be"
+    if found.largest is not None and not found.points:
+        yield "it has a largest batch, but no batch was tried"
+    if max(abs(found.line.constant), abs(found.line.per_sample)) > MOST_BYTES:
+        yield "its line has more bytes than there can be"
+
+
+def in_trades(found: Trades) -> Iterator[str]:
+    """Yields the impossible values in the results of fixes."""
+    if any(trade.peak is not None and not 0 <= trade.peak <= MOST_BYTES for trade in found.trades):
+        yield "it has more bytes than there can be, or fewer than none"
+    rates = [trade.throughput for trade in found.trades if trade.throughput is not None]
+    ends = [end for trade in found.trades for end in trade.interval or ()]
+    if any(not 0 <= rate <= MOST_RATE for rate in rates) or any(abs(end) > MOST_RATE for end in ends):
+        yield "it has a throughput that cannot be"
+
+
+Series = NDArray[np.float64]
+T = TypeVar("T")
+
+PHASE = "phase_"
+UNTIMED = "memory"  # the command that counts memory and times nothing
+RUNS_READ = 3  # runs of a group whose losses are read
+ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
+NOTHING = "run it again, with --steps beyond the warm-up"
+DAMAGED = "restore it from a copy, or measure again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvidence:
+    """One run directory, or one log of another tool, whose `record` is None."""
+
+    label: str
+    """Short and unique among the sides' runs: the run id, or the file's name."""
+    path: Path
+    record: RunRecord | None
+    status: str
+    settings: dict[str, Any]
+    """config.yaml by dot-key; empty for another tool's log."""
+    environment: dict[str, Any]
+    """environment.json by dot-key."""
+    workload: dict[str, Any]
+    """Facts of the model that ran (parameters, sample_shape, tokens_per_sample); empty where not recorded."""
+    metrics: dict[str, Metric]
+    windows: Sequence[SteadyWindow] = ()
+    """One per measured repeat, in the order of every metric's `repeats`."""
+    ranks: Sequence[Rank] = ()
+    throttled: dict[str, float] = field(default_factory=dict)
+    flops: FlopsCounted | None = None
+    peak: Peak | None = None
+    measured_peak: PeakMeasured | None = None
+    pipeline: Pipeline | None = None
+    warnings: Sequence[str] = ()
+    """The warnings in the run's summary."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, by file and line. The list grows as more files are read."""
+
+    @property
+    def untimed(self) -> bool:
+        """Whether the run followed its memory: its figures are counts of bytes, and it timed no step."""
+        return self.record is not None and self.record.command == UNTIMED
+
+    def is_rate(self, metric: str) -> bool:
+        """Returns whether the metric is work over time, so that its inverse, a time, is averaged."""
+        return metric in RATES
+
+    @cached_property
+    def chosen(self) -> frozenset[str]:
+        """The dot-keys of the settings that gpubench chose, according to the comments in config.yaml."""
+        found, section = set(), ""
+        try:
+            lines = foreign_files.content(self.path / CONFIG).decode(errors="replace").splitlines()
+        except OSError:
+            return frozenset()
+        for line in lines:
+            key, _, rest = line.partition(":")
+            section = section if key.startswith(" ") else key
+            if f"# {FILLED_IN}" in rest:
+                found.add(f"{section}.{key.strip()}" if key.startswith(" ") else key)
+        return frozenset(found)
+
+    @property
+    def repeats(self) -> int:
+        if self.untimed:
+            return max((len(metric.repeats) for metric in self.metrics.values()), default=0)
+        return len(self.windows)
+
+    def series(self, metric: str) -> list[Series] | None:
+        """Returns the steady times behind each repeat's estimate of `metric`, in seconds; None if there are none.
+
+        step_time, throughput and token_throughput give the step times of the slowest rank, the one whose steady window
+        took the most time, so that their mean is the estimate. phase_* give the times of that phase.
+        """
+        phase = metric.removeprefix(PHASE) if metric.startswith(PHASE) else None
+        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES) or self.pipeline:
+            return None
+        if phase is not None and phase not in self.steps.phases:
+            return None
+        columns = [rows.total if phase is None else rows.phases[phase] for rows in self._slowest_rank]
+        return columns if columns and all(len(column) for column in columns) else None
+
+    @cached_property
+    def steps(self) -> StepTable:
+        """All recorded steps, warm-up included, read on first use. A pipeline has spans instead."""
+        return StepTable.of_totals(np.empty(0)) if self.pipeline else read_steps(self.path / STEPS, self.problems)
+
+    @cached_property
+    def telemetry(self) -> list[TelemetrySample]:
+        """The telemetry samples in order of time; empty if there are none."""
+        return sorted(self._lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The spans of a pipeline's ranks in order of time; empty if there are none."""
+        return sorted(self._lines(TIMELINE, Span), key=lambda span: span.time)
+
+    @cached_property
+    def findings(self) -> Findings | None:
+        """The findings of the run; None if it was not diagnosed."""
+        return self._optional(FINDINGS, Findings)
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """The profile from the run's traces; None if there are none."""
+        return self._optional(PROFILE, Profile)
+
+    @cached_property
+    def footprints(self) -> Footprints | None:
+        """The memory footprints; None if the run did not follow its memory."""
+        path = self.path / MEMORY
+        if self.untimed and self.metrics and not path.is_file():
+            self.problems.append(f"{path} is missing")
+        return self._possible(MEMORY, Footprints, in_footprints)
+
+    @cached_property
+    def batch_sizes(self) -> BatchSizes | None:
+        """The batch sizes that fit; None if the run did not search for them."""
+        return self._possible(BATCH_SIZES, BatchSizes, in_batch_sizes)
+
+    @cached_property
+    def trades(self) -> Trades | None:
+        """The costs and savings of the run's fixes; None if none was tried."""
+        return self._possible(TRADES, Trades, in_trades)
+
+    def _possible(self, name: str, type_: type[T], impossible: Callable[[T], Iterator[str]]) -> T | None:
+        """Returns an optional document. One with impossible values becomes a problem, and gives None."""
+        found = self._optional(name, type_)
+        problem = next(impossible(found), None) if found is not None else None
+        if problem:
+            self.problems.append(f"{self.path / name} is damaged: {problem}")
+        return None if problem else found
+
+    def _optional(self, name: str, type_: type[T]) -> T | None:
+        """Returns a document that only some runs have, or None. One that cannot be read becomes a problem."""
+        path = self.path / name
+        if self.record is None or not path.is_file():
+            return None
+        try:
+            return msgspec.json.decode(foreign_files.content(path), type=type_)
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+            return None
+
+    def _lines(self, name: str, type_: type[T]) -> Iterator[T]:
+        """Returns the records of a line file; none for the log of another tool."""
+        return Run(self.path, self.record, self.problems).lines(name, type_) if self.record else iter(())
+
+    @cached_property
+    def _slowest_rank(self) -> list[StepTable]:
+        """Returns the steady steps of the slowest rank in each repeat."""
+        for window in self.windows:
+            ranks = self.steps.steady(window)
+            fewest = min((len(rows) for rows in ranks.values()), default=0)
+            if fewest < window.steps:
+                lost = f"{window.steps - fewest} of the {window.steps} steady steps of repeat {window.repeat}"
+                self.problems.append(f"{self.path / STEPS} lacks {lost}")
+        return [self.steps.slowest_rank(window) for window in self.windows]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run, or a group of runs that repeat each other."""
+
+    label: str
+    """Its name in messages."""
+    runs: tuple[RunEvidence, ...]
+
+    @cached_property
+    def losses(self) -> Series | None:
+        """The loss of each step: the mean over ranks and median over repeats; None if no loss was recorded.
+
+        A loss that is not finite is NaN. JSON has no such number, so a loss that is missing at a step was not finite.
+        Of a group only the first few runs are read.
+        """
+        curves = []
+        for run in self.runs[:RUNS_READ]:
+            for window in run.windows:
+                ranks = [rows.loss for rows in run.steps.of_repeat(window.repeat).values()]
+                if ranks and not np.isnan(ranks[0]).all():
+                    curves.append(_averaged(ranks, np.mean))
+        return _averaged(curves, np.median) if curves else None
+
+
+def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
+    """Averages the curves over the steps that all of them have; NaN if one of them is not finite."""
+    n = min(map(len, curves))
+    if len(curves) == 1:
+        return np.where(np.isfinite(curves[0]), curves[0], np.nan)
+    stacked = np.stack([curve[:n] for curve in curves])
+    finite = np.isfinite(stacked).all(axis=0)
+    result = np.full(n, np.nan)
+    result[finite] = average(stacked[:, finite], axis=0)
+    return result
+
+
+def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
+    """Opens a run directory that has measurements, whatever the run's status.
+
+    Without `measured` it also opens a search for batch sizes, which has no metrics to compare.
+
+    Raises StillRunning if the run has not ended, NothingMeasured if it ended before anything was measured, and
+    RunDirectoryError if `path` is not a run directory, is from a newer gpubench, or has a damaged or contradictory
+    summary. Settings and environment that cannot be read become problems.
+    """
+    run = Run.open(path)
+    record, status = run.record, run.status
+    if status == RUNNING:
+        raise StillRunning(
+            f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
+        )
+    summary = _summary(run, measured)
+    problems: list[str] = []
+    return RunEvidence(
+        label=path.resolve().name,
+        path=path,
+        record=record,
+        status=status,
+        settings=_document(path / CONFIG, _settings, problems),
+        environment=_document(path / ENVIRONMENT, _environment, problems),
+        workload=flatten(record.workload or {}),
+        metrics={metric.name: metric for metric in summary.metrics},
+        windows=summary.steady,
+        ranks=summary.ranks,
+        throttled=summary.throttled,
+        flops=summary.flops,
+        peak=summary.peak,
+        measured_peak=summary.measured_peak,
+        pipeline=summary.pipeline,
+        warnings=summary.warnings,
+        problems=problems,
+    )
+
+
+def _summary(run: Run, measured: bool) -> Summary:
+    """Returns the summary. Raises RunDirectoryError if it is missing, damaged or has nothing to compare."""
+    path = run.path / SUMMARY
+    error = (run.record.error or {}).get("message")
+    end = f"it {ENDS[run.status]}{f': {error}' if error and error != run.status else ''}"
+    try:
+        summary = msgspec.json.decode(foreign_files.content(path), type=Summary)
+    except FileNotFoundError:
+        kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
+        raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
+    except OSError as problem:
+        raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
+    except (ValueError, RecursionError) as problem:
+        raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
+    only_looked = not measured and not summary.metrics and (run.path / BATCH_SIZES).is_file()
+    if not only_looked and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
+        raise NothingMeasured(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
+    for contradiction in contradictions(summary):
+        raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
+    return summary
+
+
+def _document(path: Path, parse: Callable[[bytes], dict[str, Any]], problems: list[str]) -> dict[str, Any]:
+    """Returns a document by dot-key. One that cannot be read becomes a problem, and gives an empty mapping."""
+    try:
+        return dict(parse(foreign_files.content(path)))
+    except FileNotFoundError:
+        problems.append(f"{path} is missing")
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {error.strerror}")
+    except (ValueError, TypeError, RecursionError) as error:
+        problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+    return {}
+
+
+# Most runs of a group have equal settings and environments, and parsing YAML takes the most time.
+
+
+@lru_cache(maxsize=256)
+def _settings(text: bytes) -> dict[str, Any]:
+    found = yaml_text.parse(text)
+    plain = msgspec.json.encode(found)  # YAML also knows dates, sets and NaN, which no report could show
+    return flatten(msgspec.json.decode(plain, type=dict[str, Any]))
+
+
+@lru_cache(maxsize=256)
+def _environment(text: bytes) -> dict[str, Any]:
+    return flatten(msgspec.json.decode(text, type=dict[str, Any]))

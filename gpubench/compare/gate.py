@@ -1,0 +1,198 @@
+"""The gate: tests whether a metric got worse by more than a tolerated limit.
+
+Every condition is tested for every metric that it names and for every candidate. "regressed" means that the worsening
+is larger than the limit, and "passed" that it is smaller. Both are one-sided tests of Student's t on the logarithm of
+the ratio at 2.5 %, so that a single condition agrees with the 95 % interval. With several conditions, Holm's correction
+applies to the p-values of each claim over the whole gate: the probability that a gate regresses without cause, or that
+any "passed" is wrong, stays below 2.5 %. If neither claim holds, the result is inconclusive.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gpubench.compare.comparability import PER_DEVICE
+from gpubench.compare.result import GateResult, Verdict
+from gpubench.compare.verdicts import Judged
+from gpubench.errors import UsageError, did_you_mean
+from gpubench.runs.stats import SIGNIFICANT, Ratio, holm
+
+EXAMPLE = 'such as --fail-on "step_time>2%"'
+
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) *%|0")
+_CONDITION = re.compile(r"([^<>=]+)>([^<>=]+)")
+
+
+@dataclass(frozen=True)
+class Condition:
+    text: str
+    """The condition as the user wrote it."""
+    metric: str
+    """A metric's name, or a pattern with * ? and []."""
+    limit: float
+    """The tolerated worsening, as a fraction."""
+
+    def names(self, metric: str) -> bool:
+        """Returns whether the condition names the metric. A figure per device also matches its undivided name."""
+        names = (metric, metric.removesuffix(PER_DEVICE))
+        return self.metric in names or any(fnmatchcase(name, self.metric) for name in names)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One condition for one metric of one candidate, before the correction over the gate."""
+
+    condition: Condition
+    candidate: str
+    verdict: Verdict
+    limit: float
+    worsening: float | None
+    beyond: float | None
+    """The p-value of "the worsening is larger than the limit"; None if it is unknown."""
+    within: float | None
+    """The p-value of "the worsening is smaller than the limit"; None if it is unknown."""
+
+
+def percent(text: str) -> float | None:
+    """Returns "0.5%", "0.5 %" or a plain 0 as a fraction; None for any other text, such as one without %."""
+    found = _PERCENT.fullmatch(text.strip())
+    return float(found[1] or 0) / 100 if found else None
+
+
+def parse_condition(text: str) -> Condition:
+    """Parses "METRIC>X%". Raises UsageError for any other text."""
+    parts = _CONDITION.fullmatch(text)
+    if parts is None or not (metric := parts[1].strip()):
+        raise UsageError(f"--fail-on {text!r} is not METRIC>X%", EXAMPLE)
+    limit = percent(parts[2])
+    if limit is None:
+        raise UsageError(f"--fail-on {text!r}: {parts[2].strip()!r} is not a percentage", EXAMPLE)
+    return Condition(text, metric, limit)
+
+
+def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Sequence[Judged]]]) -> list[GateResult]:
+    """Returns the result of every condition for every candidate, in this order.
+
+    `candidates` maps labels to judged metrics. Raises UsageError if a condition names no metric, none that can get
+    worse, or one whose verdict is withheld: a gate that tests nothing must not pass. A candidate with a rejected
+    verdict does not pass either.
+    """
+    trials = [
+        _try(condition, candidate, one)
+        for condition in conditions
+        for candidate, judged in candidates
+        for one in _named(condition, candidate, judged)
+    ]
+    if conditions and not trials:
+        raise UsageError(f"--fail-on {conditions[0].text!r}: there is no candidate to judge", "give a candidate too")
+    beyond, within = _corrected([trial.beyond for trial in trials]), _corrected([trial.within for trial in trials])
+    rejected = {
+        name: f"rejected, {one.verdict.reason}"
+        for name, judged in candidates
+        for one in judged
+        if one.verdict.verdict == "rejected"
+    }
+    return [
+        _result(trial, above, below, rejected.get(trial.candidate))
+        for trial, above, below in zip(trials, beyond, within, strict=True)
+    ]
+
+
+def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
+    """Applies Holm's correction to the known p-values."""
+    known = iter(holm([p for p in p_values if p is not None]))
+    return [None if p is None else next(known) for p in p_values]
+
+
+def _named(condition: Condition, candidate: str, judged: Sequence[Judged]) -> list[Judged]:
+    """Returns the metrics that the condition names, at least one.
+
+    A pattern skips metrics without a better direction.
+    """
+    named = [one for one in judged if condition.names(one.verdict.metric)]
+    if not named:
+        metrics = [one.verdict.metric for one in judged]
+        raise UsageError(
+            f"--fail-on {condition.text!r} names no metric that was compared for {candidate}",
+            nearest(condition.metric, metrics),
+        )
+    directed = [one for one in named if one.verdict.better]
+    if not directed:
+        raise UsageError(
+            f"--fail-on {condition.text!r}: neither more nor less of {named[0].verdict.metric} is worse",
+            f"name a metric with a better and a worse, {EXAMPLE}",
+        )
+    for one in directed:
+        _refuse_the_untestable(condition, candidate, one.verdict)
+    return directed
+
+
+def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdict) -> None:
+    if verdict.verdict == "withheld":
+        raise UsageError(
+            f"--fail-on {condition.text!r}: the verdict on {verdict.metric} of {candidate} is withheld",
+            verdict.reason or "compare runs of the same workload",
+        )
+    if verdict.better == "higher" and condition.limit >= 1:
+        raise UsageError(f"--fail-on {condition.text!r} can never fail: {verdict.metric} loses 100 % at most", EXAMPLE)
+    if verdict.baseline == 0 != verdict.candidate:
+        raise UsageError(
+            f"--fail-on {condition.text!r}: {verdict.metric} is 0 in the baseline, and no percentage of 0 is a limit",
+            f"{candidate} has {verdict.candidate:g}",
+        )
+
+
+def nearest(wanted: str, names: Sequence[str]) -> str:
+    """Returns a hint for an unknown metric."""
+    near = did_you_mean(wanted.replace(" ", "_"), names, most=3, cutoff=0.5)
+    return near or f"there is {', '.join(names) or 'none'}"
+
+
+def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:
+    verdict = judged.verdict
+    floor = verdict.limit if verdict.limit > verdict.margin else 0.0
+    limit = max(condition.limit, floor)
+    worsening, beyond, within = _test(verdict, judged.ratio, limit)
+    # If the noise floor is above the limit, the condition can fail but cannot pass.
+    return _Trial(condition, candidate, verdict, limit, worsening, beyond, within if limit == condition.limit else None)
+
+
+def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | None, float | None, float | None]:
+    """Returns the worsening, and the p-values of "larger than the limit" and "smaller than the limit"."""
+    if verdict.ratio is None:  # 0 on both sides, in every repeat
+        return 0.0, 1.0, 0.0
+    sign = 1 if verdict.better == "lower" else -1
+    worsening = sign * (verdict.ratio - 1)
+    if ratio is None:
+        return worsening, None, None
+    if ratio.error.size == 0:
+        return (worsening, 0.0, 1.0) if worsening > limit else (worsening, 1.0, 0.0)
+    edge = math.log1p(sign * limit) if sign * limit > -1 else -math.inf
+    distance = sign * (math.log(ratio.estimate) - edge)
+    return worsening, ratio.error.above(distance), ratio.error.above(-distance)
+
+
+def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: str | None) -> GateResult:
+    reason = rejected or (trial.verdict.reason if trial.limit > trial.condition.limit else None)
+    regressed = beyond is not None and beyond < SIGNIFICANT
+    passed = within is not None and within < SIGNIFICANT and not rejected
+    return GateResult(
+        condition=trial.condition.text,
+        metric=trial.verdict.metric,
+        candidate=trial.candidate,
+        limit=trial.limit,
+        worsening=trial.worsening,
+        interval=_worsening_interval(trial.verdict),
+        p_value=within if passed else beyond,
+        outcome="regressed" if regressed else "passed" if passed else "inconclusive",
+        reason=None if regressed or passed else reason,
+    )
+
+
+def _worsening_interval(verdict: Verdict) -> tuple[float, float] | None:
+    if verdict.interval is None:
+        return None
+    low, high = verdict.interval
+    return (low - 1, high - 1) if verdict.better == "lower" else (1 - high, 1 - low)

@@ -1,0 +1,163 @@
+"""Measures how much a workload's figures vary on a machine without changes, and which differences are detectable."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench import foreign_files
+from gpubench.compare.comparability import PASSING_OF_GPU
+from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.result import Noise, NullMetric
+from gpubench.compare.verdicts import pick, sample_of
+from gpubench.metrics import Metric
+from gpubench.runs import directory, stats
+from gpubench.runs.directory import NOISE
+from gpubench.runs.stats import Error, Sample, Steps
+
+Edges = NDArray[np.float64]
+
+SPLIT = 4  # smallest number of runs or repeats with two halves that each have a spread
+SPLITS = 200
+SEED = 20_180_401  # seed of the random splits, so that results are reproducible
+MACHINE = ("host.name", "cpu.model", "gpus")
+
+
+def learn(side: Side, metrics: Sequence[Metric], margin: float) -> Noise:
+    """Returns the noise of one side's runs, which must all have the same configuration."""
+    found = [_learn(side, metric, margin) for metric in metrics]
+    first = side.runs[0]
+    return Noise(
+        schema_version=directory.SCHEMA_VERSION,
+        workload=first.workload,
+        machine=machine(first),
+        runs=[run.label for run in side.runs],
+        margin=margin,
+        confidence=stats.CONFIDENCE,
+        metrics=[one for one in found if one],
+    )
+
+
+def machine(run: RunEvidence) -> dict[str, Any]:
+    """Returns the facts of the machine on which noise depends, without momentary readings."""
+    return _lasting(run.environment)
+
+
+def recall(run: RunEvidence) -> Noise | None:
+    """Returns the noise recorded in the run's directory; None if it is missing, unreadable or of another version."""
+    try:
+        noise = msgspec.json.decode(foreign_files.content(run.path / NOISE), type=Noise)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return noise if noise.schema_version <= directory.SCHEMA_VERSION else None
+
+
+def on_record(baseline: Side, candidate: Side) -> list[NullMetric]:
+    """Returns the recorded noise that applies to both sides, that of the most runs first.
+
+    It must be recorded for a run of one side, on the machine of both.
+    """
+    machines = [machine(side.runs[0]) for side in (baseline, candidate)]
+    found = [recall(run) for side in (baseline, candidate) for run in side.runs[:1] if run.record]
+    fitting = [noise for noise in found if noise and _lasting(noise.machine) == machines[0] == machines[1]]
+    ranked = sorted(fitting, key=lambda noise: len(noise.runs), reverse=True)
+    return [entry for noise in ranked for entry in noise.metrics]
+
+
+def write(noise: Noise, path: Path) -> None:
+    """Writes the noise to a run directory. Raises OSError."""
+    directory.write_document(path / NOISE, noise)
+
+
+def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts of the machine without momentary readings, such as a GPU's clock, which older records hold."""
+    facts = {key: value for key, value in environment.items() if key in MACHINE}
+    if isinstance(listed := facts.get("gpus"), list):
+        facts["gpus"] = [
+            {name: fact for name, fact in gpu.items() if name not in PASSING_OF_GPU}
+            for gpu in listed
+            if isinstance(gpu, dict)
+        ]
+    return facts
+
+
+def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
+    between_runs = len(side.runs) >= SPLIT or all(run.repeats == 1 for run in side.runs)
+    sample = sample_of(side, metric.name) if between_runs else _all_repeats(side, metric.name)
+    unit_spread = stats.spread(sample) if sample else None
+    if sample is None or unit_spread is None:
+        return None
+    per_side = max(2, sample.n // 2)
+    halves = _edges(_splits(sample, per_side)) if sample.n >= SPLIT else np.empty((0, 2))
+    singles = _edges(_splits(sample, 1)) if sample.steps else np.empty((0, 2))
+    band = math.log1p(margin)
+    return NullMetric(
+        metric=metric.name,
+        unit=metric.unit,
+        level="run" if between_runs else "repeat",
+        units=sample.n,
+        spread=unit_spread,
+        within=_within(sample),
+        noise_floor=stats.noise_floor(unit_spread, sample.n - 1, 1, 1),
+        per_side=per_side,
+        splits=len(halves),
+        false_verdicts=_false_verdicts(halves, band),
+        resolvable=_found_with_power(halves, band) if len(halves) else _expected(unit_spread, per_side, margin),
+        single_splits=len(singles),
+        single_false_verdicts=_false_verdicts(singles, band),
+    )
+
+
+def _all_repeats(side: Side, metric: str) -> Sample | None:
+    """Returns the repeats of all runs as one sample; None if a run lacks the metric."""
+    found = [sample_of(Side(run.label, (run,)), metric) for run in side.runs]
+    samples = [sample for sample in found if sample]
+    if len(samples) < len(found):
+        return None
+    steps: list[Sequence[Steps]] = [unit for sample in samples for unit in sample.steps or ()]
+    units = np.concatenate([sample.units for sample in samples])
+    return Sample(units, steps if len(steps) == len(units) else None)
+
+
+def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
+    """Yields up to SPLITS different random pairs of disjoint halves."""
+    rng = np.random.default_rng(SEED)
+    seen: set[tuple[tuple[int, ...], ...]] = set()
+    for _ in range(SPLITS):
+        order = rng.permutation(sample.n)
+        first, second = sorted((tuple(sorted(order[:per_side])), tuple(sorted(order[per_side : 2 * per_side]))))
+        if (first, second) not in seen:
+            seen.add((first, second))
+            yield pick(sample, first), pick(sample, second)
+
+
+def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:
+    """Returns the logarithms of both ends of each split's interval, shape (splits, 2)."""
+    found = [stats.ratio(*split) for split in splits]
+    return np.log([ratio.interval for ratio in found if ratio]).reshape(-1, 2)
+
+
+def _false_verdicts(edges: Edges, band: float) -> float | None:
+    return float(np.mean((edges[:, 0] > band) | (edges[:, 1] < -band))) if len(edges) else None
+
+
+def _found_with_power(edges: Edges, band: float) -> float:
+    """Returns the change, in either direction, that moves the fraction POWER of the intervals out of the band."""
+    needed = np.concatenate([band - edges[:, 0], band + edges[:, 1]])
+    return float(np.expm1(np.quantile(needed, stats.POWER)))
+
+
+def _expected(unit_spread: float, per_side: int, margin: float) -> float:
+    """Returns the change that this many units per side should detect, by theory; for too few units to split."""
+    return stats.resolvable(Error(unit_spread * math.sqrt(2 / per_side), 2 * per_side - 2), margin)
+
+
+def _within(sample: Sample) -> float | None:
+    """Returns the standard error of a repeat's mean from its steps, as the root mean square over the repeats."""
+    errors = [repeat.error for unit in sample.steps or () for repeat in unit]
+    known = [error.size for error in errors if error]
+    return float(np.sqrt(np.mean(np.square(known)))) if known and len(known) == len(errors) else None

@@ -1,0 +1,341 @@
+"""The results of a comparison, in the order of the report. Ratios are candidate / baseline; times are in seconds.
+
+--json prints these structures, so the names of their fields are part of the output format.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from gpubench.findings import Severity
+from gpubench.memory import footprint
+from gpubench.memory.history import Phase
+from gpubench.metrics import Better
+
+Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
+Kind = Literal["workload", "scale", "treatment", "protocol", "code"]
+Level = Literal["run", "repeat", "step"]
+Fate = Literal["gone", "still there", "new"]
+Work = Literal["kernel", "operator"]
+
+
+class SideSummary(Struct, frozen=True):
+    """A summary of one side."""
+
+    label: str
+    paths: list[str]
+    command: str | None
+    """The command of the runs; None for another tool's log."""
+    headline: str
+    """The workload in one line, such as "resnet18, fp32, batch 16 on cpu"."""
+    started: str | None
+    """The start of its first run in UTC, ISO 8601."""
+    runs: int
+    repeats: int
+    """The number of repeats of all runs."""
+
+
+class Difference(Struct, frozen=True):
+    """A setting, or a fact of the environment or code, in which the sides differ; None for a side without it."""
+
+    key: str
+    kind: Kind
+    baseline: Any
+    candidate: Any
+    follows: str | None = None
+    """The setting that this difference follows from; None if the user set it."""
+
+
+class Comparability(Struct, frozen=True):
+    """Whether the sides did the same work, and in what else they differ."""
+
+    comparable: bool
+    forced: bool
+    """Whether the work differs and verdicts are given because of --force."""
+    reasons: list[str]
+    """The reasons why verdicts are withheld or metrics normalised, one sentence each."""
+    differences: list[Difference]
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """The verdict on one metric, with its estimates."""
+
+    metric: str
+    unit: str
+    better: Better | None
+    verdict: Outcome
+    leaning: Outcome | None = None
+    """For an inconclusive verdict: the direction, if the whole interval is on one side of no change."""
+    baseline: float
+    candidate: float
+    ratio: float | None
+    """The ratio candidate / baseline; None if the baseline is 0."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval of the ratio, without correction for other metrics."""
+    p_value: float | None = None
+    """The p-value of the verdict, or of a change beyond the limit if it is inconclusive.
+
+    It is two-sided, and adjusted after Holm for all metrics that are judged together. Below 0.05 the verdict is given.
+    """
+    margin: float
+    """The half-width of the band around 1 within which a change does not matter, as a fraction."""
+    noise_floor: float | None = None
+    """The relative difference that noise alone can make between such sides.
+
+    It is computed from the spread of their repeats, or for single runs from that of equal runs on record.
+    """
+    limit: float
+    """The threshold for a change, as a fraction: the margin, or the possible effect of the machine if it is larger."""
+    resolvable: float | None = None
+    """The smallest relative change that this many repeats find with 80 % power."""
+    level: Level | None = None
+    """The variation that the interval rests on."""
+    units: tuple[int, int] = (0, 0)
+    """The number of runs or repeats on each side."""
+    effective_n: tuple[float | None, float | None] = (None, None)
+    """The effective number of independent steps on each side."""
+    paired: bool = False
+    more_repeats: int | None = None
+    """For an inconclusive verdict: how many more repeats per side should settle it; None if unknown."""
+    method: str
+    reason: str | None = None
+    """Why the verdict is withheld, rejected or not possible."""
+
+
+class PhaseChange(Struct, frozen=True):
+    phase: str
+    baseline: float
+    candidate: float
+    change: float
+    """The change in seconds. All changes sum to the change of the whole."""
+    interval: tuple[float, float] | None
+    """The 95 % interval of the change, without correction for other phases."""
+    p_value: float | None = None
+    """The p-value of a change: two-sided, adjusted after Holm for all phases. None if it is unknown."""
+
+
+class Waterfall(Struct, frozen=True):
+    """The change of the step time, divided into phases."""
+
+    per: Literal["step", "sample"]
+    baseline: float
+    candidate: float
+    phases: list[PhaseChange]
+
+
+class RankChange(Struct, frozen=True):
+    """The busy time of a rank in seconds per step, without exposed communication."""
+
+    rank: int
+    baseline: float
+    candidate: float
+    change: float
+
+
+class ClockEffect(Struct, frozen=True):
+    """The change of the step time, split into the largest part that the GPU's SM clock can explain, and a rest.
+
+    ln(time ratio) = -ln(clock ratio) + rest. Both parts are given as fractions of the baseline's time.
+    """
+
+    baseline_mhz: float
+    candidate_mhz: float
+    by_clock: float
+    by_work: float
+
+
+class Explanation(Struct, frozen=True):
+    waterfall: Waterfall | None
+    ranks: list[RankChange]
+    """The ranks with the largest changes; empty unless both sides have several ranks."""
+    clock: ClockEffect | None
+    notes: list[str]
+    """One sentence for each cause, the largest first."""
+
+
+class Bottleneck(Struct, frozen=True):
+    """The result of one side's profile."""
+
+    headline: str
+    run: str
+    """The run of the side that was profiled."""
+    steps: int
+    """The number of recorded steps; 0 if the trace marks none."""
+    overhead: float | None
+    """The time of a profiled step divided by that of a clean one, minus 1."""
+
+
+class FindingChange(Struct, frozen=True):
+    """A finding of either side."""
+
+    id: str
+    title: str
+    """The title in the candidate, or in the baseline if the candidate does not have the finding."""
+    fate: Fate | None
+    """None if one side could not be judged: it was not profiled, or lacks the data of the rule."""
+    baseline: Severity | None
+    """None if the side does not have the finding."""
+    candidate: Severity | None
+    baseline_saving: float | None
+    """The largest possible saving by a fix, as a fraction of the step."""
+    candidate_saving: float | None
+
+
+class WorkChange(Struct, frozen=True):
+    """A kernel or an operator in two profiles: seconds and calls per step, 0 for a side without it."""
+
+    name: str
+    before: float
+    after: float
+    calls_before: float
+    calls_after: float
+
+
+class Causes(Struct, frozen=True):
+    """The causes of a change by two profiles. Times are those of profiled repeats: they give shares, not speed."""
+
+    baseline: Bottleneck | None
+    """None if the side was not profiled."""
+    candidate: Bottleneck | None
+    findings: list[FindingChange]
+    of: Work | None
+    """The kind of entries in `work`: kernels, or operators by their own time on the host if no device worked."""
+    work: list[WorkChange]
+    """The largest changes first."""
+    others: int
+    """The number of changes that `work` leaves out."""
+    obstacle: str | None
+    """Why the work of the two profiles is not compared; None if it is."""
+
+
+class SizeChange(Struct, frozen=True):
+    """The bytes of one category; 0 for a side without it."""
+
+    category: str
+    baseline: int
+    candidate: int
+    change: int
+
+
+class PhaseMemory(Struct, frozen=True):
+    """The memory of a phase at its own peak, in bytes."""
+
+    stage: footprint.Stage
+    phase: Phase
+    baseline: int | None
+    """None if the side does not have the phase."""
+    candidate: int | None
+    change: int
+    categories: list[SizeChange]
+    """The categories that either side holds. `Memory.categories` has the same rule."""
+
+
+class MemoryPeak(Struct, frozen=True):
+    """The peak of one side's memory."""
+
+    run: str
+    """The run of the side that has the peak."""
+    rank: int
+    """The rank with the largest peak."""
+    source: footprint.Source
+    device: str | None
+    stage: footprint.Stage
+    phase: Phase
+    level: footprint.Level
+
+
+class Memory(Struct, frozen=True):
+    """The memory of two runs that were followed or predicted. The largest changes come first."""
+
+    baseline: MemoryPeak
+    candidate: MemoryPeak
+    change: int
+    """The change of the peak's total, in bytes."""
+    categories: list[SizeChange]
+    """The changes of the categories between the sides' peaks."""
+    phases: list[PhaseMemory]
+
+
+class Comparison(Struct, frozen=True):
+    """One candidate against the baseline."""
+
+    baseline: SideSummary
+    candidate: SideSummary
+    comparability: Comparability
+    verdicts: list[Verdict]
+    explanation: Explanation
+    warnings: list[str]
+    causes: Causes | None = None
+    """The causes by profile; None unless a side was profiled."""
+    memory: Memory | None = None
+    """The change of memory; None unless the memory of both sides was followed."""
+
+
+class GateResult(Struct, frozen=True):
+    """One `--fail-on` condition for one metric of one candidate."""
+
+    condition: str
+    """The condition as the user wrote it."""
+    metric: str
+    candidate: str
+    limit: float
+    """The tolerated worsening as a fraction: that of the condition, or the noise floor if it is larger."""
+    worsening: float | None
+    """The measured worsening; negative for an improvement."""
+    interval: tuple[float, float] | None
+    p_value: float | None
+    """The p-value at the limit, after Holm's correction over the whole gate."""
+    outcome: Literal["regressed", "passed", "inconclusive"]
+    reason: str | None = None
+    """Why there is no conclusion: the candidate is rejected, or the noise is too large. None otherwise."""
+
+
+class Comparisons(Struct, frozen=True):
+    """The complete result of `gpubench compare`."""
+
+    schema_version: int
+    confidence: float
+    margin: float
+    comparisons: list[Comparison]
+    gate: list[GateResult]
+    left_out: list[str]
+    """The damaged runs that --skip-invalid left out, with the reason."""
+
+
+class NullMetric(Struct, frozen=True, kw_only=True):
+    """The variation of one metric without changes, in fractions of its mean."""
+
+    metric: str
+    unit: str
+    level: Literal["run", "repeat"]
+    """The level of the spread: runs if there are four or more, or if each has one repeat; otherwise all repeats."""
+    units: Annotated[int, Meta(ge=2)]
+    """The number of runs or repeats that it was estimated from."""
+    spread: Annotated[float, Meta(ge=0)]
+    """The standard deviation between them."""
+    within: float | None
+    """The standard error from the steps inside one of them, with autocorrelation; None if there are no steps."""
+    noise_floor: Annotated[float, Meta(ge=0)]
+    """The difference that noise alone can make between two of them: t x spread x sqrt(2)."""
+    per_side: int
+    """The number of them on each side of a split."""
+    splits: int
+    false_verdicts: float | None
+    """The fraction of random A/A splits with a verdict of change; None for too few repeats to split."""
+    resolvable: float | None
+    """The smallest change that `per_side` repeats on each side find with 80 % power."""
+    single_splits: int
+    single_false_verdicts: float | None
+    """`false_verdicts` for one repeat against another, by the interval of their steps and the margin alone."""
+
+
+class Noise(Struct, frozen=True):
+    """The content of noise.json: the variation of this workload's figures on this machine."""
+
+    schema_version: int
+    workload: dict[str, Any]
+    machine: dict[str, Any]
+    runs: list[str]
+    margin: float
+    confidence: float
+    metrics: list[NullMetric]

@@ -1,0 +1,358 @@
+"""Rules about the device: precision, shapes of matrix products, and the optimizer."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpubench import units
+from gpubench.diagnosis import measures, phrases
+from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.measures import NOTABLE, WORTH, Answers
+from gpubench.findings import MARKED, Finding, Unanswered, severity
+from gpubench.hardware import ACCELERATORS, find_accelerator
+from gpubench.trace.attention import is_attention_product
+from gpubench.trace.profile import Operator
+
+PRODUCTS_WORTH = 0.1  # of the step: another precision changes every number of a run, so that less is not worth it
+
+FP32_PRODUCT = re.compile(r"(?<![a-z0-9])sgemm|scudnn|f32f32_f32f32_f32|convolve_sgemm")
+"""Names of the kernels of cuBLAS, CUTLASS and cuDNN that multiply fp32 on the vector units. Kernels on tensor cores
+have s884gemm, s1688gemm, s16816gemm or tf32f32 in their names."""
+
+GENERATION = re.compile(r"(?i)volta_|turing_|sm70|sm75|ampere_|cutlass_80|sm80|sm86|sm89|sm90|sm100")
+AMPERE_AND_LATER = frozenset({"ampere_", "cutlass_80", "sm80", "sm86", "sm89", "sm90", "sm100"})
+
+
+def fp32_products(case: Case) -> Answers:
+    kernels = [kernel for kernel in case.rank.kernels if FP32_PRODUCT.search(kernel.name)]
+    found = sum(kernel.total for kernel in kernels)
+    better = better_precision(case)
+    if better is None or measures.share(case, found) < PRODUCTS_WORTH:
+        return
+    saving = measures.share(case, found) * (1 - _speed_ratio(case, better))
+    yield Finding(
+        id="fp32-products",
+        title="matrix products run in fp32, without the tensor cores",
+        severity=severity(saving),
+        evidence=[f"fp32 products take {phrases.a_step(case, found)}"]
+        + [
+            f"{phrases.shortened(kernel.name)}{f' of {kernel.operator}' if kernel.operator else ''}: "
+            f"{phrases.times_a_step(case, kernel.calls)}, {phrases.a_step(case, kernel.total)}"
+            for kernel in kernels[:2]
+        ],
+        cause="the vector units compute fp32 in full precision; the tensor cores take smaller types",
+        advice=_ADVICE[better] if case.setting("precision") in (None, "fp32") else _OUTSIDE,
+        fix=_precision(case, better),
+        expected=measures.at_most(saving),
+        threshold=f"at least {units.percent(PRODUCTS_WORTH)} of the step, as another precision changes every number of "
+        "a run",
+    )
+
+
+_ADVICE: Mapping[str, str] = {
+    "bf16": "compute in bf16 by autocast, or in TF32, which keeps tensors in fp32: "
+    "torch.set_float32_matmul_precision('high')",
+    "fp16": "compute in fp16 by autocast, with a gradient scaler in training",
+}
+
+
+_OUTSIDE = "bring these products under autocast too, or run them in TF32: torch.set_float32_matmul_precision('high')"
+
+
+def better_precision(case: Case) -> str | None:
+    """Return the type to compute in, from the device's published peaks or its compute capability; None if unknown."""
+    listed = find_accelerator(case.rank.device_name or "")
+    if listed is not None:
+        return next((dtype for dtype in ("bf16", "fp16") if dtype in listed.peaks), None)
+    major = _capability(case) or _generation(case)
+    return None if major is None or major < 7 else "bf16" if major >= 8 else "fp16"
+
+
+def _capability(case: Case) -> int | None:
+    major = str(measures.gpu(case).get("compute_capability", "")).partition(".")[0]
+    return int(major) if major.isdecimal() else None
+
+
+def _generation(case: Case) -> int | None:
+    """Return the newest major compute capability in the kernels' names; a kernel runs on no older device."""
+    made_for = {name.lower() for kernel in case.rank.kernels for name in GENERATION.findall(kernel.name)}
+    return max((8 if name in AMPERE_AND_LATER else 7 for name in made_for), default=None)
+
+
+def _speed_ratio(case: Case, better: str) -> float:
+    """Return the time in the better type over that in fp32, from published peaks.
+
+    For an unknown device it is the smallest ratio of all known ones.
+    """
+    listed = find_accelerator(case.rank.device_name or "")
+    known = [listed] if listed is not None and "fp32" in listed.peaks else ACCELERATORS
+    return min(one.peaks["fp32"] / one.peaks[better] for one in known if {"fp32", better} <= one.peaks.keys())
+
+
+def _precision(case: Case, better: str) -> dict[str, Any]:
+    """Return the fix; training calls fp16 with autocast "amp"."""
+    if case.setting("precision") != "fp32":
+        return {}
+    trains = "training.optimizer" in (case.settings or {})
+    return case.fix(precision="amp" if trains and better == "fp16" else better)
+
+
+MULTIPLES = {"float16": 8, "bfloat16": 8, "float32": 4}
+"""Elements in 16 bytes, by type. The tensor cores' fast kernels need rows aligned to 16 bytes (NVIDIA, Matrix
+Multiplication Background User's Guide); fp32 counts where it is read as TF32. On AMD's GPUs 16 bytes is the widest load
+of a thread (CDNA 3 ISA, global_load_dwordx4); AMD publishes no rule for the shapes of products."""
+BETTER = 64  # elements: multiples of it fill whole tiles of the fast kernels (same guide)
+
+PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1, "aten::matmul": 0}
+"""The index of the left matrix among the inputs, by operator; the right matrix follows it."""
+
+CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::conv2d"})
+TOLD = 0.02  # of the time in odd products: the evidence leaves out products that take less
+FEW_CHANNELS = 4  # of an image or a depthwise filter: padding them by hand is pointless
+
+
+class Odd(NamedTuple):
+    """A size that is not a multiple of what the data type needs."""
+
+    what: str
+    """What has this size, as "features"."""
+    letter: str
+    """The letter of the size in [M, K] x [K, N]; empty for a convolution."""
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.letter} = {self.size}" if self.letter else f"{self.what} {self.size}"
+
+
+def is_product(name: str) -> bool:
+    return name in PRODUCTS or "convolution" in name or name in CONVOLUTIONS
+
+
+def odd_shapes(case: Case) -> Answers:
+    """Find products whose rows are not aligned to 16 bytes, whether arithmetic or memory limits them."""
+    rank = case.rank
+    if rank.device is None or (better_precision(case) is None and not phrases.on_amd(case)):  # no known matrix units
+        return
+    products = [one for one in rank.operators if one.name in PRODUCTS.keys() | CONVOLUTIONS and one.device > 0]
+    needs = measures.option(case, "shapes")
+    if products and needs:
+        yield Unanswered("odd-shapes", "shapes of the matrix products", needs)
+    odd = [one for one in products if _odd(case, one)]
+    spent = sum(one.device for one in odd)
+    cost = measures.share(case, spent)
+    saving = _saving(case, products, odd)
+    if cost < MARKED or (saving is not None and saving < WORTH):
+        return
+    told = [one for one in odd if one.device >= TOLD * spent]
+    yield Finding(
+        id="odd-shapes",
+        title=f"matrix products have shapes that {phrases.matrix_units(case)} cannot process at full speed",
+        severity=severity(saving) if saving is not None else "medium" if cost >= 2 * MARKED else "low",
+        evidence=[_said(case, one) for one in told[:3]],
+        cause=_cause(case),
+        advice="; ".join(_advice(case, told)),
+        expected=None if saving is None else measures.at_most(saving),
+        threshold=f"at least {units.percent(MARKED)} of the step in such products; padding them changes the model or "
+        "its batches. Compute-bound products can become as fast as the best of the others, or reach the device's peak "
+        "if all are odd; memory-bound products can reach the memory bandwidth",
+    )
+
+
+def _saving(case: Case, products: Sequence[Operator], odd: Sequence[Operator]) -> float | None:
+    """Return an upper limit for the saving by padding, as a fraction of the step; None if a ceiling is unknown."""
+    reached = max((one.of_ceiling or 0.0 for one in products if _suits(case, one)), default=0.0) or 1.0
+    gains = 0.0
+    for one in odd:
+        if one.of_ceiling is None:
+            return None
+        gains += one.device * max(0.0, 1 - one.of_ceiling / (1.0 if one.bound == "memory" else reached))
+    return measures.share(case, round(gains))
+
+
+def _said(case: Case, one: Operator) -> str:
+    odd = _odd(case, one)
+    return (
+        f"{one.name} {one.shapes} ({one.dtype}): {phrases.times_a_step(case, one.calls)}, "
+        f"{phrases.a_step(case, one.device)}; {' and '.join(map(str, odd))} "
+        f"{'is not a multiple' if len(odd) == 1 else 'are not multiples'} of {_multiple(case, one)}"
+    )
+
+
+def _cause(case: Case) -> str:
+    if phrases.on_amd(case):
+        return (
+            "a thread cannot load 16 bytes at once from the addresses at which rows begin; AMD publishes no rule for "
+            "such shapes, so that their cost is unknown"
+        )
+    return "the fast kernels need rows that begin at multiples of 16 bytes, and these do not"
+
+
+def _advice(case: Case, odd: Sequence[Operator]) -> Iterator[str]:
+    """Yield, for each kind of odd size, the sizes to which the largest one has to be padded."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for operator in odd:
+        for one in _odd(case, operator):
+            sizes.setdefault(one.what, (one.size, _multiple(case, operator) or 1))
+    if any(is_attention_product(one, case.rank) for one in odd):
+        yield "use scaled_dot_product_attention: the fused attention kernels take any length"
+    for what, (size, multiple) in sizes.items():
+        to = f"from {size} to {_up(size, multiple)}, or to {_up(size, BETTER)}, a multiple of {BETTER}"
+        yield _PADDING.get(what, "pad the {what} {to}").format(what=what, to=to)
+
+
+_PADDING = {
+    "sequence length": "pad the sequence {to}, with the padding masked",
+    "features": "pad the layer's features (vocabulary, classes or hidden size) {to}",
+    "head size": "choose another head size: {to}",
+    "channels": "pad the channels {to}",
+}
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _suits(case: Case, operator: Operator) -> bool:
+    return operator.bound == "compute" and _multiple(case, operator) is not None and not _odd(case, operator)
+
+
+def _multiple(case: Case, operator: Operator) -> int | None:
+    in_full = operator.dtype == "float32" and case.setting("precision") != "tf32"
+    return None if in_full else MULTIPLES.get(operator.dtype)
+
+
+def _odd(case: Case, operator: Operator) -> list[Odd]:
+    """Return the odd sizes: channels of a convolution, or row lengths of a product's matrices."""
+    multiple = _multiple(case, operator)
+    if multiple is None:
+        return []
+    shapes = _shapes(operator)
+    if operator.name in CONVOLUTIONS:
+        channels = [size for size in shapes[1][:2] if size > FEW_CHANNELS] if len(shapes) > 1 else []
+        return sorted({Odd("channels", "", size) for size in channels if size % multiple})
+    rows = _rows(shapes[PRODUCTS[operator.name] :][:2], multiple)
+    found = {
+        size: Odd(_what(case, operator, letter, size), letter, size)
+        for letter, size in rows
+        if size % multiple and size > 1
+    }
+    return [found[size] for size in sorted(found)]
+
+
+def _shapes(operator: Operator) -> list[list[int]]:
+    return [[int(size) for size in re.findall(r"\d+", shape)] for shape in re.findall(r"\[[\d, ]*\]", operator.shapes)]
+
+
+def _rows(factors: Sequence[Sequence[int]], multiple: int) -> Iterable[tuple[str, int]]:
+    """Return the row lengths that are certain to be used, as (letter, size).
+
+    The result's row length is certain. A factor may be transposed, which shapes do not tell, so that its sizes count
+    only if both are odd.
+    """
+    if len(factors) < 2 or any(len(factor) < 2 for factor in factors):
+        return []
+    named = [("M", factors[0][-2]), ("K", factors[0][-1])], [("K", factors[1][-2]), ("N", factors[1][-1])]
+    odd = [one for sizes in named if all(size % multiple for _, size in sizes) for one in sizes]
+    return [*odd, ("N", factors[1][-1])]
+
+
+def _what(case: Case, operator: Operator, letter: str, size: int) -> str:
+    """Name what has this size, as far as the trace tells."""
+    if size in _lengths(case):
+        return "sequence length"
+    if is_attention_product(operator, case.rank):
+        return "head size"
+    if operator.name in ("aten::mm", "aten::addmm"):
+        return "rows" if letter == "M" else "features"
+    return {"M": "rows", "K": "inner size", "N": "columns"}[letter]
+
+
+def _lengths(case: Case) -> set[int | None]:
+    """Return the sequence lengths over which attention is computed, fused or not."""
+    fused = [_shapes(one) for one in case.rank.operators if "scaled_dot_product" in one.name]
+    known = {shape[-2] for shapes in fused for shape in shapes[:2] if len(shape) == 4}
+    return known | {size for one in case.rank.attention for size in (one.queries, one.keys)}
+
+
+LOOPING = 100
+"""Launches of one optimizer step from which on the optimizer counts as a loop. A fused launch covers up to 320 blocks
+of 65,536 elements (PyTorch, MultiTensorApply.cuh), so that a hundred of them would update 2 billion parameters."""
+
+SAVED = 0.9
+"""Upper limit of what fusing saves of a looping optimizer's time on a CPU: 87 % and 88 % of AdamW's time were saved on
+two models. Fusing replaces a dozen passes and their calls by one pass."""
+_ONE_PASS = "remains, and the trace does not tell how long that takes"
+
+ZEROED_TRAFFIC = 4  # accesses: writing zeros, and later reading them, reading the new gradient and writing the sum
+
+
+def unfused_optimizer(case: Case) -> Answers:
+    cost = measures.phase_share(case, "optimizer")
+    if cost < NOTABLE or _fused(case):
+        return
+    rank, impl = case.rank, case.setting("training.optimizer_impl")
+    each = rank.optimizer_kernels / rank.optimizer_steps if rank.optimizer_steps else None
+    if impl is None and (rank.device is None or each is None or each < LOOPING):
+        return
+    what = "operators" if rank.device is None else "launches"
+    yield Finding(
+        id="unfused-optimizer",
+        title="the optimizer is not fused",
+        severity=severity(cost),
+        evidence=[
+            *_time(case, cost),
+            *([f"one optimizer step is {units.digits(each)} {what}"] if each is not None else []),
+            *([f"training.optimizer_impl is {impl}{_meaning(case, impl)}"] if impl is not None else []),
+        ],
+        cause="each operation of the update reads and writes every parameter and its state again",
+        advice="use torch.optim's fused=True, which does the whole update in one pass over the parameters",
+        fix=case.fix(training__optimizer_impl="fused"),
+        expected=measures.at_most(cost * SAVED if rank.device is None else cost),
+        threshold=f"at least {units.percent(NOTABLE)} of the step in the optimizer, as every step has one; one pass "
+        + (
+            f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
+            if rank.device is None
+            else _ONE_PASS
+        ),
+    )
+
+
+def zeroed_gradients(case: Case) -> Answers:
+    rank = case.rank
+    if rank.zeroed_gradients < measures.steps(case):
+        return
+    spent, idle = rank.zeroing, rank.zeroing_idle
+    cost = measures.share(case, ZEROED_TRAFFIC * spent + idle)
+    yield Finding(
+        id="zeroed-gradients",
+        title="gradients are filled with zeros instead of being dropped",
+        severity=severity(cost),
+        evidence=[
+            f"{phrases.times_a_step(case, rank.zeroed_gradients)} a gradient is filled with zeros"
+            + (f"; filling takes {phrases.a_step(case, spent)}" if spent else ""),
+            *([f"the GPU is idle {phrases.a_step(case, idle)} while zero_grad launches that"] if idle else []),
+        ],
+        cause="zero_grad(set_to_none=False) writes them all, and the backward pass reads them again to add to them",
+        advice="use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0",
+        expected=measures.at_most(cost) if spent or idle else None,
+        threshold="at least one gradient in every step: dropping them costs nothing",
+    )
+
+
+def _fused(case: Case) -> bool:
+    """Decide by the operators in the trace, else by the settings: "auto" is fused on a GPU, and a loop on a CPU."""
+    if any(one.name.startswith("aten::_fused_") for one in case.rank.operators):
+        return True
+    impl = case.setting("training.optimizer_impl")
+    return impl == "fused" or (impl == "auto" and case.rank.device is not None)
+
+
+def _meaning(case: Case, impl: str) -> str:
+    return ", which is a loop on a CPU" if impl == "auto" and case.rank.device is None else ""
+
+
+def _time(case: Case, cost: float) -> list[str]:
+    clean = case.metrics.get("phase_optimizer")
+    if clean is not None:
+        return [f"the optimizer takes {units.seconds(clean.estimate)} of a clean step ({units.percent(cost)})"]
+    return [f"the optimizer takes {units.percent(cost)} of {phrases.whole(case)}"]

@@ -1,0 +1,287 @@
+"""Writes metrics to epochs.jsonl, summary.json, summary.csv, TensorBoard and Weights & Biases.
+
+Only `MetricLogger` writes them. It runs in the host, so no tracker takes time from a step.
+"""
+
+import csv
+import io
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from gpubench.errors import UsageError
+from gpubench.events import Step
+from gpubench.metrics import Metric
+from gpubench.runs.directory import EPOCHS, SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, TENSORBOARD, RunWriter
+from gpubench.runs.summary import Summary
+from gpubench.settings.schema import LoggingSettings
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+log = logging.getLogger("gpubench.host.loggers")
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """One line of epochs.jsonl: rank 0's totals over one pass through the data, warm-up included."""
+
+    repeat: int
+    epoch: int
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    loss: float | None
+
+
+class Tracker(Protocol):
+    """A destination for scalars."""
+
+    def flush(self) -> None: ...
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None: ...
+
+    def graph(self, definition: bytes) -> None: ...
+
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None: ...
+
+
+class MetricLogger:
+    """Turns rank 0's steps into epochs and scalars, and the summary into files."""
+
+    def __init__(self, writer: RunWriter, settings: LoggingSettings, config: Mapping[str, Any], text: str) -> None:
+        """`config` maps dot-keys to values, and `text` is the same as YAML. Raises UsageError if a tracker fails to
+        start.
+        """
+        self._writer = writer
+        self._config = config
+        self._epoch: _Pass | None = None
+        self._trackers: list[Tracker] = [TensorBoard(writer.path / TENSORBOARD, text)]
+        if settings.wandb:
+            self._trackers.append(WeightsAndBiases(writer.path, settings, config))
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Adds rank 0's next steps."""
+        for step in steps:
+            if self._epoch and (step.epoch, step.repeat) != (self._epoch.epoch, self._epoch.repeat):
+                self._end_epoch()
+            self._epoch = self._epoch or _Pass(step.repeat, step.epoch)
+            self._epoch.take(step)
+            values = {
+                "rank0/step_time": step.total,
+                "rank0/throughput": step.samples / step.total,
+                **{f"rank0/phase_{name}": seconds for name, seconds in step.phases.items()},
+            }
+            if step.loss is not None:
+                values["rank0/loss"] = step.loss
+            self.scalars(step.repeat, step.step, step.time, values)
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        """Sends values to every tracker; `when` is in seconds since the epoch.
+
+        The value of a metric has the metric's name and unit. The name of one rank's value begins with "rank<r>/".
+        """
+        self._tell(lambda tracker: tracker.scalars(repeat, step, when, values))
+
+    def graph(self, definition: bytes) -> None:
+        self._tell(lambda tracker: tracker.graph(definition))
+
+    def flush(self) -> None:
+        """Writes what is buffered, so that curves are visible during the run."""
+        self._tell(lambda tracker: tracker.flush())
+
+    def summary(self, summary: Summary) -> None:
+        """Writes summary.json and summary.csv. Each repeat may call it again."""
+        document = {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)}
+        self._writer.replace(SUMMARY, document)
+        self._writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
+
+    def close(self, summary: Summary, succeeded: bool = True) -> None:
+        self._end_epoch()
+        self.summary(summary)
+        results = {metric.name: metric.estimate for metric in summary.metrics}
+        self._tell(lambda tracker: tracker.close(self._config, results, succeeded))
+
+    def _tell(self, message: Callable[[Tracker], None]) -> None:
+        """Sends `message` to every tracker. A tracker that fails is dropped, so that the run goes on."""
+        for tracker in list(self._trackers):
+            try:
+                message(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                log.warning("%s failed and gets no more data: %s", type(tracker).__name__, error)
+
+    def _end_epoch(self) -> None:
+        if self._epoch:
+            self._writer.append(EPOCHS, self._epoch.ended())
+        self._epoch = None
+
+
+@dataclass
+class _Pass:
+    """The totals of an epoch that has not ended yet."""
+
+    repeat: int
+    epoch: int
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    losses: int = 0
+    loss: float = 0.0
+    """The sum over the `losses` steps that have a loss."""
+
+    def take(self, step: Step) -> None:
+        self.steps += 1
+        self.samples += step.samples
+        self.seconds += step.total
+        if step.loss is not None:
+            self.losses += 1
+            self.loss += step.loss
+
+    def ended(self) -> Epoch:
+        return Epoch(
+            repeat=self.repeat,
+            epoch=self.epoch,
+            steps=self.steps,
+            samples=self.samples,
+            seconds=self.seconds,
+            samples_per_second=self.samples / self.seconds,
+            loss=self.loss / self.losses if self.losses else None,
+        )
+
+
+def to_csv(metrics: Sequence[Metric]) -> str:
+    """Returns the metrics as CSV, one line per metric."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
+    for metric in metrics:
+        low, high = metric.interval or ("", "")
+        row = [metric.name, metric.unit, metric.better or "", metric.estimate, low, high, len(metric.repeats)]
+        rows.writerow([*row, metric.n, metric.effective_n or ""])
+    return table.getvalue()
+
+
+class TensorBoard:
+    """Writes event files without torch.utils.tensorboard, which would load torch into the host.
+
+    Each repeat has its own folder for its curves. The configuration, graph and hyperparameters belong to the run.
+    """
+
+    def __init__(self, folder: Path, config: str) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        self._folder = folder
+        self._writers: dict[str, RecordWriter] = {}
+        text = SummaryProto.Value(
+            tag="config",
+            metadata=create_summary_metadata(display_name="config", description=""),
+            tensor=TensorProto(dtype="DT_STRING", string_val=[f"```yaml\n{config}```".encode()]),
+        )
+        self._add("", 0, time.time(), SummaryProto(value=[text]))
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        self._add(f"repeat-{repeat}", step, when, _scalars(values))
+
+    def graph(self, definition: bytes) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._write("", Event(wall_time=time.time(), graph_def=definition))
+
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
+        from tensorboard.plugins.hparams import api_pb2
+        from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, create_summary_metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        now = time.time()
+        status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+        values = {key: _plain(value) for key, value in hyperparameters.items()}
+        self._add("", 0, now, hparams_pb(values, trial_id=self._folder.parent.name))
+        end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=now))
+        metadata = create_summary_metadata(end)
+        self._add("", 0, now, SummaryProto(value=[SummaryProto.Value(tag=SESSION_END_INFO_TAG, metadata=metadata)]))
+        self._add("", 0, now, _scalars({f"summary/{name}": value for name, value in results.items()}))
+        for writer in self._writers.values():
+            writer.close()
+
+    def flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+    def _add(self, name: str, step: int, when: float, summary: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._write(name, Event(wall_time=when, step=step, summary=summary))
+
+    def _write(self, name: str, event: Any) -> None:
+        """Adds an event to the file of the folder `name`. Raises OSError.
+
+        Writes the records itself because TensorBoard's EventFileWriter reopens the file for each record, in a thread
+        where an error is lost.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if name not in self._writers:
+            folder = self._folder / name
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+            self._writers[name] = RecordWriter(path.open("ab"))
+            self._writers[name].write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self._writers[name].write(event.SerializeToString())
+
+
+def _scalars(values: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
+
+    return SummaryProto(value=[SummaryProto.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+
+
+def _plain(value: Any) -> bool | float | str:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+class WeightsAndBiases:
+    """The optional `wandb` extra, which keeps all its files in the run directory."""
+
+    def __init__(self, folder: Path, settings: LoggingSettings, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        try:
+            self._run = wandb.init(
+                project=settings.wandb_project,
+                name=folder.name,
+                dir=str(folder),
+                mode=settings.wandb_mode,
+                config={key: _plain(value) for key, value in config.items()},
+                reinit="create_new",  # interleaved runs are open at the same time
+                settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True),
+            )
+        except wandb.Error as error:
+            raise UsageError(
+                f"logging.wandb: {error}", "log in with wandb, or use logging.wandb_mode=offline"
+            ) from None
+
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        self._run.log({**{f"repeat-{repeat}/{name}": value for name, value in values.items()}, "step": step})
+
+    def flush(self) -> None:
+        """Does nothing: wandb sends its data by itself."""
+
+    def graph(self, definition: bytes) -> None:
+        """Does nothing: wandb cannot show a TensorBoard graph."""
+
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None:
+        self._run.summary.update(dict(results))
+        self._run.finish(exit_code=0 if succeeded else 1)

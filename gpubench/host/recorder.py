@@ -1,0 +1,513 @@
+"""Keeps the events of one run's workers: in the run directory at once, and in memory for the summary."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from gpubench import events, units
+from gpubench.diagnosis.rules import Diagnosis, of_run
+from gpubench.errors import DataError, GpubenchError, RunFailed
+from gpubench.findings import Findings
+from gpubench.host.loggers import MetricLogger
+from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
+from gpubench.metrics import Metric
+from gpubench.runs.directory import (
+    ENVIRONMENT,
+    FAILED,
+    FINDINGS,
+    LOG,
+    PROFILE,
+    STEPS,
+    TELEMETRY,
+    TRACE_FILES,
+    TRACES,
+    RunWriter,
+    git_state,
+)
+from gpubench.runs.steps import Repeat
+from gpubench.runs.summary import Environment, Summary, imprecise, noise, summarise
+from gpubench.settings.loading import FILLED_IN, Configuration, flatten
+from gpubench.settings.schema import Device, RunSettings, TrainSettings
+from gpubench.telemetry import TelemetrySample, other_load, sampling
+from gpubench.trace.profile import shares
+
+LARGE_TRACE = 100 * 2**20  # bytes, compressed
+COMPRESSION = 10  # a trace is at least this many times larger uncompressed, and viewers fail on large traces
+SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.record_shapes or profiling.modules"
+
+log = logging.getLogger("gpubench.run")
+
+S = TypeVar("S", bound=RunSettings)
+
+
+@dataclass
+class Progress:
+    """The progress of a run, for the live view."""
+
+    repeat: int = 0
+    repeats: int = 1
+    ranks: int = 1
+    doing: str = "starting"
+    telemetry: TelemetrySample | None = None
+    recorded: bool = False
+    """Whether the profiler records this repeat. Such a repeat is not measured."""
+
+    @property
+    def place(self) -> str:
+        """The name of the current repeat, such as "repeat 2/5"."""
+        return "profiling" if self.recorded else f"repeat {self.repeat + 1}/{self.repeats}"
+
+
+class Recorder(ABC, Generic[S]):
+    """One run of any command: its directory, its metrics and its results so far."""
+
+    command: ClassVar[str]
+    worker: ClassVar[str]
+    """The module whose function `work` does the command's work in a worker process."""
+    lighter: ClassVar[str]
+    """The hint for a run that has run out of memory."""
+    progress: Progress
+    samples: list[int] | None = None
+    """The numbers of the samples to make, for a command that makes single samples; None for all."""
+    profiled: int | None = None
+    """The number of the repeat that torch.profiler records, which is not measured; None if there is none."""
+    diagnosis: Diagnosis | None = None
+    """The diagnosis from the traces; None until there is one."""
+
+    def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
+        """Creates the run directory of a complete configuration.
+
+        Raises RunDirectoryError if that fails, and UsageError if a tracker cannot start.
+        """
+        settings, text = configuration.settings, configuration.to_yaml()
+        self.settings = settings
+        self.origins = configuration.origins
+        self._values = flatten(settings.model_dump(mode="json"))
+        self._git = git_state(Path())
+        self.clock = (
+            time.time(),
+            time.monotonic(),
+        )  # all repeats use it, even if the wall clock is changed during the run
+        self.environment: dict[str, Any] = {}
+        self.device_name: str | None = None
+        self.device_memory: int | None = None
+        self.telemetry: list[TelemetrySample] = []
+        self.writer = RunWriter(
+            settings.results,
+            settings.experiment,
+            text,
+            command=self.command,
+            argv=argv,
+            world_size=settings.distributed.world_size,
+            git=self._git,
+        )
+        self._handler = _RunLog(self.writer, logging.getLevelName(settings.logging.level))
+        try:
+            self.metrics = MetricLogger(self.writer, settings.logging, self._values, text)
+        except GpubenchError as error:
+            self.writer.finish(FAILED, error.record())
+            raise
+        self.listen_to_log(True)
+        say_choices(configuration)
+        self.listen_to_log(False)
+
+    def listen_to_log(self, listening: bool) -> None:
+        """Starts or stops writing the host's own log lines to this run's run.log."""
+        root = logging.getLogger("gpubench")
+        (root.addHandler if listening else root.removeHandler)(self._handler)
+
+    @abstractmethod
+    def at_start(self) -> Progress:
+        """Returns the progress of a repeat that begins."""
+
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        """Begins repeat `number` of `repeats`, in a new process or in the current one."""
+        then = self.progress
+        self.progress = replace(self.at_start(), repeat=number, repeats=repeats, telemetry=then.telemetry)
+
+    def begin_recorded(self) -> None:
+        """Begins the repeat that the profiler records, in a new process."""
+        self.begin_repeat(self.progress.repeat, self.progress.repeats)
+        self.progress.recorded = True
+
+    def turn_to(self, repeat: int) -> None:
+        """Makes `repeat` the current one.
+
+        Under torchrun all repeats run in the same processes, and only the events tell which repeat is running.
+        """
+        if repeat == self.profiled:
+            if not self.progress.recorded:
+                self.begin_recorded()
+        elif repeat != self.progress.repeat:
+            self.begin_repeat(repeat, self.progress.repeats)
+
+    @abstractmethod
+    def keep(self, event: events.Message) -> bool:
+        """Keeps an event of this command. Returns False if the command has no use for this kind of event."""
+
+    @abstractmethod
+    def completed(self) -> int:
+        """Returns the number of complete repeats."""
+
+    @abstractmethod
+    def sum_up(self) -> Summary:
+        """Returns the summary of the repeats so far, without the warnings that need the run's environment."""
+
+    def summary(self) -> Summary:
+        """Returns the complete summary of the repeats so far."""
+        found, wanted = self.sum_up(), self.settings.measurement
+        throughput, known = found.get("throughput"), flatten(self.environment)
+        beside = other_load(
+            self.telemetry,
+            [(window.start, window.end) for window in found.steady],
+            known.get("cpu.logical_cores"),
+            loaders=bool(self._values.get("data.workers")),
+            on_cpu=self.settings.device is Device.cpu,
+        )
+        said = noise(beside, throughput)
+        if throughput and wanted.target_precision is not None and self.completed() >= wanted.max_repeats:
+            said += filter(None, [imprecise(throughput.reach, wanted.target_precision)])
+        return msgspec.structs.replace(
+            found,
+            warnings=found.warnings + said,
+            others=beside,
+            environment=self._main_facts(known),
+            sampling=sampling(self.telemetry),
+        )
+
+    def _main_facts(self, known: Mapping[str, Any]) -> Environment:
+        """Returns the main facts of the environment. `known` maps dot-keys to values."""
+        git = self._git or {}
+        return Environment(
+            host=known.get("host.name"),
+            device=self.gpu_name or known.get("cpu.model"),
+            torch=known.get("torch.version"),
+            cuda=known.get("torch.cuda"),
+            driver=known.get("driver.version"),
+            python=known.get("python.version"),
+            gpubench=known.get("packages.gpubench"),
+            commit=git.get("commit"),
+            dirty=git.get("dirty"),
+        )
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        """Returns an error if a run that completed has a wrong result, otherwise None."""
+        return None
+
+    def take(self, event: events.Message) -> None:
+        """Keeps one event."""
+        match event:
+            case events.Log():
+                self._take_log(event)
+            case events.EnvironmentCaptured():
+                self._take_environment(event.environment)
+            case events.Failed():
+                self._take_failure(event)
+            case events.TraceRecorded():
+                self._take_trace(event)
+            case _:
+                if not self.keep(event):
+                    log.log(NOTIMPORTANT, "rank %d: %s", event.rank, type(event).__name__)
+
+    def sample(self, telemetry: TelemetrySample) -> None:
+        self.progress.telemetry = telemetry
+        self.telemetry.append(telemetry)
+        self.writer.append(TELEMETRY, telemetry)
+
+    def flush(self) -> None:
+        """Writes buffered data, so that other programs can read it during the run."""
+        self.writer.flush()
+        self.metrics.flush()
+
+    def end_repeat(self) -> None:
+        """Updates run.json and the summary after a repeat."""
+        self.writer.update(repeats=self.completed())
+        self.metrics.summary(self.summary())
+
+    def throughputs(self) -> list[float]:
+        """Returns the throughput of each repeat so far, in samples per second; empty if the command has none."""
+        metric: Metric | None = self.sum_up().get("throughput")
+        return metric.repeats if metric else []
+
+    def documents(self) -> dict[str, Any]:
+        """Returns the documents that --json prints in addition to the summary, by name."""
+        found = self.diagnosis
+        return {"profile": found.profile, "findings": found.findings} if found else {}
+
+    @property
+    def processes(self) -> int:
+        """The number of worker processes to start: one for each rank."""
+        return self.settings.distributed.world_size
+
+    @property
+    def patience(self) -> float:
+        """The shortest time without progress after which a rank counts as stalled, in seconds."""
+        return float(self.settings.measurement.stall_timeout)
+
+    @property
+    def gpu_name(self) -> str | None:
+        """The name of the GPU, or None on a CPU."""
+        return self.device_name if self.settings.device is Device.cuda else None
+
+    @property
+    def gpus(self) -> list[int]:
+        """The indices of the run's GPUs in the telemetry samples."""
+        return sorted({gpu.index for sample in self.telemetry for gpu in sample.gpus})
+
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        """Ends the run with `status`, and always closes the log. Raises RunFailed if the status cannot be written."""
+        try:
+            self.listen_to_log(True)
+            if took := summary.sampling:
+                mean, largest = units.seconds(took.mean), units.seconds(took.largest)
+                log.info("%d hardware samples took %s each, the longest %s", took.samples, mean, largest)
+            shown = noise(summary.others, summary.get("throughput"))  # reports print these beside the figures
+            for warning in summary.warnings:
+                if warning not in shown:
+                    log.warning("%s", warning)
+                elif self._handler.level <= logging.WARNING:
+                    self._handler.handle(logging.LogRecord(log.name, logging.WARNING, "", 0, warning, None, None))
+            self.metrics.close(summary, succeeded=error is None)
+        finally:
+            self.listen_to_log(False)
+            self.writer.finish(status, error.record() if error else None)
+
+    @property
+    def traces(self) -> list[Path]:
+        """The paths of the profiler's traces, in order of time."""
+        return sorted(self.writer.path.joinpath(TRACES).glob(TRACE_FILES), key=lambda path: path.name)
+
+    def diagnose(self) -> None:
+        """Reads the traces, if there are any, and keeps the profile and the findings."""
+        if self.diagnosis or not self.traces:
+            return
+        self.listen_to_log(True)
+        try:
+            summary = self.summary()
+            self.diagnosis = found = of_run(
+                self.traces,
+                self._values,
+                {metric.name: metric for metric in summary.metrics},
+                flatten(self.environment),
+                self.unit_time(summary),
+            )
+            self.writer.replace(PROFILE, found.profile)
+            self.conclude(found.findings)
+            self.metrics.scalars(self.progress.repeat, 0, time.time(), shares(found.profile))
+        except (DataError, RunFailed) as error:
+            log.warning("no diagnosis: %s", error)
+        finally:
+            self.listen_to_log(False)
+
+    @property
+    def findings(self) -> Findings | None:
+        return self.diagnosis.findings if self.diagnosis else None
+
+    def conclude(self, findings: Findings) -> None:
+        """Keeps the findings, and replaces them once their fixes have been tried."""
+        assert self.diagnosis
+        self.diagnosis = replace(self.diagnosis, findings=findings)
+        self.writer.replace(FINDINGS, findings)
+
+    def unit_time(self, summary: Summary) -> float | None:
+        """Returns the time without profiler of one unit of the profiler's schedule, in seconds; None if unknown."""
+        return None
+
+    def _take_trace(self, event: events.TraceRecorded) -> None:
+        # only the last part of a worker's path, so that it cannot lead outside the folder
+        name = f"{TRACES}/{Path(event.name).name}"
+        self.writer.append_piece(name, event.data, event.last)
+        if not event.last:
+            return
+        size = (self.writer.path / name).stat().st_size
+        log.info("rank %d recorded %s, %s", event.rank, name, units.size(size))
+        if size > LARGE_TRACE * (1 if name.endswith(".gz") else COMPRESSION):
+            log.warning("%s has %s: %s", name, units.size(size), SMALLER)
+
+    def _take_environment(self, environment: dict[str, Any]) -> None:
+        self.environment = environment
+        self.writer.replace(ENVIRONMENT, environment)
+        gpus = environment.get("gpus") or []
+        self.device_name = gpus[0].get("name") if gpus else None
+        self.device_memory = gpus[0].get("memory_bytes") if gpus else None
+
+    def _take_log(self, event: events.Log) -> None:
+        """Passes a worker's log record, with its rank and time, to the host's handlers for run.log and the console."""
+        record = logging.LogRecord(event.logger, event.level, "", 0, event.message, None, None)
+        record.created, record.rank, record.fields = event.time, event.rank, event.fields
+        logging.getLogger(event.logger).handle(record)
+
+    def _take_failure(self, event: events.Failed) -> None:
+        """Writes a failure with its traceback to run.log at any log level.
+
+        The console shows only the message, later.
+        """
+        text = event.traceback or event.message
+        self.writer.append_text(
+            LOG, render_logfmt(time.time(), logging.ERROR, event.rank, "gpubench.worker", text, {"doing": event.doing})
+        )
+
+
+class _RunLog(logging.Handler):
+    """The log handler that writes the host's own lines to run.log."""
+
+    def __init__(self, writer: RunWriter, level: int) -> None:
+        super().__init__(level)
+        self.setFormatter(LogfmtFormatter())
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.append_text(LOG, self.format(record))
+
+
+def say_choices(configuration: Configuration[S]) -> None:
+    """Logs every setting that gpubench chose for the user. config.yaml gives the reasons."""
+    values = flatten(configuration.settings.model_dump(mode="json"))
+    chosen = {key: values[key] for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)}
+    text = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    if chosen:
+        log.log(MODIFIABLE, "%s (chosen for you; change any with --KEY=VALUE)", text, extra={"fields": chosen})
+
+
+LIGHTER = (
+    "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
+    "--model.activation_checkpointing=true"
+)
+RECENT = 20  # steps that the displayed figures are computed from
+
+
+@dataclass
+class TrainProgress(Progress):
+    planned: int = 0
+    step: events.Step | None = None
+    """The latest step of rank 0."""
+    steps: deque[events.Step] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """The last steps of rank 0 in the current repeat."""
+
+    def take(self, steps: Sequence[events.Step]) -> None:
+        """Adds the next steps of rank 0."""
+        self.step = steps[-1]
+        self.steps += steps
+
+
+class TrainRecorder(Recorder[TrainSettings]):
+    """One run of `gpubench train-bench`."""
+
+    command = "train-bench"
+    worker = "gpubench.worker.train_bench"
+    lighter = LIGHTER
+    progress: TrainProgress
+
+    def __init__(self, configuration: Configuration[TrainSettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self.progress = self.at_start()
+        self._repeats: dict[int, Repeat] = {}
+        self._flops: events.FlopsCounted | None = None
+        self._peak: events.PeakMeasured | None = None
+
+    def at_start(self) -> TrainProgress:
+        return TrainProgress(ranks=self.processes)
+
+    def begin_repeat(self, number: int, repeats: int) -> None:
+        super().begin_repeat(number, repeats)
+        self._repeats.setdefault(number, Repeat(number))
+
+    def unit_time(self, summary: Summary) -> float | None:
+        step_time, settings = summary.get("step_time"), self.settings
+        alike = settings.profiling.keep_compile or not settings.performance.compile
+        return step_time.estimate if step_time and alike and settings.profiling.unit == "step" else None
+
+    def keep(self, event: events.Message) -> bool:
+        if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
+            return self._keep_profiled(event)
+        match event:
+            case events.StepsMeasured():
+                self._take_steps(event)
+            case events.Heartbeat(rank=0):
+                self.progress.doing = event.doing
+            case events.ModelBuilt(rank=0):
+                self._start_repeat(event)
+            case events.Planned(rank=0):
+                self.progress.planned = event.steps
+            case events.RepeatDone():
+                self._repeats[event.repeat].done[event.rank] = event
+            case events.ReferenceWorkloadTimed(rank=0):
+                self._repeats[event.repeat].reference_time = event.seconds
+            case _:
+                return self._keep_finding(event)
+        return True
+
+    def completed(self) -> int:
+        return sum(bool(repeat.done) for repeat in self._repeats.values())
+
+    def sum_up(self) -> Summary:
+        assert self.settings.precision
+        return summarise(
+            [repeat for _, repeat in sorted(self._repeats.items())],
+            self.settings.training.warmup_steps,
+            self.gpu_name,
+            self.settings.precision,
+            self._flops,
+            self._peak,
+            self.telemetry,
+            self.gpus,
+            matmul_precision=self.settings.performance.matmul_precision,
+            device_memory=self.device_memory,
+        )
+
+    def _keep_finding(self, event: events.Message) -> bool:
+        """Keeps an event that is sent once a run. Returns False if the command has no use for it."""
+        match event:
+            case events.FlopsCounted():
+                self._flops = event
+            case events.PeakMeasured():
+                self._peak = event
+            case events.GraphTraced():
+                self.metrics.graph(event.graph)
+            case _:
+                return False
+        return True
+
+    def _start_repeat(self, built: events.ModelBuilt) -> None:
+        self.turn_to(built.repeat)
+        self._repeats[built.repeat].built = built
+        self.writer.update(
+            workload={
+                "parameters": built.parameters,
+                "trainable_parameters": built.trainable_parameters,
+                "sample_shape": built.sample_shape,
+                "tokens_per_sample": built.tokens_per_sample,
+            }
+        )
+
+    def _keep_profiled(self, event: events.Message) -> bool:
+        """Keeps only the progress of the profiled repeat, because the profiler changes its times."""
+        if isinstance(event, events.Planned) and event.rank == 0:
+            self.turn_to(event.repeat)
+            self.progress.planned = event.steps
+        return True
+
+    def _take_steps(self, event: events.StepsMeasured) -> None:
+        if event.steps and event.steps[0].repeat == self.profiled:
+            if event.rank == 0:
+                self.progress.take(event.steps)
+            return
+        for step in event.steps:
+            self._repeats[step.repeat].steps[step.rank].append(step)
+            self.writer.append(STEPS, step)
+        if event.rank == 0 and event.steps:
+            self.progress.take(event.steps)
+            self.metrics.steps(event.steps)
+
+
+class ProfileRecorder(TrainRecorder):
+    """One run of `gpubench profile`: the repeats of train-bench, and one more that the profiler records."""
+
+    command = "profile"

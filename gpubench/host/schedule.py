@@ -1,0 +1,305 @@
+"""The host's schedule of a benchmark: which repeat of which run is next, and when to stop."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gpubench import devices, releases
+from gpubench.errors import GpubenchError, Interrupted, RunFailed
+from gpubench.events import Job
+from gpubench.host.launch import Workers
+from gpubench.host.recorder import Recorder, S
+from gpubench.host.supervision import silence
+from gpubench.ranks import launched_by_torchrun, machine
+from gpubench.runs import directory
+from gpubench.runs.summary import Summary, relative_half_width
+from gpubench.settings.defaults import local_ranks
+from gpubench.settings.loading import Configuration
+from gpubench.settings.schema import Device, RepeatSettings, RunSettings
+from gpubench.telemetry import Telemetry
+from gpubench.worker.channel import calendar
+
+FLUSH_SECONDS = 1.0
+
+log = logging.getLogger("gpubench.host.schedule")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    recorder: Recorder[Any]
+    status: str
+    summary: Summary
+    error: GpubenchError | None
+
+
+def run(
+    recorders: Sequence[Recorder[Any]], watch: Callable[[Recorder[Any]], None], *, independent: bool = False
+) -> list[Outcome]:
+    """Runs every recorder's repeats, interleaved A B B A where there are several, and closes their directories.
+
+    `watch` is called about ten times a second with the current recorder. An error ends all runs; what was measured is
+    kept, and every affected outcome holds the error. With `independent`, a failed run does not end the others, unless
+    it is the first run, which the others are compared with.
+    """
+    error: BaseException | None = None
+    failures: dict[int, BaseException] = {}
+    with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's signal has the effect of Ctrl-C
+        try:
+            _measure_all(recorders, watch, independent, failures)
+        except KeyboardInterrupt as interrupt:
+            error = _failure_before(interrupt) or Interrupted(
+                "interrupted", "the run directory keeps the results so far"
+            )
+        except BaseException as caught:
+            error = caught
+    with _on_signals(
+        signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    ):  # a second Ctrl-C must not interrupt this
+        if isinstance(error, RunFailed):
+            for recorder in recorders:
+                recorder.diagnose()  # from the traces recorded so far
+        outcomes = []
+        for recorder in recorders:
+            own = failures.get(id(recorder))
+            outcomes.append(_close(recorder, own if isinstance(own, GpubenchError) else error, own is not None))
+    if launched_by_torchrun():  # torchrun ends all ranks once one has exited, but this one still has to report
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if error and not isinstance(error, GpubenchError):
+        raise error  # a bug; what was measured is kept
+    return outcomes
+
+
+def _failure_before(interrupt: KeyboardInterrupt) -> RunFailed | None:
+    """Returns the failure that had ended the run before the signal came, or None.
+
+    When a run fails, the host closes its connections, the ranks exit, and torchrun sends the host SIGTERM. That signal
+    is a consequence of the failure and not its cause.
+    """
+    before = interrupt.__context__
+    while before and not isinstance(before, RunFailed):
+        before = before.__context__
+    return before if isinstance(before, RunFailed) else None
+
+
+def _measure_all(
+    recorders: Sequence[Recorder[Any]],
+    watch: Callable[[Recorder[Any]], None],
+    independent: bool,
+    failures: dict[int, BaseException],
+) -> None:
+    """Runs every repeat, then diagnoses the profiled ones. `failures` receives each recorder's error, by its id()."""
+    for recorder, repeats, profiled in schedule(recorders, failures):
+        if id(recorder) in failures:
+            continue
+        try:
+            measure(recorder, repeats, profiled, watch)
+        except BaseException as error:
+            failures[id(recorder)] = error
+            if not independent or recorder is recorders[0] or not isinstance(error, RunFailed):
+                raise
+    for recorder in recorders:
+        recorder.diagnose()
+
+
+def open_runs(
+    recorder: Callable[[Configuration[S], Sequence[str]], Recorder[S]],
+    configurations: Sequence[Configuration[S]],
+    argv: Sequence[str],
+) -> list[Recorder[S]]:
+    """Opens a run directory for each configuration, or for none if one fails. Raises the same errors as `Recorder`."""
+    recorders: list[Recorder[S]] = []
+    try:
+        for configuration in configurations:
+            recorders.append(recorder(configuration, argv))  # noqa: PERF401 - what was opened must be closed
+    except BaseException as error:
+        for opened in recorders:
+            _close(opened, error, touched=False)
+        raise
+    for opened in recorders:
+        others = [other.writer.path.name for other in recorders if other is not opened]
+        opened.writer.update(interleaved_with=others)
+    return recorders
+
+
+def schedule(
+    recorders: Sequence[Recorder[Any]], failures: Container[int] = ()
+) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
+    """Yields (recorder, repeats to measure, repeat to profile or None) in the order in which they run.
+
+    Each repeat has new processes, except under torchrun, where all repeats of a run share its processes. `failures`
+    holds the id() of each failed recorder and may grow during the iteration; a failed recorder gets no more repeats.
+    """
+    if launched_by_torchrun():
+        for recorder in recorders:
+            recorder.writer.update(repeat_kind="in-process")
+            number = recorder.settings.measurement.repeats
+            yield recorder, list(range(number)), number if recorder.settings.profiling.enabled else None
+        return
+    number = 0
+    while number == 0 or any(needs_more(one, number) for one in recorders if id(one) not in failures):
+        for recorder in recorders if number % 2 == 0 else reversed(recorders):
+            yield recorder, [number], None
+        number += 1
+    for recorder in recorders:
+        if recorder.settings.profiling.enabled:
+            yield recorder, [], number
+
+
+def needs_more(recorder: Recorder[Any], done: int) -> bool:
+    """Returns whether a run with `done` repeats needs another. A run without times has no target precision."""
+    measurement: RepeatSettings = recorder.settings.measurement
+    if measurement.target_precision is None:
+        return done < measurement.repeats
+    throughputs = recorder.throughputs()  # this summarises all steps, so it is called only when needed
+    if done and not throughputs:
+        return done < measurement.repeats
+    if done >= measurement.max_repeats:
+        return False
+    half_width = relative_half_width("throughput", throughputs)
+    return done < 2 or half_width is None or half_width > measurement.target_precision
+
+
+def measure(
+    recorder: Recorder[Any], repeats: list[int], profiled: int | None, watch: Callable[[Recorder[Any]], None]
+) -> None:
+    """Starts the workers for `repeats` and for the repeat to profile, and handles their events until they are done."""
+    settings = recorder.settings
+    wanted = settings.measurement.max_repeats if settings.measurement.target_precision else settings.measurement.repeats
+    recorder.profiled = profiled
+    if repeats:
+        recorder.begin_repeat(repeats[0], wanted)
+    else:
+        recorder.begin_recorded()
+    recorder.listen_to_log(True)
+    job = Job(
+        worker=recorder.worker,
+        lighter=recorder.lighter,
+        settings=settings.model_dump(mode="json"),
+        repeats=repeats if profiled is None else [*repeats, profiled],
+        profiled=profiled,
+        clock=recorder.clock,
+        machine=machine(),
+        silence=silence(recorder.patience),
+        samples=recorder.samples,
+    )
+    telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval, calendar(job))
+    try:
+        with Workers(
+            job,
+            recorder.processes,
+            thread_environment(settings),
+            settings.measurement.stall_timeout,
+            under_torchrun=launched_by_torchrun(),
+        ) as workers:
+            _listen(workers, recorder, telemetry, watch)
+    finally:
+        telemetry.close()
+        recorder.listen_to_log(False)
+    recorder.end_repeat()
+
+
+def _listen(
+    workers: Workers, recorder: Recorder[Any], telemetry: Telemetry, watch: Callable[[Recorder[Any]], None]
+) -> None:
+    flushed = 0.0
+    watched: list[int] = []
+    place = ""  # the first sample is taken before the workers use the GPUs
+    for event in workers.stream():
+        if event is not None:
+            recorder.take(event)
+            continue
+        if watched != workers.pids:
+            watched = workers.pids
+            telemetry.watch(watched)
+        now = time.monotonic()
+        border = recorder.progress.place != place
+        if border or telemetry.due(now):
+            place = recorder.progress.place
+            recorder.sample(telemetry.sample(processes=border))
+        if now - flushed >= FLUSH_SECONDS:
+            recorder.flush()
+            flushed = now
+        watch(recorder)
+    recorder.sample(telemetry.sample(processes=True))  # the energy counter is needed at the end of the window too
+
+
+def thread_environment(settings: RunSettings) -> Mapping[str, str]:
+    """Returns the environment variables that a worker needs before it imports torch.
+
+    performance.cpu_threads replaces the user's own OMP settings for threads, so that the recorded setting is true.
+    """
+    threads = str(settings.performance.cpu_threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": settings.performance.omp_wait_policy,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # models are built from configurations, so no worker may wait for a network
+    }
+    if settings.performance.expandable_segments:
+        names = releases.installed().allocator_variables
+        name = next((name for name in names if name in os.environ), names[-1])
+        variables[name] = ",".join(filter(None, [os.environ.get(name), "expandable_segments:True"]))
+    if settings.device is Device.cpu:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    if not launched_by_torchrun() and settings.distributed.world_size > 1:
+        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return variables
+
+
+def _gpu_indices(settings: RunSettings) -> list[int]:
+    if settings.device is not Device.cuda:
+        return []
+    gpus = devices.visible_gpus()[: local_ranks(settings)]
+    return [gpu.index for gpu in gpus if gpu.index is not None]
+
+
+def join(settings: RunSettings) -> NoReturn:
+    """Turns this process, started by the user's own torchrun, into a worker. Does not return."""
+    os.environ.update(thread_environment(settings))  # before torch loads
+
+    from gpubench.worker import process
+
+    process.leave(process.main())
+
+
+def _close(recorder: Recorder[Any], error: BaseException | None, touched: bool) -> Outcome:
+    """Closes a run. `touched` tells whether the error happened in this recorder's own repeat."""
+    status: str = directory.COMPLETED
+    summary = recorder.summary()
+    if error is None and (error := recorder.refutation(summary)):
+        touched = True
+    if error:
+        status = directory.INTERRUPTED if isinstance(error, Interrupted) or not touched else directory.FAILED
+    expected = error if isinstance(error, GpubenchError) else RunFailed(repr(error)) if error else None
+    try:
+        recorder.close(status, summary, expected)
+    except RunFailed as broken:  # for example a full disk; the figures can still be shown
+        status, expected = directory.FAILED, expected or broken
+        try:
+            recorder.writer.finish(status, expected.record())
+        except RunFailed as unsaid:
+            log.warning("%s; run.json may still say %r although the run has failed", unsaid, directory.RUNNING)
+    return Outcome(recorder, status, summary, expected)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _on_signals(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

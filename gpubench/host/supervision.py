@@ -1,0 +1,199 @@
+"""The host's view of its workers: their connections, their last known activity, and which one caused a failure."""
+
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpubench import errors, events, units
+from gpubench.errors import GpubenchError, HandoverError, SettingsError, UsageError, WorkerLost
+from gpubench.ranks import machine
+from gpubench.worker.channel import EVERYONE
+
+STARTUP = 120.0  # minimum deadline for a worker to import torch and connect on a busy machine, in seconds
+BEATS = 5.0  # shortest deadline for a heartbeat, because a busy machine may delay one, in seconds
+SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
+
+
+def silence(patience: float) -> float:
+    """Returns after how many seconds without a heartbeat a rank counts as lost, and for a rank, the host.
+
+    `patience` is the deadline for progress, in seconds.
+    """
+    return max(BEATS, min(SILENCE, patience))
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection, which belongs to a rank once it has completed the handshake. Times are monotonic, in seconds."""
+
+    connection: socket.socket
+    hello: events.Hello | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+    heard: float = 0.0
+    progressed: float = 0.0
+    position: tuple[str, int | None] = ("starting", None)
+    waits_for: int | None = None
+    within: float | None = None
+    patience_factor: float = 1.0
+    done: bool = False
+    lost: float | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether the rank runs on this machine, so that its pid is valid here."""
+        return self.hello is not None and self.hello.machine == machine()
+
+    def patience(self, ordinary: float) -> float:
+        """Returns how long this rank may make no progress, in seconds. `ordinary` is the run's deadline in seconds."""
+        return self.within or ordinary * self.patience_factor
+
+    def __str__(self) -> str:
+        assert self.hello
+        return f"rank {self.hello.rank} (pid {self.hello.pid} on {self.hello.host})"
+
+    @property
+    def where(self) -> str:
+        doing, step = self.position
+        doing = units.words(doing)
+        if doing == "a step":
+            return f"in step {step}"
+        if self.waits_for is not None:
+            return doing
+        return f"in {doing}" if step is None else f"in {doing} of step {step}"
+
+
+def blame(
+    peers: Mapping[int, Peer],
+    world_size: int,
+    failures: Sequence[tuple[float, events.Failed]],
+    exit_codes: Sequence[int | None],
+    output: Sequence[str],
+) -> GpubenchError:
+    """Returns the earliest cause of a failure: a rank's own error or its death.
+
+    A broken collective counts only if there is no other cause. The message begins with the ranks that had the error,
+    unless all of them had it. `failures` holds (time received, event). `exit_codes` belong to the ranks that were
+    started here: negative for a signal, None for a running process. `output` is the last lines that they printed.
+    """
+    causes: list[tuple[bool, float, GpubenchError]] = []
+    reporters: dict[str, list[int]] = {}
+    for _, failure in failures:
+        reporters.setdefault(failure.message, []).append(failure.rank)
+    machines = {peer.hello.machine for peer in peers.values() if peer.hello}
+    for when, failure in failures:
+        error_class = errors.by_name(failure.kind)
+        named = _names_its_ranks(error_class, failure, len(machines))
+        ranks = "" if named else _ranks(reporters[failure.message], world_size)
+        causes.append((failure.secondary, when, error_class(ranks + failure.message, failure.hint)))
+    reported = {failure.rank for _, failure in failures}
+    for number, peer in peers.items():
+        if peer.lost is not None and number not in reported:
+            error = _lost(str(peer), "died", f"; its last report was {peer.where}", [number], exit_codes, output)
+            causes.append((False, peer.lost, error))
+    if causes:
+        return min(causes, key=lambda cause: cause[:2])[2]
+    missing = [rank for rank in range(world_size) if rank not in peers]
+    gone = [rank for rank in missing if rank < len(exit_codes) and exit_codes[rank] is not None] or missing
+    return _lost(f"rank {', '.join(map(str, gone)) or '?'}", "ended", " before it reported", gone, exit_codes, output)
+
+
+def _names_its_ranks(kind: type[GpubenchError], failure: events.Failed, machines: int) -> bool:
+    """Returns whether the message needs no rank in front of it.
+
+    All ranks have the same settings, the ranks of one machine have the same files and devices, and the error of a
+    hand-over names both of its ends.
+    """
+    everywhere = (SettingsError, HandoverError) if machines > 1 else (UsageError, HandoverError)
+    return issubclass(kind, everywhere) or failure.message.startswith(f"rank {failure.rank} ")
+
+
+def _ranks(numbers: Sequence[int], world_size: int) -> str:
+    """Returns "rank 3: " or "ranks 1 and 3: ", or "" if these are all ranks."""
+    if len(numbers) == world_size:
+        return ""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {units.listed(map(str, sorted(numbers)))}: "
+
+
+def _lost(
+    who: str, did: str, when: str, ranks: Sequence[int], exit_codes: Sequence[int | None], output: Sequence[str]
+) -> WorkerLost:
+    """Returns the error for `ranks`; `did` says what happened to them if their exit codes do not."""
+    codes = [exit_codes[rank] for rank in ranks if rank < len(exit_codes)]
+    code = next((code for code in codes if code is not None), None)
+    if code is not None:
+        did = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+    hint = "run.log holds the worker's output"
+    if code == -signal.SIGKILL:
+        hint = "the kernel kills a process when the machine runs out of memory: see dmesg, or try a smaller batch"
+    elif words := [line.strip() for line in output if any(character.isalnum() for character in line)]:
+        hint += f"; its last line: {words[-1][:200]}"
+    return WorkerLost(f"{who} {did}{when}", hint)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
+
+
+def stalled(
+    peers: Mapping[int, Peer], world_size: int, now: float, started: float, patience: float
+) -> WorkerLost | None:
+    """Returns the error for a rank that has stopped, or None.
+
+    A rank has stopped if it has not connected since `started`, sends no heartbeat, or makes no progress for `patience`.
+    Times are monotonic, in seconds.
+    """
+    missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
+    if missing and now - started > max(STARTUP, patience):
+        return WorkerLost(
+            f"rank {missing} has not reported {now - started:.0f} s after the start",
+            "run.log holds the workers' output; measurement.stall_timeout sets the time limit",
+        )
+    running = [peer for peer in peers.values() if not peer.done]
+    silent = [peer for peer in running if now - peer.heard > silence(peer.patience(patience))]
+    stuck = [peer for peer in running if now - peer.progressed > peer.patience(patience)]
+    # A rank that waits for one that makes progress is not stuck.
+    stuck = [peer for peer in stuck if (cause := _cause(peer, peers)).done or cause in silent or cause in stuck]
+    if not silent and not stuck:
+        return None
+    # Ranks that wait for a stopped rank are stuck too: the cause is the silent rank, or the one furthest behind.
+    suspects = silent or [_cause(peer, peers) for peer in stuck]
+    culprit = min(suspects, key=lambda peer: (-1 if peer.position[1] is None else peer.position[1], peer.progressed))
+    if culprit.done:
+        state = "has finished"
+    else:
+        since = now - (culprit.heard if silent else culprit.progressed)
+        state = "has been silent" if silent else "has made no progress"
+        state += f" for {since:.0f} s, {culprit.where}"
+    waiting = [peer for peer in running if peer is not culprit and _cause(peer, peers) is culprit]
+    clauses = [
+        f"{culprit} {state}",
+        *(f"{_rank(peer)} has been {peer.where} for {now - peer.progressed:.0f} s" for peer in waiting),
+    ]
+    setting = "measurement.stall_timeout" if culprit.within is None else "pipeline.deadline"
+    return WorkerLost("; ".join(clauses), f"run.log holds every rank's stack; {setting} sets the time limit")
+
+
+def _cause(peer: Peer, peers: Mapping[int, Peer]) -> Peer:
+    """Follows the chain of ranks that wait for one another from `peer`, and returns its last rank."""
+    chain = [peer]
+    while (wanted := chain[-1].waits_for) is not None and not chain[-1].done:
+        if wanted == EVERYONE:  # not stuck as long as any of them makes progress
+            busy = [
+                other for other in peers.values() if not (other in chain or other.done or other.waits_for == EVERYONE)
+            ]
+            other = max(busy, key=lambda other: other.progressed, default=None)
+        else:
+            other = peers.get(wanted)
+        if other is None or other in chain:
+            break
+        chain.append(other)
+    return chain[-1]
+
+
+def _rank(peer: Peer) -> str:
+    assert peer.hello
+    return f"rank {peer.hello.rank}"

@@ -1,0 +1,128 @@
+"""The device for which memory is predicted, and the settings of `gpubench memory` that depend on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from gpubench import devices, releases
+from gpubench.errors import DeviceError, SettingsError
+from gpubench.hardware import ACCELERATORS, AMPERE, find_accelerator, find_by_key
+from gpubench.memory.allocator import CONTEXT, Rules, capability
+from gpubench.memory.analysis import footprint
+from gpubench.memory.footprint import Correction, Footprint
+from gpubench.memory.history import History
+from gpubench.settings.defaults import Choice, Gaps, complete, fill_training, required_torch
+from gpubench.settings.loading import about, apply_overrides
+from gpubench.settings.schema import Device, FollowSettings, MemorySettings, Precision
+
+UNKNOWN = (9, 0)
+"""The compute capability assumed for an unknown GPU model: no other one takes larger workspaces."""
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str | None
+    """The key in the hardware table."""
+    capacity: int
+    """Bytes of memory to fit into."""
+    capability: tuple[int, int] | None
+    """None for a CPU and for GPUs other than NVIDIA's."""
+    cuda: bool = True
+    """Whether memory comes from CUDA's caching allocator; on a CPU, tensors take what they request."""
+    context: int = CONTEXT
+    """Bytes in use outside the allocator."""
+
+
+def target_of(follow: FollowSettings, device: Device | None) -> Target:
+    """Return the target. Raises DeviceError if none is named, and with the nearest name for an unknown one."""
+    if device is Device.cpu:
+        return Target("cpu", follow.device_memory or psutil.virtual_memory().total, None, cuda=False)
+    if follow.device_model:
+        with about("memory.device_model"):
+            found = find_by_key(follow.device_model)
+        return Target(found.key, follow.device_memory or found.memory_bytes, capability(found.key))
+    if follow.device_memory:
+        return Target(None, follow.device_memory, UNKNOWN)
+    keys = ", ".join(one.key for one in ACCELERATORS)
+    raise DeviceError("no GPU model is given", f"--device-model with one of {keys}; or --device-memory 80GiB")
+
+
+def predicted(
+    history: History,
+    target: Target,
+    *,
+    expandable: bool,
+    notes: Sequence[str] = (),
+) -> Footprint:
+    """Return the footprint of `history` on the target."""
+    found = footprint(
+        history,
+        source="predicted",
+        device=target.name,
+        capacity=target.capacity,
+        rules=Rules(expandable=expandable, capacity=target.capacity - target.context) if target.cuda else None,
+        other=target.context if target.cuda else 0,
+        notes=notes,
+    )
+    if not target.cuda:
+        return found
+    return msgspec.structs.replace(found, corrections=[*_below(found, target.context)])
+
+
+def _below(found: Footprint, context: int) -> list[Correction]:
+    """Return the corrections for memory outside tensors, each with what it adds to the peak."""
+    level, amounts = found.peak.level, found.peak.amounts
+    assert level.reserved is not None
+    return [
+        Correction(
+            "workspaces",
+            "cuBLAS takes one for each thread that computes products, and keeps it",
+            amounts.get("workspaces", 0),
+        ),
+        Correction(
+            "blocks",
+            "the allocator rounds to 512 B, and leaves small remainders in a block",
+            level.allocated - level.requested,
+        ),
+        Correction(
+            "segments",
+            "the allocator takes memory from the driver in larger segments, and keeps them",
+            level.reserved - level.allocated,
+        ),
+        Correction("context", "CUDA and its libraries hold this much outside the allocator: an assumption", context),
+    ]
+
+
+def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
+    """Return complete settings and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
+    required_torch()
+    memory = settings.memory
+    if memory.predict and settings.distributed.world_size > 1 and not releases.installed().predicts_ranks:
+        raise SettingsError(
+            f"predicting more than one rank needs PyTorch 2.7 or later; this is {releases.installed()}",
+            "predict --world-size 1, or measure on a machine with as many GPUs",
+        )
+    on_gpu = memory.predict and settings.device is not Device.cpu
+    filled, choices = _predicted(settings) if on_gpu else complete(settings)
+    if memory.find_batch_size and filled.device is Device.cpu and memory.device_memory is None:
+        raise SettingsError("no limit for a CPU's memory, which other programs share", "--device-memory 4GiB")
+    return filled, choices
+
+
+def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
+    """Complete the settings as on the predicted GPU, whatever device this machine has."""
+    gaps = Gaps(settings)
+    here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name, gpu.memory_bytes))]
+    if here and not settings.memory.device_memory:
+        gaps.fill("memory.device_model", here[0], "the GPU that is here")
+    gaps.fill("device", Device.cuda, "predicted")
+    gaps.fill("data.workers", 0, "a prediction reads one sample")
+    chosen = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
+    capability = target_of(chosen.memory, Device.cuda).capability
+    old = capability is not None and capability < AMPERE
+    gaps.fill("precision", Precision.amp if old else Precision.bf16, "the fastest that trains safely there")
+    known = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
+    filled, choices = fill_training(known, Gaps(known), on_gpu=True)
+    return filled, gaps.choices + choices

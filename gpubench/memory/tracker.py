@@ -1,0 +1,437 @@
+"""Record the allocations of a training step on any device, with a dispatch mode.
+
+A dispatch mode sees each operator below autograd and autocast, and so every tensor that an operator returns. It does
+not see what a kernel allocates and frees before it returns, nor libraries' workspaces. With fake tensors, nothing is
+computed or allocated, and the history is the same. (torch.distributed._tools.MemTracker counts in the same way, but
+keeps sums, while a model of the allocator needs the order.)
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter
+
+from gpubench.errors import ModelError
+from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
+from gpubench.memory.sharding import trials_unseen, watching
+from gpubench.ranks import Ranks
+from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
+from gpubench.worker.channel import Activity
+from gpubench.worker.models import Workload, build
+from gpubench.worker.precision import Arithmetic, arithmetic
+from gpubench.worker.timing import HostClock, StepTimer
+from gpubench.worker.train_bench import open_feed
+from gpubench.worker.training import Batches, Epochs, Trainer, build_trainer
+
+
+class Tracker(TorchDispatchMode):
+    """The history of one device in one process, from its first use as a context manager to its last."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device.type
+        self._held: dict[int, tuple[Allocation | None, weakref.ref[Any]]] = {}
+        """The last allocation of each live storage, by the address of its C++ object, with a reference that tells when
+        the storage dies. It is None for a storage that was resized to 0 bytes or is disregarded."""
+        self._allocations: list[Allocation] = []
+        self._marks = [Mark(0, "start")]
+        self._position = 0
+        self._readings: list[Reading] = []
+        self._closed = False
+        self._before = _counters() if self._device == "cuda" else None
+        self._counts: Counts | None = None
+        self._read()
+        self._modules: list[str] = []
+        self._names: dict[int, str] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper, as DTensor: it dispatches again with the tensors that it wraps
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors(made):
+            self._see(tensor, func)
+        return made
+
+    @property
+    def phase(self) -> Phase:
+        return self._marks[-1].phase
+
+    def note(self, size: int, category: Category, operator: str, *, kept: bool = True) -> None:
+        """Record memory that no tensor shows, allocated now and freed at once unless it is kept."""
+        made = self._begin(size, operator, "")
+        made.category = category
+        if not kept:
+            self._end(made)
+
+    def disregard(self, tensor: Tensor) -> None:
+        """Leave out a tensor whose memory is not the device's."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._held[key] = None, weakref.ref(storage, lambda gone: self._release(key, gone))
+
+    def enter(self, phase: Phase, step: int | None = None) -> None:
+        """Start `phase` in `step`; None means the current step."""
+        self._read()
+        self._marks.append(Mark(self._position, phase, self._marks[-1].step if step is None else step))
+
+    def claim(self, tensors: Iterable[Tensor], category: Category, module: str | None = None) -> None:
+        """Set the category and module of `tensors`, and include memory that existed before the tracker."""
+        for whole in tensors:
+            for tensor in _tensors(whole):
+                held = self._see(tensor, None)
+                if held:
+                    held.category = category
+                    held.module = held.module if module is None else module
+
+    def claim_model(self, module: nn.Module) -> None:
+        """Claim parameters and buffers, and from now on every gradient as it is complete."""
+        for path, part in module.named_modules():
+            self.claim(part.parameters(recurse=False), "parameters", path)
+            self.claim(part.buffers(recurse=False), "buffers", path)
+
+    def claim_gradients(self, module: nn.Module) -> None:
+        """Claim gradients for the modules of their parameters; a bucket of many belongs to the module around them."""
+        for parameter, path in _owners(module).items():
+            for tensor in () if parameter.grad is None else _tensors(parameter.grad):
+                held = self._see(tensor, None)
+                if held:
+                    held.module = _around(held.module, path) if held.category == "gradients" else path
+                    held.category = "gradients"
+
+    def claim_state(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+        """Claim the optimizer's state for the modules of its parameters."""
+        owners = _owners(module)
+        for parameter, state in optimizer.state.items():
+            found = [value for value in state.values() if isinstance(value, Tensor)]
+            self.claim(found, "optimizer_state", owners.get(parameter, ""))
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        """Record which submodule of `module` allocates; what follows the forward pass is the loss."""
+        self._names = {id(part): path for path, part in module.named_modules()}
+        before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
+        after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
+        try:
+            with watching(self._resized):
+                yield
+        finally:
+            before.remove()
+            after.remove()
+            self._modules.clear()
+
+    def close(self) -> None:
+        """End the history: frees from now on, when everything is destroyed, are not part of it."""
+        if not self._closed:
+            self.enter("unknown")
+            if self._before:
+                self._counts = _since(self._before)
+        self._closed = True
+
+    def history(self) -> History:
+        """Return the history up to `close`, or up to now."""
+        self.close()
+        return History(self._allocations, self._marks, self._position, self._readings, self._counts)
+
+    def _read(self) -> None:
+        """Read the allocator's counters since the last reading; they are on the host, so that nothing waits."""
+        if self._device != "cuda":
+            return
+        self._readings.append(
+            Reading(
+                at=self._position,
+                allocated=torch.cuda.memory_allocated(),
+                reserved=torch.cuda.memory_reserved(),
+                peak_allocated=torch.cuda.max_memory_allocated(),
+                peak_reserved=torch.cuda.max_memory_reserved(),
+            )
+        )
+        torch.cuda.reset_peak_memory_stats()
+
+    def _see(self, tensor: Tensor, func: Any) -> Allocation | None:
+        """Return the allocation behind `tensor`, which begins now if it is new; None if it takes no memory."""
+        if tensor.device.type != self._device or self._closed:
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._held.get(key)
+        if known and known[1]() is storage:
+            self._resized(storage)  # an operator may have enlarged it in place
+            return self._held[key][0]
+        size = storage.nbytes()
+        if not size:
+            return None
+        operator = "" if func is None else f"aten::{func.overloadpacket.__name__}"
+        made = self._begin(size, operator, f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+        self._held[key] = made, weakref.ref(storage, lambda gone: self._release(key, gone))
+        return made
+
+    def _begin(self, size: int, operator: str, shape: str) -> Allocation:
+        mark = self._marks[-1]
+        module = self._modules[-1] if self._modules else ""
+        made = Allocation(size, self._position, None, "unknown", mark.phase, mark.step, module, operator, shape)
+        self._position += 1
+        self._allocations.append(made)
+        return made
+
+    def _release(self, key: int, gone: "weakref.ref[Any]") -> None:
+        known = self._held.get(key)
+        if known and known[1] is gone and not self._closed:
+            del self._held[key]
+            if known[0]:
+                self._end(known[0])
+
+    def _end(self, allocation: Allocation) -> None:
+        if allocation.end is None:
+            allocation.end = self._position
+            self._position += 1
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Update a resized storage: FSDP2 keeps gathered parameters' storages and frees their memory between uses."""
+        known = self._held.get(storage._cdata)
+        if self._closed or not known or known[1]() is not storage:
+            return
+        before, size = known[0], storage.nbytes()
+        if before is None or (before.end is None and before.size == size):
+            return
+        self._end(before)
+        if size:
+            made = self._begin(size, before.operator, before.shape)
+            made.category, made.module = before.category, before.module
+            self._held[storage._cdata] = made, known[1]
+
+    def _claim_gathered(self, module: nn.Module, path: str) -> None:
+        """Claim parameters gathered from the shards of all ranks, while the module computes with them."""
+        for parameter in module.parameters(recurse=False):
+            for tensor in _tensors(parameter):
+                held = self._see(tensor, None)
+                if held and held.category == "unknown":
+                    held.category, held.module = "parameters", path
+
+    def _enter_module(self, module: nn.Module, inputs: object) -> None:
+        path = self._names.get(id(module))
+        if path is not None and self.phase == "loss":
+            self.enter("forward")  # the model is called again
+        self._modules.append(path if path is not None else self._modules[-1] if self._modules else "")
+
+    def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
+        if path := self._names.get(id(module)):
+            self._claim_gathered(module, path)
+        if self._modules:
+            self._modules.pop()
+        if not self._modules and self._marks[-1].phase == "forward":
+            self.enter("loss")
+
+
+_COUNTERS = {
+    "allocations": "allocation.all.allocated",
+    "frees": "allocation.all.freed",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+"""The names of `Counts` in torch.cuda.memory_stats."""
+
+
+def _counters() -> dict[str, int]:
+    """Return the counters of the process."""
+    stats = torch.cuda.memory_stats()
+    return {name: stats.get(key, 0) for name, key in _COUNTERS.items()}
+
+
+def _since(before: Mapping[str, int]) -> Counts:
+    """Return the counts since `before`, and the largest block that is free now."""
+    now, device = _counters(), torch.cuda.current_device()
+    free = [
+        block["size"]
+        for segment in _segments()
+        for block in segment["blocks"]
+        if segment["device"] == device and block["state"] == "inactive"
+    ]
+    return Counts(**{name: now[name] - before[name] for name in now}, largest_free=max(free, default=0))
+
+
+def _segments() -> Any:
+    try:
+        return torch.cuda.memory_snapshot(include_traces=False)
+    except TypeError:  # this PyTorch has no option to leave out the traces
+        return torch.cuda.memory_snapshot()
+
+
+def _owners(module: nn.Module) -> dict[Tensor, str]:
+    """Return the path of each parameter's module, the last one of several."""
+    return {one: path for path, part in module.named_modules() for one in part.parameters(recurse=False)}
+
+
+def _around(one: str, other: str) -> str:
+    """Return the common beginning of two paths."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield tensors with memory of their own; for a wrapper, the tensors that it wraps."""
+    leaves = (value,) if isinstance(value, Tensor) else tree_iter(value)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            continue
+        if is_traceable_wrapper_subclass(leaf):
+            for name in leaf.__tensor_flatten__()[0]:
+                yield from _tensors(getattr(leaf, name))
+        elif leaf.layout is torch.sparse_coo:
+            yield from (leaf._indices(), leaf._values())
+        elif leaf.layout is not torch.strided or leaf.is_nested:
+            kind = "nested tensors" if leaf.is_nested else f"tensors of layout {leaf.layout}"
+            raise ModelError(f"{kind} cannot be recorded: PyTorch does not show their memory", "use dense tensors")
+        else:
+            yield leaf
+
+
+PHASES: dict[str, Phase] = {
+    "data_wait": "data",
+    "host_to_device": "data",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+}
+"""Memory phases by timed phase. Communication is part of the backward pass and ends no phase."""
+
+
+class PhaseMarks(StepTimer[int]):
+    """A replacement of a step's timer that times nothing and tells the tracker the phase of the step."""
+
+    def __init__(self, tracker: Tracker, activity: Activity, repeat: int, rank: int) -> None:
+        super().__init__(HostClock(), activity, repeat, rank)
+        self._tracker = tracker
+        self._doing = activity
+
+    def begin(self, step: int) -> None:
+        self._doing.step, self._doing.doing = step, "data_wait"
+        self._tracker.enter("data", step)
+
+    def enter(self, phase: str) -> None:
+        if phase in PHASES:
+            self._doing.doing = phase
+            self._tracker.enter(PHASES[phase])
+
+    def issued(self, epoch: int, samples: int, readings: list[Tensor]) -> None:
+        """Drop the readings, because keeping them would take memory that training does not take."""
+
+
+def load(
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    activity: Activity,
+    tracker: Tracker,
+    arithmetic: Arithmetic,
+    build: Callable[[ModelSettings, DataSettings, int], Workload] = build,
+) -> Trainer:
+    """Return the model, ready to train, recorded by the tracker from its first weight on."""
+    activity.doing = "building the model"
+    tracker.enter("model")
+    workload = build(settings.model, settings.data, settings.seed)
+    marks = PhaseMarks(tracker, activity, 0, ranks.rank)
+    trainer = build_trainer(settings, ranks, device, workload, arithmetic, marks)
+    tracker.claim_model(trainer.workload.module)
+    activity.doing = "opening the data"
+    tracker.enter("data")
+    return trainer
+
+
+def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> None:
+    """Train `steps` steps under `tracker`."""
+    training, module = trainer.settings.training, trainer.workload.module
+    assert training.batch_size
+    with tracker.following(module), _claiming(trainer, tracker):
+        for step in range(steps):
+            trainer.timer.begin(step)
+            trainer.step(batches, training.grad_accumulation * training.batch_size)
+    tracker.close()
+
+
+@contextmanager
+def _claiming(trainer: Trainer, tracker: Tracker) -> Iterator[None]:
+    """Tell the tracker about gradients and optimizer state when they are complete, and when zeroing begins."""
+    module, optimizer = trainer.workload.module, trainer.optimizer
+
+    def before(*_: object) -> None:
+        tracker.claim_gradients(module)
+
+    def after(*_: object) -> None:
+        tracker.claim_state(optimizer, module)
+        tracker.enter("zero_grad")
+
+    removals: list[Callable[[], None]] = [
+        optimizer.register_step_pre_hook(before).remove,
+        optimizer.register_step_post_hook(after).remove,
+    ]
+    try:
+        yield
+    finally:
+        for remove in removals:
+            remove()
+
+
+EVENTS = 1_000_000
+"""Entries of the allocator's own recording: steps of large models have some ten thousand each."""
+
+log = logging.getLogger("gpubench.memory.tracker")
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What the driver reports about a device's memory, in bytes."""
+
+    capacity: int
+    other: int
+    """In use outside this process's allocator: context, libraries and other processes."""
+
+
+def measure(
+    settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, tracker: Tracker, steps: int
+) -> None:
+    """Train `steps` steps under `tracker`, and close it at their end or at an error."""
+    assert settings.precision
+    assert settings.training.batch_size
+    with trials_unseen() if ranks.world_size > 1 else nullcontext(), tracker:
+        try:
+            trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))
+            with open_feed(settings, ranks, device, trainer.workload) as feed:
+                follow(trainer, Epochs(feed, settings.training.batch_size), tracker, steps)
+        except BaseException:
+            tracker.close()  # before the objects that hold the memory are destroyed
+            raise
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """Return the device's memory; None on a CPU, whose memory is shared with other programs."""
+    if device.type != "cuda":
+        return None
+    free, capacity = torch.cuda.mem_get_info(device)
+    return DeviceMemory(capacity, max(0, capacity - free - torch.cuda.memory_reserved(device)))
+
+
+@contextmanager
+def recorded(device: torch.device, path: Path) -> Iterator[None]:
+    """Write the allocator's own recording to `path`, also after an error; on a CPU do nothing."""
+    if device.type != "cuda":
+        yield
+        return
+    # Python stacks only: with C++ stacks a large snapshot takes minutes to write.
+    torch.cuda.memory._record_memory_history(max_entries=EVENTS, stacks="python")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,0 +1,128 @@
+"""The worker of `gpubench memory`: records a few training steps on its device, or predicts them."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import psutil
+import torch
+
+from gpubench import events
+from gpubench.findings import Findings
+from gpubench.memory.analysis import footprint
+from gpubench.memory.footprint import Footprint
+from gpubench.memory.history import classify
+from gpubench.memory.predict import Forecast
+from gpubench.memory.target import Target, target_of
+from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
+from gpubench.ranks import Ranks
+from gpubench.settings.schema import MemorySettings
+from gpubench.worker import distributed
+from gpubench.worker.channel import Activity
+from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.process import Assignment
+from gpubench.worker.profiler import recorded as pieces
+from gpubench.worker.train_bench import set_up
+from gpubench.worker.training import Event
+
+log = logging.getLogger("gpubench.memory")
+
+
+def work(given: Assignment) -> Iterator[Event]:
+    """Yield the events of every repeat of the job."""
+    job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
+    settings = MemorySettings.model_validate(job.settings)
+    predicting = settings.memory.predict
+    device = torch.device("cpu") if predicting else set_up(settings, ranks, store)
+    if ranks.is_rank_zero:
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+    for repeat in job.repeats:
+        if predicting:
+            yield from _predict(settings, target_of(settings.memory, settings.device), activity, repeat)
+        else:
+            yield from _measure(settings, ranks, device, activity, repeat)
+    distributed.cleanup_ddp()
+
+
+def _predict(settings: MemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
+    forecast = Forecast(settings, target, activity)
+    if settings.memory.find_batch_size:
+        found = forecast.batch_sizes()
+        yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(found))
+        if found.largest is None:
+            return
+        forecast = forecast.with_batch_size(found.largest)
+    whole = forecast.footprint()
+    yield _followed(0, repeat, whole)  # before the advice, which takes about as long again
+    if settings.memory.advise:
+        activity.doing = "predicting what fixes save"
+        yield _followed(0, repeat, whole, forecast.advice(whole))
+
+
+def _measure(
+    settings: MemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
+) -> Iterator[Event]:
+    forecast = Forecast(settings, _here(settings, device), activity)
+    if settings.memory.find_batch_size:
+        if ranks.is_rank_zero:
+            yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(forecast.batch_sizes()))
+        return
+    tracker = Tracker(device)
+    with TemporaryDirectory(prefix="gpubench-") as folder:
+        path = Path(folder) / f"rank{ranks.rank}.snapshot.pickle"
+        try:
+            with recorded(device, path):
+                measure(settings, ranks, device, activity, tracker, settings.memory.steps)
+        except Exception:
+            where = f"it ended in the {activity.doing.replace('_', ' ')} of step {activity.step}"
+            if (found := _found(settings, ranks, device, tracker, [where])) is not None:
+                yield _followed(ranks.rank, repeat, found)  # what held the memory until the error
+            yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+            raise
+        activity.doing = "handing over what was followed"
+        found = _found(settings, ranks, device, tracker)
+        assert found is not None
+        yield _followed(ranks.rank, repeat, found)
+        yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+    if ranks.is_rank_zero and settings.memory.advise:
+        activity.doing = "predicting what fixes save"
+        try:
+            yield _followed(ranks.rank, repeat, found, forecast.advice(found))
+        except Exception as error:  # errors of the prediction must not discard the measurement
+            log.warning("no advice: %s", error)
+
+
+def _here(settings: MemorySettings, device: torch.device) -> Target:
+    """Return the local device as a target for predictions."""
+    space, limit = device_memory(device), settings.memory.device_memory
+    if space is None:
+        return Target("cpu", limit or psutil.virtual_memory().available, None, cuda=False)
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    return Target(name, limit or space.capacity, None if torch.version.hip else capability, context=space.other)
+
+
+def _found(
+    settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
+) -> Footprint | None:
+    """Return the footprint; None if an error came before the first tensor."""
+    history = tracker.history()
+    if not history.allocations:
+        return None
+    classify(history)
+    space = device_memory(device)
+    return footprint(
+        history,
+        source="measured",
+        device=torch.cuda.get_device_name(device) if space else "cpu",
+        capacity=settings.memory.device_memory or (space.capacity if space else None),
+        rank=ranks.rank,
+        other=space.other if space else 0,
+        notes=notes,
+    )
+
+
+def _followed(rank: int, repeat: int, found: Footprint, advice: Findings | None = None) -> events.MemoryFollowed:
+    findings = None if advice is None else msgspec.json.encode(advice)
+    return events.MemoryFollowed(rank=rank, repeat=repeat, footprint=msgspec.json.encode(found), findings=findings)

@@ -1,0 +1,414 @@
+"""The model that a pipeline rank evaluates, chosen by the settings: a folder, a UNet or a dummy.
+
+One evaluation, on any rank, is `sampler.step(batch, denoiser.predict(batch, sampler))`.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gpubench.errors import ModelError
+from gpubench.pipeline import base, folders
+from gpubench.pipeline.base import DenoiserBase, OnStep, Scale, image_size
+from gpubench.pipeline.batch import Batch, quiet
+from gpubench.pipeline.folders import PipelineFolder
+from gpubench.pipeline.scheduler_names import RANDOM_WEIGHTS, OwnScheduler
+from gpubench.pipeline.schedulers import Sampler
+from gpubench.pipeline.text_to_image import (
+    Flux,
+    PixArt,
+    PixArtAlpha,
+    StableDiffusion,
+    StableDiffusion3,
+    StableDiffusionXL,
+)
+from gpubench.settings.schema import PipeSettings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_CHANNELS = 4
+_SIDE = 64
+_PIXELS = 8  # image pixels per latent pixel in each direction
+AWAKE = 5e-4  # seconds of busy waiting at the end of a sleep
+_SPIN = 50_000_000  # cycles; tens of milliseconds, long beside the events that time them
+
+
+class Dummy(DenoiserBase):
+    """Each evaluation takes `model.step_ms`, whatever the number of samples, and does bounded arithmetic on them."""
+
+    def __init__(self, settings: PipeSettings, device: torch.device, dtype: torch.dtype) -> None:
+        height, width = image_size(settings, _SIDE, scale=_PIXELS, multiple=_PIXELS)
+        super().__init__(
+            "dummy",
+            nn.Module(),
+            settings,
+            device=device,
+            dtype=dtype,
+            latent_shape=(_CHANNELS, height // _PIXELS, width // _PIXELS),
+            scheduler=RANDOM_WEIGHTS["dummy"],
+        )
+        self._seconds = settings.model.step_ms / 1000
+        self._cycles = round(self._seconds * _cycles_per_second(device)) if device.type == "cuda" else 0
+
+    def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
+        latents = scale(latents)
+        return latents / (1 + latents.abs()) * (0.5 + timestep.to(latents.dtype) / 2000)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, sampler: Sampler) -> Tensor:
+        deadline = time.perf_counter() + self._seconds
+        if self._cycles:
+            torch.cuda._sleep(self._cycles)
+        output = super().predict(batch, sampler)
+        if self.device.type == "cpu":
+            _sleep_until(deadline)
+        return output
+
+
+def _sleep_until(deadline: float) -> None:
+    """Waits until `deadline` of `time.perf_counter`, at the end by busy waiting, because a sleep ends late."""
+    time.sleep(max(0.0, deadline - AWAKE - time.perf_counter()))
+    while time.perf_counter() < deadline:
+        pass
+
+
+@functools.cache
+def _cycles_per_second(device: torch.device) -> float:
+    """Returns the frequency of the clock that `torch.cuda._sleep` counts."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(_SPIN)  # wakes the device
+    begin.record()
+    torch.cuda._sleep(_SPIN)
+    end.record()
+    end.synchronize()
+    milliseconds: float = begin.elapsed_time(end)
+    return _SPIN / milliseconds * 1000
+
+
+_RUN_BY_PIPELINE = ("DDPMScheduler", "DDIMScheduler")
+"""The schedulers that DDPMPipeline can run, because they scale neither noise nor input."""
+
+
+class Unconditional(DenoiserBase):
+    """The denoiser of a DDPMPipeline, whose latents are images.
+
+    It also supports schedulers that scale noise or input.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        name: str,
+        settings: PipeSettings,
+        device: torch.device,
+        dtype: torch.dtype,
+        scheduler: OwnScheduler,
+    ) -> None:
+        self.pipe = pipe
+        config = pipe.unet.config
+        halvings = len(config.block_out_channels) - 1
+        size = image_size(settings, config.sample_size, scale=1, multiple=2**halvings)
+        super().__init__(
+            name,
+            pipe.unet,
+            settings,
+            device=device,
+            dtype=dtype,
+            latent_shape=(config.in_channels, *size),
+            scheduler=scheduler,
+        )
+        own = config.sample_size
+        own_size = size == (tuple(own) if isinstance(own, list | tuple) else (own, own))
+        if own_size and type(self.scheduler()).__name__ in _RUN_BY_PIPELINE and not self.sampling.eta:
+            self.reference_name = "diffusers DDPMPipeline.__call__"
+
+    def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
+        output: Tensor = self.model(scale(latents), timestep).sample
+        return output
+
+    def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
+        """Returns the latents of the pipeline's last step, because the pipeline itself returns clipped images."""
+        latents: list[Tensor] = []
+        base.watch(scheduler, lambda step, made: latents.append(made))
+        self.pipe.scheduler = scheduler
+        self.pipe.set_progress_bar_config(disable=True)
+        with quiet():
+            self.pipe(batch_size=len(samples), generator=generators, num_inference_steps=self.steps, output_type="pt")
+        return latents[-1]
+
+    @torch.no_grad()
+    def decode(self, batch: Batch) -> "list[Image]":
+        pixels = (batch.latents / 2 + 0.5).clamp(0, 1).cpu().permute(0, 2, 3, 1).float().numpy()
+        images: list[Image] = self.pipe.numpy_to_pil(pixels)
+        return images
+
+
+TEXT_TOKENS = 77
+"""CLIP's, whose text encoder is that of Stable Diffusion."""
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {
+        "sample_size": 32,
+        "block_out_channels": (4, 8),
+        "layers_per_block": 1,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "cross_attention_dim": 8,
+        "norm_num_groups": 2,
+    },
+    "unet2d": {"sample_size": 64},
+    "sd15": {"sample_size": 64, "cross_attention_dim": 768},
+    "sdxl": {
+        "sample_size": 128,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2, 10),
+        "attention_head_dim": (5, 10, 20),
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+}
+"""Arguments of UNet2DConditionModel, and of UNet2DModel for unet2d; the rest are its defaults."""
+
+
+def build(unet: str) -> nn.Module:
+    """The network with random weights from torch's default generator, on the default device."""
+    if unet == "unet2d":
+        from diffusers.models.unets.unet_2d import UNet2DModel
+
+        model: nn.Module = UNet2DModel(**CONFIGS[unet])
+    else:
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+        model = UNet2DConditionModel(**CONFIGS[unet])
+    return model
+
+
+def load_unet(settings: PipeSettings, device: torch.device, dtype: torch.dtype) -> DenoiserBase:
+    """Returns the denoiser `settings.model.unet`. Its weights are drawn in fp32 on the CPU, so all devices agree."""
+    unet = settings.model.unet
+    if unet is None:
+        raise ValueError("model.unet is not set")
+    with quiet():
+        torch.manual_seed(settings.seed)
+        model = build(unet).to(device, dtype)
+        if unet == "unet2d":
+            from diffusers import DDPMPipeline
+
+            pipe = DDPMPipeline(unet=model, scheduler=None)
+            return Unconditional(pipe, unet, settings, device, dtype, RANDOM_WEIGHTS[unet])
+        if unet == "sdxl":
+            from diffusers import StableDiffusionXLPipeline
+
+            absent = dict.fromkeys(("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler"))
+            pipe = StableDiffusionXLPipeline(unet=model, add_watermarker=False, **absent)
+            return _RandomTextXL(pipe, unet, settings, device, dtype, RANDOM_WEIGHTS[unet])
+        from diffusers import StableDiffusionPipeline
+
+        absent = dict.fromkeys(("vae", "text_encoder", "tokenizer", "scheduler", "safety_checker", "feature_extractor"))
+        pipe = StableDiffusionPipeline(unet=model, requires_safety_checker=False, **absent)
+        return _RandomText(pipe, unet, settings, device, dtype, RANDOM_WEIGHTS[unet])
+
+
+class _RandomText(StableDiffusion):
+    """Random embeddings for each index of a prompt, equal on every machine and in every run."""
+
+    def encode(
+        self, prompts: Sequence[str], before_each: Callable[[int], None] = lambda index: None
+    ) -> list[dict[str, Tensor]]:
+        return [self._draw(torch.Generator().manual_seed(index)) for index in range(max(1, len(prompts)))]
+
+    def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        names = [name for name in self.embeddings if self.guided or not name.startswith("negative_")]
+        return {name: torch.randn(self._shape(name), generator=generator).to(self.dtype) for name in names}
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return (1, TEXT_TOKENS, self.model.config.cross_attention_dim)
+
+
+class _RandomTextXL(_RandomText, StableDiffusionXL):
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if "pooled" not in name:
+            return super()._shape(name)
+        config = self.model.config
+        size_and_crop = 6 * config.addition_time_embed_dim
+        return (1, config.projection_class_embeddings_input_dim - size_and_crop)
+
+
+_ADAPTERS: Mapping[str, Any] = {
+    "DDPMPipeline": Unconditional,
+    "FluxPipeline": Flux,
+    "PixArtAlphaPipeline": PixArtAlpha,
+    "PixArtSigmaPipeline": PixArt,
+    "StableDiffusionPipeline": StableDiffusion,
+    "StableDiffusionXLPipeline": StableDiffusionXL,
+    "StableDiffusion3Pipeline": StableDiffusion3,
+}
+_IMAGE_PROMPTS = {"feature_extractor": None, "image_encoder": None}
+_NOT_LOADED: Mapping[str, Mapping[str, Any]] = {
+    "FluxPipeline": _IMAGE_PROMPTS,
+    "StableDiffusionPipeline": {**_IMAGE_PROMPTS, "safety_checker": None, "requires_safety_checker": False},
+    "StableDiffusionXLPipeline": {**_IMAGE_PROMPTS, "add_watermarker": False},
+    "StableDiffusion3Pipeline": _IMAGE_PROMPTS,
+}
+"""The optional components of each pipeline class, as keyword arguments."""
+
+
+def load_folder(
+    settings: PipeSettings, device: torch.device, dtype: torch.dtype, *, encoders: bool, vae: bool
+) -> DenoiserBase:
+    """The denoiser of the folder `settings.model.name`, on `device`; see `gpubench.pipeline.denoisers.load`.
+
+    Weights are read from safetensors only, code in the folder is never run, and nothing is downloaded.
+
+    Raises ModelError if the folder is incomplete, or if the libraries cannot load it.
+    """
+    if settings.model.name is None:
+        raise ValueError("model.name is not set")
+    folder = folders.check(settings.model.name)
+    try:
+        with quiet(transformers=True):
+            pipe = _pipeline(folder, dtype, encoders=encoders, vae=vae)
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # configurations can make the libraries raise any exception
+        raise ModelError(
+            f"pipeline folder {folder.path} cannot be loaded: {' '.join(str(error).split())}",
+            "check its configurations against the installed diffusers and transformers",
+        ) from error
+    with quiet(transformers=True):
+        pipe.to(device)
+    own_scheduler = (type(pipe.scheduler).__name__, dict(pipe.scheduler.config))
+    adapter: DenoiserBase = _ADAPTERS[folder.pipeline](
+        pipe, folder.path.resolve().name, settings, device, dtype, own_scheduler
+    )
+    return adapter
+
+
+def _pipeline(folder: PipelineFolder, dtype: torch.dtype, *, encoders: bool, vae: bool) -> Any:
+    import diffusers
+
+    source: dict[str, Any] = {
+        "torch_dtype": dtype,
+        "variant": folder.variant,
+        "use_safetensors": True,
+        "local_files_only": True,
+    }
+    given: dict[str, Any] = {**_NOT_LOADED.get(folder.pipeline, {}), **dict.fromkeys(folder.absent)}
+    if not encoders:
+        names = (*folder.kind.others, *folder.kind.optional)
+        given |= dict.fromkeys(name for name in names if name.startswith(("text_encoder", "tokenizer")))
+    if not vae and "vae" in folder.kind.others:
+        given["vae"] = None
+    given[folder.kind.denoiser] = _denoiser(folder, source)
+    pipe = getattr(diffusers, folder.pipeline).from_pretrained(folder.path, **source, **given)
+    if given.get("vae", pipe) is None:
+        # The pipeline reads the number of pixels per latent from its VAE.
+        config = diffusers.AutoencoderKL.load_config(folder.path / "vae", local_files_only=True)
+        pipe.vae_scale_factor = 2 ** (len(config["block_out_channels"]) - 1)
+    return pipe
+
+
+def _denoiser(folder: PipelineFolder, source: Mapping[str, Any]) -> torch.nn.Module:
+    """Loads the denoiser alone: a pipeline gives missing weights random values, and only logs that."""
+    import diffusers
+
+    model: torch.nn.Module
+    model, report = getattr(diffusers, folder.kind.denoiser_class).from_pretrained(
+        folder.path / folder.kind.denoiser, output_loading_info=True, **source
+    )
+    missing = report["missing_keys"]
+    if missing:
+        raise ModelError(
+            f"pipeline folder {folder.path}: {len(missing)} weights of its {folder.kind.denoiser} are not in the file",
+            f"among them {sorted(missing)[0]}",
+        )
+    return model.to(source["torch_dtype"])  # without accelerate, some weights keep the data type of the file
+
+
+class Denoiser(Protocol):
+    """A model with all its weights on one device, and the other parts of its pipeline."""
+
+    name: str
+    model: Any
+    """The module that predicts."""
+    latent_shape: tuple[int, ...]
+    """The shape of one sample's latent, without the batch dimension."""
+    dtype: torch.dtype
+    device: torch.device
+    parameters: int
+    """The number of parameters of the denoiser, without text encoders and VAE."""
+    scheduler_config: Mapping[str, Any]
+    """The configuration of the model's own scheduler. Another class uses the options that it knows."""
+    default_scheduler: str
+    """The class name of the model's own scheduler."""
+    reference_name: str
+    """The program that `reference` runs, in words."""
+
+    def scheduler(self) -> Any:
+        """Returns a new diffusers scheduler: the model's own or the requested one, with the model's configuration.
+
+        Raises SettingsError for a name or an option that does not exist.
+        """
+
+    def set_timesteps_kwargs(self, steps: int) -> dict[str, Any]:
+        """Returns the arguments of the model's pipeline to `set_timesteps` besides number of steps and device."""
+
+    def weights_digest(self) -> str:
+        """Returns the sha256 of all parameters and buffers of the denoiser with their names, in order."""
+
+    def encode(self, prompts: Sequence[str], before_each: Callable[[int], None] = ...) -> list[dict[str, Tensor]]:
+        """Returns the conditioning of each prompt: tensors on the CPU with a batch dimension of 1. Only for rank 0.
+
+        `before_each` is called with the number of each prompt, from 0.
+
+        A model without conditioning returns an empty list, and one with random weights random tensors.
+        """
+
+    def admit(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
+        """Keeps the result of `encode` on this rank's device. Sample i uses entry i % len."""
+
+    def prepare(self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int]) -> Batch:
+        """Returns a batch before its first evaluation: noise from a generator per sample, at the scheduler's scale."""
+
+    def predict(self, batch: Batch, sampler: Sampler) -> Tensor:
+        """Returns the model's output for the next evaluation with guidance, as input of the scheduler's step."""
+
+    def decode(self, batch: Batch) -> "list[Image]":
+        """Returns the images of a finished batch, on a rank that was loaded with `images`."""
+
+    def reference(
+        self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int], on_step: OnStep | None = None
+    ) -> Tensor:
+        """Returns the final latents of the samples on the CPU, made together in this process by diffusers.
+
+        It takes only the number of evaluations and the arguments of `set_timesteps` from `sampler`, and uses a new
+        scheduler.
+        """
+
+
+def load(
+    settings: PipeSettings, device: torch.device, dtype: torch.dtype, *, first: bool, last: bool, images: bool
+) -> Denoiser:
+    """Loads the denoiser that `settings.model` names, in evaluation mode, on `device`.
+
+    Text encoders are loaded if `first`, and the VAE if `last` and `images`. Random weights depend on `settings.seed`
+    alone, so that all ranks have the same.
+
+    Raises ModelError if a pipeline folder cannot be loaded, SettingsError if the sizes do not suit the model.
+    """
+    if settings.model.name is not None:
+        return load_folder(settings, device, dtype, encoders=first, vae=last and images)
+    if settings.model.unet == "dummy":
+        return Dummy(settings, device, dtype)
+
+    return load_unet(settings, device, dtype)

@@ -1,0 +1,387 @@
+"""Checks pipeline folders, prompts and injected faults without loading diffusers."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from gpubench import foreign_files
+from gpubench.errors import DataError, ModelError, SettingsError, did_you_mean
+from gpubench.pipeline.scheduler_names import OwnScheduler
+
+FORM = "KIND,rank=R,sample=S[,seconds=T]"
+DEFAULT_SECONDS = 1.0
+
+
+class FaultKind(StrEnum):
+    # faults of a hand-over, at its sender
+    drop = "drop"
+    duplicate = "duplicate"
+    late = "late"
+    shape = "shape"
+    dtype = "dtype"
+    corrupt = "corrupt"
+    step = "step"
+    # faults of a rank
+    kill = "kill"
+    stop = "stop"
+    slow = "slow"
+
+
+OF_THE_RANK = frozenset({FaultKind.kill, FaultKind.stop, FaultKind.slow})
+TIMED = frozenset({FaultKind.late, FaultKind.slow})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that occurs once."""
+
+    kind: FaultKind
+    rank: int
+    """The rank at which it occurs; for a hand-over, its sender."""
+    sample: int
+    """The sample at which it occurs."""
+    seconds: float = 0.0
+    """The delay of `late` and `slow` in seconds."""
+
+
+def parse(text: str, world_size: int, samples: int) -> Fault:
+    """Parses a fault in the form of `FORM`.
+
+    Raises SettingsError for another form, an unknown kind (naming the nearest), and a fault that cannot happen in a
+    pipeline of `world_size` ranks and `samples` samples.
+    """
+    name, *pairs = (part.strip() for part in text.split(","))
+    kind = _kind(name)
+    given: dict[str, str] = {}
+    for key, value in map(_pair, pairs):
+        if key in given:
+            raise SettingsError(f"inject: {key} is given twice", f"{given[key]!r} and {value!r}; keep one")
+        given[key] = value
+    known = ("rank", "sample", "seconds") if kind in TIMED else ("rank", "sample")
+    if unknown := [key for key in given if key not in known]:
+        raise SettingsError(f"inject: {kind} takes no {unknown[0]!r}", f"{kind} takes {' and '.join(known)}")
+    fault = Fault(
+        kind,
+        _whole(given, "rank"),
+        _whole(given, "sample"),
+        _seconds(given.get("seconds", str(DEFAULT_SECONDS))) if kind in TIMED else 0.0,
+    )
+    _refuse_impossible(fault, world_size, samples)
+    return fault
+
+
+def _kind(name: str) -> FaultKind:
+    if name in set(FaultKind):
+        return FaultKind(name)
+    near = did_you_mean(name, FaultKind, cutoff=0)
+    raise SettingsError(f"inject: there is no fault {name!r}", f"{near} (one of {', '.join(FaultKind)})")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise SettingsError(f"inject: {text!r} is no key=value", f"write {FORM}")
+    return key.strip(), value.strip()
+
+
+def _whole(given: dict[str, str], key: str) -> int:
+    value = given.get(key)
+    if value is None:
+        raise SettingsError(f"inject: no {key} is given", f"write {FORM}")
+    if not (value.isascii() and value.isdigit()):
+        raise SettingsError(f"inject: {key} is {value!r}, not a whole number from 0", f"write {FORM}")
+    return int(value)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise SettingsError(f"inject: seconds is {text!r}, not a time", f"write {FORM}")
+    return value
+
+
+def _refuse_impossible(fault: Fault, world_size: int, samples: int) -> None:
+    if fault.rank >= world_size:
+        raise SettingsError(f"inject: there is no rank {fault.rank} among {world_size}", "ranks count from 0")
+    if fault.sample >= samples:
+        raise SettingsError(f"inject: there is no sample {fault.sample} among {samples}", "samples count from 0")
+    if fault.kind not in OF_THE_RANK and fault.rank == world_size - 1:
+        raise SettingsError(
+            f"inject: {fault.kind} is a fault of what a rank sends, and rank {fault.rank}, the last, sends nothing",
+            f"name a rank below {world_size - 1}" if world_size > 1 else "use two ranks or more",
+        )
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    """Returns the lines of a text file that are not blank; none if `path` is None.
+
+    Raises DataError for a file that cannot be read or has no such line.
+    """
+    if path is None:
+        return []
+    try:
+        text = foreign_files.content(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise DataError(
+            f"work.prompts: the file {path} cannot be read: {reason}", "give a text file, one prompt a line"
+        ) from None
+    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise DataError(f"work.prompts: the file {path} is empty", "write one prompt a line")
+    return prompts
+
+
+def prompt_of(sample: int, prompts: Sequence[str]) -> str | None:
+    """Returns the prompt of a sample, in rotation; None without prompts."""
+    return prompts[sample % len(prompts)] if prompts else None
+
+
+INDEX = "model_index.json"
+SCHEDULER_CONFIG = "scheduler/scheduler_config.json"
+HALF = "fp16"
+"""The one variant that published weights come in: `diffusion_pytorch_model.fp16.safetensors`."""
+
+
+@dataclass(frozen=True)
+class PipelineKind:
+    """The components of a pipeline that are loaded. Safety checkers and image encoders are not."""
+
+    denoiser: str
+    """The component that is evaluated at every step."""
+    denoiser_class: str
+    others: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """The components that may be null."""
+    older_class: str | None = None
+    """The class of the denoiser in folders of older versions of diffusers."""
+
+
+_IMAGE = ("scheduler", "vae")
+_TEXT = ("text_encoder", "tokenizer")
+_TEXT_2 = ("text_encoder_2", "tokenizer_2")
+_PIXART = PipelineKind("transformer", "PixArtTransformer2DModel", (*_IMAGE, *_TEXT), older_class="Transformer2DModel")
+SUPPORTED: Mapping[str, PipelineKind] = {
+    "DDPMPipeline": PipelineKind("unet", "UNet2DModel", ("scheduler",)),
+    "FluxPipeline": PipelineKind("transformer", "FluxTransformer2DModel", (*_IMAGE, *_TEXT, *_TEXT_2)),
+    "PixArtAlphaPipeline": _PIXART,
+    "PixArtSigmaPipeline": _PIXART,
+    "StableDiffusionPipeline": PipelineKind("unet", "UNet2DConditionModel", (*_IMAGE, *_TEXT)),
+    "StableDiffusionXLPipeline": PipelineKind("unet", "UNet2DConditionModel", (*_IMAGE, *_TEXT, *_TEXT_2)),
+    "StableDiffusion3Pipeline": PipelineKind(
+        "transformer",
+        "SD3Transformer2DModel",
+        (*_IMAGE, *_TEXT, *_TEXT_2),
+        optional=("text_encoder_3", "tokenizer_3"),
+    ),
+}
+"""By the name of the class in diffusers."""
+
+
+def schedule_keywords(pipeline: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the keywords that a pipeline passes to `set_timesteps` of such a scheduler, besides steps and device."""
+    if pipeline == "FluxPipeline":
+        return ("mu",) if config.get("use_flow_sigmas") else ("mu", "sigmas")
+    return ("mu",) if pipeline == "StableDiffusion3Pipeline" and config.get("use_dynamic_shifting") else ()
+
+
+def check_negative_prompt(pipeline: str, prompt: str | None) -> None:
+    """Raises SettingsError for a negative prompt that the pipeline cannot take."""
+    if prompt and pipeline == "FluxPipeline":
+        raise SettingsError("work.negative_prompt is given, and Flux is guided without one", "leave it out")
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """A folder as `save_pretrained()` of a supported pipeline writes it, with every file that will be read."""
+
+    path: Path
+    pipeline: str
+    kind: PipelineKind
+    absent: tuple[str, ...]
+    """The optional components that are null."""
+    variant: str | None
+    """HALF if the denoiser's weights exist only in this variant."""
+    scheduler: OwnScheduler
+
+
+def digests(folder: PipelineFolder) -> dict[str, str]:
+    """Returns the sha256 of the files of each component, over their names and contents.
+
+    It leaves out the denoiser's weights, which every rank hashes in memory, and formats that are never loaded. Raises
+    ModelError for a file that cannot be read.
+    """
+    kind = folder.kind
+    names = (kind.denoiser, *kind.others, *(name for name in kind.optional if name not in folder.absent))
+    parts = {INDEX: [folder.path / INDEX]} | {name: _loaded(folder, name) for name in names}
+    try:
+        with ThreadPoolExecutor() as pool:  # reading and hashing release the GIL
+            return {name: _digest(folder, files, pool.map(_sha256, files)) for name, files in parts.items()}
+    except OSError as error:
+        raise ModelError(f"pipeline folder {folder.path}: cannot read {error.filename}: {error.strerror}") from error
+
+
+def _digest(folder: PipelineFolder, files: Sequence[Path], each: Iterable[str]) -> str:
+    lines = [f"{file.relative_to(folder.path)} {digest}\n" for file, digest in zip(files, each, strict=True)]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _loaded(folder: PipelineFolder, name: str) -> list[Path]:
+    """Returns the files of a component that affect its results, in the order of their names."""
+    return [file for file in sorted((folder.path / name).rglob("*")) if file.is_file() and _is_read(folder, name, file)]
+
+
+def _is_read(folder: PipelineFolder, name: str, file: Path) -> bool:
+    if file.suffix == ".safetensors" and (name == folder.kind.denoiser or _of_other_variant(folder, file)):
+        return False
+    return file.suffix not in _UNREAD and not file.name.startswith(".")
+
+
+def _of_other_variant(folder: PipelineFolder, file: Path) -> bool:
+    return folder.variant is None and f".{HALF}." in file.name
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def check(path: Path) -> PipelineFolder:
+    """Returns the description of the folder `path`. Raises ModelError if it holds no complete supported pipeline."""
+    if not path.exists():
+        raise ModelError(f"there is no pipeline folder {path}", _download(path) or _SAVED)
+    index = _read(path, INDEX)
+    pipeline = index.get("_class_name")
+    kind = SUPPORTED.get(str(pipeline))
+    if kind is None:
+        raise ModelError(
+            f"pipeline folder {path} is for {pipeline}, which gpubench does not run", f"it runs {', '.join(SUPPORTED)}"
+        )
+    absent = tuple(name for name in kind.optional if not any(index.get(name) or ()))
+    present = (kind.denoiser, *kind.others, *(name for name in kind.optional if name not in absent))
+    libraries = {name: _library(path, index, name) for name in present}
+    denoiser_class = index[kind.denoiser][1]
+    if denoiser_class not in (kind.denoiser_class, kind.older_class):
+        raise ModelError(
+            f"pipeline folder {path}: its {kind.denoiser} is a {denoiser_class}",
+            f"the {kind.denoiser} of a {pipeline} is a {kind.denoiser_class}",
+        )
+    stem = _WEIGHTS["diffusers"]
+    whole = _weights(path / kind.denoiser, stem, None)
+    variant = HALF if not whole and _weights(path / kind.denoiser, stem, HALF) else None
+    for name, library in libraries.items():
+        _check_component(path, name, library, variant)
+    scheduler = (index["scheduler"][1], _read(path, SCHEDULER_CONFIG))
+    return PipelineFolder(path, str(pipeline), kind, absent, variant, scheduler)
+
+
+_FETCH_AGAIN = "copy or download the file again"
+_AGAIN = "write the folder again with the pipeline's save_pretrained()"
+_SAVED = "give the folder that save_pretrained() of a diffusers pipeline wrote"
+_WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".pb", ".pt", ".pth", ".md", ".png", ".jpg")
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "spiece.model")
+
+
+def _download(path: Path) -> str | None:
+    """Returns the hint for a path that looks like a model id of the Hugging Face Hub; None for any other path."""
+    try:
+        owner, name = path.relative_to(Path.cwd()).parts
+    except ValueError:  # not below the current directory, or not of two parts
+        return None
+    if path.parent.exists():
+        return None
+    return f"nothing is downloaded: fetch {owner}/{name} first, for example with hf download, and give its folder"
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((path / name).read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"pipeline folder {path}: cannot read {name}: {reason}", _AGAIN) from error
+    if not isinstance(content, dict):
+        raise ModelError(f"pipeline folder {path}: {name} is not a JSON object", _AGAIN)
+    return content
+
+
+def _library(path: Path, index: Mapping[str, Any], name: str) -> str:
+    """Returns the library of a component's class. Code in the folder is never run."""
+    match index.get(name):
+        case ["diffusers" | "transformers" as library, str()]:
+            return str(library)
+        case [str() as library, str() as found]:
+            raise ModelError(
+                f"pipeline folder {path}: its {name} is {library}.{found}", "only diffusers and transformers are loaded"
+            )
+    raise ModelError(f"pipeline folder {path}: {INDEX} names no {name}", _AGAIN)
+
+
+def _check_component(path: Path, name: str, library: str, variant: str | None) -> None:
+    if name == "scheduler":
+        _read(path, SCHEDULER_CONFIG)
+        return
+    if name.startswith("tokenizer"):
+        _read(path, f"{name}/tokenizer_config.json")
+        if not any((path / name / file).is_file() for file in _VOCABULARIES):
+            raise ModelError(f"pipeline folder {path}: no {' or '.join(_VOCABULARIES)} in {name}", _AGAIN)
+        return
+    _read(path, f"{name}/config.json")
+    stem = _WEIGHTS[library]
+    if files := _weights(path / name, stem, variant) or _weights(path / name, stem, None):
+        for file in files:
+            _refuse_incomplete(path, file)
+        return
+    if any((path / name).glob("*.bin")) or any((path / name).glob("*.ckpt")):
+        raise ModelError(
+            f"pipeline folder {path}: {name} has its weights in pickle format, which is not loaded",
+            "save the pipeline again with save_pretrained(), which writes safetensors",
+        )
+    raise ModelError(f"pipeline folder {path}: {name} lacks {stem}.safetensors or a part of it", _AGAIN)
+
+
+def _weights(folder: Path, stem: str, variant: str | None) -> list[Path]:
+    """Returns the files of a component's weights: one, or all parts of an index. Empty if one is missing."""
+    ending = f".{variant}" if variant else ""
+    whole = folder / f"{stem}{ending}.safetensors"
+    if whole.is_file():
+        return [whole]
+    index = f"{stem}.safetensors.index{ending}.json"
+    if not (folder / index).is_file():
+        return []
+    parts = _read(folder, index).get("weight_map")
+    files = [folder / name for name in sorted(set(map(str, parts.values())))] if isinstance(parts, dict) else []
+    return files if all(file.is_file() for file in files) else []
+
+
+def _refuse_incomplete(path: Path, file: Path) -> None:
+    """Raises ModelError for a safetensors file that is shorter than its header says.
+
+    The format is that of github.com/huggingface/safetensors: the header's length in eight bytes, the header in JSON,
+    and the tensors, whose offsets count from the end of the header.
+    """
+    name = file.relative_to(path)
+    try:
+        with file.open("rb") as content:
+            size = os.fstat(content.fileno()).st_size
+            length = int.from_bytes(content.read(8), "little")
+            header: Any = json.loads(content.read(length)) if length <= size - 8 else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"pipeline folder {path}: cannot read {name}: {error}", _FETCH_AGAIN) from error
+    try:
+        end = max((tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"), default=0)
+        complete = size >= 8 + length + end
+    except (AttributeError, LookupError, TypeError):  # the header is missing or invalid
+        complete = False
+    if not complete:
+        raise ModelError(f"pipeline folder {path}: {name} is incomplete or damaged", _FETCH_AGAIN)

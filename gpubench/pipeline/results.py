@@ -1,0 +1,572 @@
+"""Computes the results, warnings and timeline of a pipeline from the events of all ranks.
+
+A repeat counts once every rank has finished all samples. Its makespan is the time from rank 0's start to the last
+rank's end, fill and drain included. A repeat that ended early contributes only its samples and hand-overs.
+
+The timeline is a Chrome trace for https://ui.perfetto.dev and chrome://tracing, in the JSON object form of the Chromium
+project's "Trace Event Format". A process is a rank. Its threads are the loop, and one lane for each hand-over that is
+in progress at the same time. Times are microseconds since the first event.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from gpubench import units
+from gpubench.events import (
+    BaselineKind,
+    BaselineMeasured,
+    Handoff,
+    PipelineBuilt,
+    Sample,
+    Span,
+    SpanKind,
+    StageDone,
+    Verified,
+)
+from gpubench.metrics import Metric
+from gpubench.pipeline.split import Assignment
+from gpubench.runs.stages import OF_KIND, Digest, Handover, Pipeline, Stage, Times, Verification, mean, rank_times
+from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, shared_warnings, throttled_shares
+from gpubench.telemetry import TelemetrySample
+
+Record = dict[str, Any]
+
+LOOP = 0
+LANES = {"recv": 100, "send": 200}
+"""The thread number of the first lane of each direction."""
+
+
+def chrome_trace(spans: Sequence[Span], handoffs: Sequence[Handoff]) -> str:
+    """Returns the trace as JSON. Arrows lead from the send of a hand-over to its receive if both were recorded."""
+    began = min([*(span.time for span in spans), *(handoff.time for handoff in handoffs)], default=0.0)
+    events = [_slice(span.rank, LOOP, _name(span), span.time - began, span.total, _about(span)) for span in spans]
+    threads = {(span.rank, LOOP): "loop" for span in spans}
+    placed = list(_lanes(handoffs))
+    for handoff, thread in placed:
+        name = f"{handoff.direction} sample {handoff.sample}"
+        events.append(_slice(handoff.rank, thread, name, handoff.time - began, handoff.total, _about_handoff(handoff)))
+        lane = thread - LANES[handoff.direction]
+        threads[handoff.rank, thread] = handoff.direction + (f" {lane + 1}" if lane else "")
+    events += _arrows(placed, began)
+    document = {"traceEvents": [*_names(threads), *events], "displayTimeUnit": "ms"}
+    return json.dumps(document, allow_nan=False, separators=(",", ":"))
+
+
+def _slice(rank: int, thread: int, name: str, start: float, seconds: float, about: Record) -> Record:
+    times = {"ts": _microseconds(start), "dur": _microseconds(seconds)}
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, **times, "args": about}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _name(span: Span) -> str:
+    return span.kind if span.step is None else f"{span.kind} {span.step}"
+
+
+def _about(span: Span) -> Record:
+    return {"repeat": span.repeat, "sample": span.sample} | ({} if span.step is None else {"step": span.step})
+
+
+def _about_handoff(handoff: Handoff) -> Record:
+    names = (
+        "repeat", "peer", "sample", "step", "sequence", "waited", "header_bytes", "latent_bytes", "state_bytes",
+        "generator_bytes",
+    )  # fmt: skip
+    return {name: getattr(handoff, name) for name in names}
+
+
+def _names(threads: dict[tuple[int, int], str]) -> Iterator[Record]:
+    for rank in sorted({rank for rank, _ in threads}):
+        yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
+        yield {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}}
+    for (rank, thread), name in sorted(threads.items()):
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _lanes(handoffs: Iterable[Handoff]) -> Iterator[tuple[Handoff, int]]:
+    """Yields each hand-over with a thread of its rank that is free, because slices of a thread must not overlap."""
+    busy: dict[tuple[int, str], list[float]] = {}
+    for handoff in sorted(handoffs, key=lambda handoff: handoff.time):
+        ends = busy.setdefault((handoff.rank, handoff.direction), [])
+        lane = next((lane for lane, end in enumerate(ends) if end <= handoff.time), len(ends))
+        ends[lane : lane + 1] = [handoff.time + handoff.total]
+        yield handoff, LANES[handoff.direction] + lane
+
+
+def _arrows(placed: Sequence[tuple[Handoff, int]], began: float) -> Iterator[Record]:
+    """Yields a pair of flow events for each hand-over. They belong to the slices that enclose them."""
+    taken = {
+        (one.repeat, one.peer, one.rank, one.sequence): (one, thread)
+        for one, thread in placed
+        if one.direction == "recv"
+    }
+    for number, (sent, thread) in enumerate(placed):
+        received = taken.get((sent.repeat, sent.rank, sent.peer, sent.sequence))
+        if sent.direction == "recv" or received is None:
+            continue
+        end, end_thread = received
+        arrow = {"name": "hand-over", "cat": "hand-over", "id": number}
+        start_ts, end_ts = _microseconds(sent.time - began), _microseconds(end.time + end.total - began)
+        yield {"ph": "s", "pid": sent.rank, "tid": thread, "ts": start_ts, **arrow}
+        yield {"ph": "f", "bp": "e", "pid": end.rank, "tid": end_thread, "ts": end_ts, **arrow}
+
+
+@dataclass
+class PipeRepeat:
+    """The events of one repeat: `built` and `stages` by rank, `samples` by their number in the run."""
+
+    number: int
+    built: dict[int, PipelineBuilt] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    handoffs: list[Handoff] = field(default_factory=list)
+    samples: dict[int, Sample] = field(default_factory=dict)
+    stages: dict[int, StageDone] = field(default_factory=dict)
+    baselines: list[BaselineMeasured] = field(default_factory=list)
+    verified: Verified | None = None
+    reference_time: float | None = None
+    """The time of the reference workload on rank 0, in seconds. Its metric is persisted as `yardstick_time`."""
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """The assignment of evaluations to ranks; None until a rank has reported it."""
+        for built in self.built.values():
+            return Assignment(tuple(built.ranges))
+        return None
+
+    @property
+    def made(self) -> list[Sample]:
+        """The samples finished in this repeat, not taken over from another run, in order of time."""
+        own = [sample for sample in self.samples.values() if not sample.resumed]
+        return sorted(own, key=lambda sample: (sample.finished, sample.sample))
+
+    def seconds(self, kind: SpanKind, rank: int | None = None) -> list[float]:
+        """Returns the times of all spans of one kind, of one rank or of all."""
+        return [span.total for span in self.spans if span.kind == kind and rank in (None, span.rank)]
+
+    def comparisons(self) -> dict[int, bool]:
+        """Whether each compared sample is bit-identical to its reference."""
+        if self.verified is None:
+            return {}
+        references = dict(zip(self.verified.samples, self.verified.sha256, strict=True))
+        return {
+            number: self.samples[number].sha256 == reference
+            for number, reference in sorted(references.items())
+            if number in self.samples
+        }
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A repeat in which every rank has finished all samples."""
+
+    repeat: PipeRepeat
+    assignment: Assignment
+    start: float
+    """Seconds since the epoch; so is `end`."""
+    end: float
+
+    @property
+    def makespan(self) -> float:
+        return self.end - self.start
+
+    @cached_property
+    def made(self) -> list[Sample]:
+        return self.repeat.made
+
+    @cached_property
+    def evaluations(self) -> list[float]:
+        """The time of each evaluation in seconds."""
+        return self.repeat.seconds("evaluate")
+
+    @cached_property
+    def micro_batches(self) -> int:
+        return len({span.sample for span in self.repeat.spans if span.kind == "evaluate"})
+
+    @cached_property
+    def times(self) -> list[Times]:
+        """The times of each rank within the makespan."""
+        own: list[list[Span]] = [[] for _ in self.assignment.ranges]
+        for span in self.repeat.spans:
+            own[span.rank].append(span)
+        return [rank_times(spans, self.start, self.end) for spans in own]
+
+    @property
+    def sends(self) -> list[Handoff]:
+        return [handoff for handoff in self.repeat.handoffs if handoff.direction == "send"]
+
+    def baselines(self, kind: BaselineKind) -> list[BaselineMeasured]:
+        return [baseline for baseline in self.repeat.baselines if baseline.kind == kind]
+
+
+def completed(repeats: Sequence[PipeRepeat]) -> list[Completed]:
+    """Returns the completed repeats, in order."""
+    found = []
+    for repeat in repeats:
+        assignment, stages = repeat.assignment, repeat.stages
+        if assignment is None or len(stages) < len(assignment.ranges) or not repeat.made:
+            continue
+        one = Completed(repeat, assignment, stages[0].started, max(stage.ended for stage in stages.values()))
+        if one.evaluations and one.makespan > 0:
+            found.append(one)
+    return found
+
+
+DEAR_REMAINDER = 0.05
+MARGIN = 0.05
+NAMED = 5  # number of samples that a warning lists
+
+
+def warnings(
+    repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: dict[str, float]
+) -> list[str]:
+    """Returns the warnings. `found` are the completed repeats, `samples` the number of samples to make in each, and
+    `slowed` the shares of time in which clocks were held down, by reason.
+    """
+    said = [warning for repeat in repeats for warning in _unlike_reference(repeat)]
+    said += _not_reproduced(repeats)
+    said += [warning for repeat in repeats for warning in _unpaired(repeat)]
+    said += [warning for repeat in repeats for warning in _missing(repeat, samples)]
+    if found:
+        said += _remainder(found[0].assignment)
+    return said + shared_warnings(len(found), slowed)
+
+
+def of_threads(threads: int, cores: int) -> Iterator[str]:
+    """Yields a warning if the number of threads per rank differs from the machine's `cores`.
+
+    The last bits of a sample depend on the number of threads, because a sum is split into as many parts.
+    """
+    if threads != cores:
+        yield (
+            f"the samples were made with {units.counted(threads, 'thread')} a rank, not with this machine's "
+            f"{cores}: a run or a diffusers process with {cores} can differ from them in the last bits"
+        )
+
+
+def unused_prompts(prompts: int, samples: int) -> Iterator[str]:
+    """Yields a warning if there are more prompts than samples."""
+    if prompts > samples:
+        which = f"prompt {prompts} is" if prompts == samples + 1 else f"prompts {samples + 1} to {prompts} are"
+        yield f"{which} not used: --samples {samples} is less than the {prompts} prompts; leave it out for one of each"
+
+
+def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | None:
+    """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
+
+    Returns None for a single rank. Differences below `MARGIN` are not significant in a single run.
+    """
+    measured, bound = estimates.get("replicas_makespan"), estimates.get("replicas_bound")
+    pipeline, replicas = estimates.get("makespan"), measured if measured is not None else bound
+    if len(assignment.ranges) == 1 or pipeline is None or replicas is None:
+        return None
+    did = "made" if measured is not None else "would at best make"
+    alone = f"{len(assignment.ranges)} replicas, one whole model a rank, {did} the same samples in"
+    both = f"{alone} {units.seconds(replicas)}, the pipeline took {units.seconds(pipeline)}"
+    if replicas * (1 + MARGIN) < pipeline:
+        is_faster = "plain data-parallel is faster" if measured is not None else "plain data-parallel can be faster"
+        return (
+            f"{is_faster}: {both}; splitting the steps pays only where a rank cannot hold every part of the model, or "
+            "where samples must come one by one"
+        )
+    if measured is not None and pipeline * (1 + MARGIN) < replicas:
+        return f"splitting the steps was worth it here: {both}"
+    return f"splitting the steps had no measurable cost: {both}"
+
+
+def _unlike_reference(repeat: PipeRepeat) -> Iterator[str]:
+    different = [number for number, identical in repeat.comparisons().items() if not identical]
+    if different:
+        yield f"repeat {repeat.number}: {_samples(different)} not bit-identical to single-process diffusers"
+
+
+def _not_reproduced(repeats: Sequence[PipeRepeat]) -> Iterator[str]:
+    first: dict[int, tuple[str, int]] = {}
+    for repeat in repeats:
+        different = []
+        for number, sample in sorted(repeat.samples.items()):
+            sha256, _ = first.setdefault(number, (sample.sha256, repeat.number))
+            if sha256 != sample.sha256:
+                different.append(number)
+        if different:
+            yield f"repeat {repeat.number}: {_samples(different)} different from an earlier repeat with the same seed"
+
+
+def _unpaired(repeat: PipeRepeat) -> Iterator[str]:
+    for rank, stage in sorted(repeat.stages.items()):
+        taker = repeat.stages.get(rank + 1)
+        if taker and stage.sent != taker.received:
+            yield (
+                f"repeat {repeat.number}: rank {rank} sent {units.counted(stage.sent, 'hand-over')}, "
+                f"and rank {rank + 1} received {taker.received}"
+            )
+
+
+def _missing(repeat: PipeRepeat, samples: int) -> Iterator[str]:
+    missing = sorted(set(range(samples)) - repeat.samples.keys())
+    if repeat.samples and missing:
+        yield f"repeat {repeat.number}: {_samples(missing)} missing; --resume makes them"
+
+
+def _remainder(assignment: Assignment) -> Iterator[str]:
+    better = assignment.better
+    if better and assignment.remainder_cost > DEAR_REMAINDER:
+        yield (
+            f"rank {assignment.bottleneck} has {assignment.largest} of {assignment.total} evaluations, "
+            f"{units.percent(assignment.remainder_cost)} more than a fair share: --split balanced ({better.split}) "
+            f"comes to {units.percent(better.remainder_cost)}"
+        )
+
+
+def _samples(numbers: Sequence[int]) -> str:
+    """Returns "sample 3 is" or "samples 3, 4 and 7 more are"."""
+    if len(numbers) == 1:
+        return f"sample {numbers[0]} is"
+    named = ", ".join(map(str, numbers[:NAMED]))
+    rest = len(numbers) - NAMED
+    return f"samples {named}{f' and {rest} more' if rest > 0 else ''} are"
+
+
+def summarise(
+    repeats: Sequence[PipeRepeat],
+    samples: int,
+    telemetry: Sequence[TelemetrySample] = (),
+    gpus: Sequence[int] = (),
+    crowding: float = 1.0,
+) -> Summary:
+    """Returns the summary of the repeats. Metrics whose value is unknown are absent.
+
+    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`. `crowding` is
+    the number of ranks that share one device.
+    """
+    found = completed(repeats)
+    windows = [SteadyWindow(one.repeat.number, 0, len(one.evaluations), True, one.start, one.end) for one in found]
+    slowed = throttled_shares(telemetry, windows)
+
+    metrics = Metrics(found, sum(len(one.evaluations) for one in found), None)
+    for name, estimate in ESTIMATES.items():
+        metrics.add(name, estimate, SINGLE.get(name))
+    metrics.add("replicas_bound", lambda one: _replicas_bound(one, crowding))
+    metrics.add("energy_per_sample", lambda one: energy_each(telemetry, one.start, one.end, gpus, len(one.made)))
+    return Summary(
+        metrics=list(_agreeing(metrics.made)),
+        steady=windows,
+        ranks=[],
+        flops=None,
+        peak=None,
+        measured_peak=None,
+        throttled=slowed,
+        warnings=warnings(repeats, found, samples, slowed),
+        pipeline=_pipeline(repeats, found, metrics.made),
+    )
+
+
+def _agreeing(metrics: Sequence[Metric]) -> Iterable[Metric]:
+    """Returns the metrics with the speed-up replaced by the ratio of the mean makespans."""
+    known = {metric.name: metric.estimate for metric in metrics}
+    for metric in metrics:
+        if metric.name == "pipeline_speedup":
+            yield msgspec.structs.replace(metric, estimate=known["sequential_makespan"] / known["makespan"])
+        else:
+            yield metric
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _latencies(one: Completed) -> list[float]:
+    return [sample.finished - sample.started for sample in one.made]
+
+
+def _send_times(one: Completed) -> list[float]:
+    return [handoff.total - handoff.waited for handoff in one.sends]
+
+
+def _steady_throughput(one: Completed) -> float | None:
+    """Returns the samples per second after the first sample; None if there is one sample or all finished at once."""
+    first, last = one.made[0].finished, one.made[-1].finished
+    return sum(sample.finished > first for sample in one.made) / (last - first) if last > first else None
+
+
+def _efficiency(one: Completed) -> float:
+    """Returns ideal makespan / makespan, at most 1, because micro-batches keep their order."""
+    work: dict[tuple[int, int], float] = defaultdict(float)
+    for span in one.repeat.spans:
+        if OF_KIND[span.kind] == "compute":
+            work[span.sample, span.rank] += span.total
+    free = [0.0] * len(one.assignment.ranges)  # time at which each rank has finished its earlier work
+    for sample in sorted({sample for sample, _ in work}):
+        arrived = 0.0
+        for rank, since in enumerate(free):
+            free[rank] = arrived = max(arrived, since) + work[sample, rank]
+    return min(1.0, free[-1] / one.makespan)  # times since the epoch are rounded to a quarter of a microsecond
+
+
+def _sequential(one: Completed) -> float | None:
+    """Returns the sequential makespan; None if one rank alone did not make the same samples."""
+    for baseline in one.baselines("sequential"):
+        if sorted(baseline.samples) == sorted(sample.sample for sample in one.made):
+            return baseline.wall
+    return None
+
+
+def _speedup(one: Completed) -> float | None:
+    sequential = _sequential(one)
+    return None if sequential is None else sequential / one.makespan
+
+
+def _replicas_bound(one: Completed, crowding: float) -> float:
+    """Returns the lower bound of the replicas' time.
+
+    Ranks of the pipeline share devices, and a single rank does not.
+    """
+    alone = [seconds for baseline in one.baselines("sequential") for seconds in baseline.seconds]
+    each = fmean(alone) * crowding if alone else one.assignment.total * fmean(one.evaluations)
+    return one.assignment.turns(one.micro_batches) * each
+
+
+def _replicas(one: Completed) -> float | None:
+    """Returns the replicas' time; None unless they made all samples."""
+    walls = one.baselines("replicas")
+    made = sorted(sample for baseline in walls for sample in baseline.samples)
+    whole = made == sorted(sample.sample for sample in one.made)
+    return max(baseline.wall for baseline in walls) if whole else None
+
+
+def _encoding(one: Completed) -> float | None:
+    taken = [built.encode_seconds for built in one.repeat.built.values() if built.encode_seconds is not None]
+    return max(taken, default=None)
+
+
+def _verified(one: Completed) -> float | None:
+    compared = one.repeat.comparisons()
+    return fmean(compared.values()) if compared else None
+
+
+SINGLE: dict[str, Callable[[Completed], list[float]]] = {
+    "sample_latency": _latencies,
+    "evaluation_time": lambda one: one.evaluations,
+    "handover_time": _send_times,
+}
+"""The single values behind an estimate, for metrics with a distribution."""
+
+ESTIMATES: dict[str, Estimate[Completed]] = {
+    "throughput": lambda one: len(one.made) / one.makespan,
+    "steady_throughput": _steady_throughput,
+    "makespan": lambda one: one.makespan,
+    "time_to_first_sample": lambda one: one.made[0].finished - one.start,
+    "sample_latency": lambda one: fmean(_latencies(one)),
+    "evaluation_time": lambda one: fmean(one.evaluations),
+    "pipeline_efficiency": _efficiency,
+    "bubble": lambda one: 1 - fmean(times.share("compute") for times in one.times),
+    "ideal_bubble": lambda one: one.assignment.bubble(one.micro_batches),
+    "remainder_cost": lambda one: one.assignment.remainder_cost,
+    "handover_bytes": lambda one: _mean([handoff.size for handoff in one.sends]),
+    "handover_time": lambda one: _mean(_send_times(one)),
+    "sequential_makespan": _sequential,
+    "pipeline_speedup": _speedup,
+    "replicas_makespan": _replicas,
+    "encode_time": _encoding,
+    "decode_time": lambda one: _mean(one.repeat.seconds("decode")),
+    "model_build_time": lambda one: max(built.seconds for built in one.repeat.built.values()),
+    "peak_memory_allocated": lambda one: largest(one.repeat.stages.values(), "peak_allocated"),
+    "peak_memory_reserved": lambda one: largest(one.repeat.stages.values(), "peak_reserved"),
+    "peak_memory_rss": lambda one: largest(one.repeat.stages.values(), "peak_rss"),
+    "verified_samples": _verified,
+    "yardstick_time": lambda one: one.repeat.reference_time,
+}
+"""The estimate of each metric in one completed repeat; None if it is unknown."""
+
+
+def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics: Sequence[Metric]) -> Pipeline | None:
+    """Returns the pipeline's part of the summary; None until a rank has reported the pipeline's facts."""
+    built = next((built for repeat in repeats for built in repeat.built.values()), None)
+    if built is None:
+        return None
+    assignment = Assignment(tuple(built.ranges))
+    digests = list(_digests(repeats))
+    return Pipeline(
+        model=built.model,
+        parameters=built.parameters,
+        scheduler=built.scheduler,
+        evaluations=assignment.total,
+        latent_shape=built.latent_shape,
+        carried=built.carried,
+        assignment=assignment.sentence(),
+        stages=[_stage(rank, assignment, repeats, found) for rank in range(len(assignment.ranges))],
+        handover=_handover([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
+        steady=_steady(found[0]) if found else None,
+        samples=digests,
+        verification=_verification(repeats, digests),
+        verdict=verdict(assignment, {metric.name: metric.estimate for metric in metrics}),
+        threads=built.threads,
+    )
+
+
+def _stage(rank: int, assignment: Assignment, repeats: Sequence[PipeRepeat], found: Sequence[Completed]) -> Stage:
+    done = [repeat.stages[rank] for repeat in repeats if rank in repeat.stages]
+    handoffs = [handoff for repeat in repeats for handoff in repeat.handoffs if handoff.rank == rank]
+    start, end = assignment.ranges[rank]
+    return Stage(
+        rank=rank,
+        start=start,
+        end=end,
+        times=mean([one.times[rank] for one in found]) if found else None,
+        evaluation_time=_mean([total for repeat in repeats for total in repeat.seconds("evaluate", rank)]),
+        peak_allocated=max((peak for stage in done if (peak := stage.peak_allocated) is not None), default=None),
+        peak_rss=max((stage.peak_rss for stage in done), default=None),
+        sent=sum(handoff.direction == "send" for handoff in handoffs),
+        received=sum(handoff.direction == "recv" for handoff in handoffs),
+    )
+
+
+def _handover(sends: Sequence[Handoff]) -> Handover | None:
+    if not sends:
+        return None
+    return Handover(
+        header=fmean(handoff.header_bytes for handoff in sends),
+        latent=fmean(handoff.latent_bytes for handoff in sends),
+        state=fmean(handoff.state_bytes for handoff in sends),
+        generator=fmean(handoff.generator_bytes for handoff in sends),
+    )
+
+
+def _steady(one: Completed) -> tuple[float, float]:
+    return one.made[0].finished - one.start, one.made[-1].finished - one.start
+
+
+def _digests(repeats: Sequence[PipeRepeat]) -> Iterable[Digest]:
+    compared = [repeat.comparisons() for repeat in repeats]
+    for number in sorted({number for repeat in repeats for number in repeat.samples}):
+        first, *others = [repeat.samples[number] for repeat in repeats if number in repeat.samples]
+        identical = [results[number] for results in compared if number in results]
+        yield Digest(
+            sample=number,
+            seed=first.seed,
+            sha256=first.sha256,
+            identical=all(identical) if identical else None,
+            reproduced=all(other.sha256 == first.sha256 for other in others) if others else None,
+        )
+
+
+def _verification(repeats: Sequence[PipeRepeat], digests: Sequence[Digest]) -> Verification | None:
+    verified = [repeat.verified for repeat in repeats if repeat.verified]
+    if not verified:
+        return None
+    return Verification(
+        reference=verified[0].reference,
+        samples=sum(digest.identical is not None for digest in digests),
+        identical=sum(digest.identical is True for digest in digests),
+        divergence=next((one.divergence for one in verified if one.divergence), None),
+    )

@@ -1,0 +1,296 @@
+"""The facts about diffusers' schedulers that are known without torch.
+
+These are their names, which of them cannot be split over ranks, their options and arguments, and their number of
+evaluations. Options and arguments come from the source of diffusers, because importing diffusers takes seconds.
+"""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpubench import errors, units
+from gpubench.errors import SettingsError
+from gpubench.settings.loading import about
+
+EXAMPLE = "for example DDIMScheduler or EulerDiscreteScheduler"
+
+_TOKENS = "it samples discrete tokens, and only continuous latents travel"
+_CORRECTOR = "it has no step(): its predictor and corrector ask the model several times in one step"
+
+REFUSED: Mapping[str, str] = {
+    "AmusedScheduler": _TOKENS,
+    "BlockRefinementScheduler": _TOKENS,
+    "DiscreteDDIMScheduler": _TOKENS,
+    "EntropyBoundScheduler": _TOKENS,
+    "VQDiffusionScheduler": _TOKENS,
+    "HeliosDMDScheduler": "its step() needs the noisy video and the whole schedule, which the caller holds",
+    "KarrasVeScheduler": "it is deprecated, and asks the model at a noise level that the caller draws",
+    "PiflowScheduler": "its model predicts a policy of many channels for one step, not an output of the latents' shape",
+    "RePaintScheduler": "its step() needs the original image and mask, and the caller undoes steps in between",
+    "RFD4ProteinaScheduler": "its step() needs the mask of a protein's atoms, which the caller holds",
+    "ScoreSdeVeScheduler": _CORRECTOR,
+    "ScoreSdeVpScheduler": _CORRECTOR,
+}
+"""The unsupported classes, with the reasons."""
+
+TORCHSDE = frozenset({"CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler"})
+"""Their noise comes from torchsde's Brownian tree."""
+
+SEEDED = "DPMSolverSDEScheduler"
+"""Has no generator, but one seed for all that is in its batch."""
+
+OwnScheduler = tuple[str, Mapping[str, Any]]
+"""Class name and configuration of the scheduler that a model comes with."""
+
+_LATENT_NOISE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+_SD15 = ("PNDMScheduler", {**_LATENT_NOISE, "skip_prk_steps": True, "set_alpha_to_one": False})
+RANDOM_WEIGHTS: Mapping[str, OwnScheduler] = {
+    "dummy": ("DDIMScheduler", {}),
+    "tiny": _SD15,
+    "unet2d": ("DDPMScheduler", {}),
+    "sd15": _SD15,
+    "sdxl": ("EulerDiscreteScheduler", {**_LATENT_NOISE, "timestep_spacing": "leading"}),
+}
+"""The schedulers of the models with random weights, configured as the published pipelines of these models do it."""
+
+_TWICE_A_STEP = frozenset(
+    {
+        "DPMSolverSDEScheduler",
+        "FlowMatchHeunDiscreteScheduler",
+        "HeunDiscreteScheduler",
+        "KDPM2AncestralDiscreteScheduler",
+        "KDPM2DiscreteScheduler",
+    }
+)
+"""They ask the model twice in each step but the last."""
+_BY_CONFIGURATION = frozenset({"DPMSolverMultistepInverseScheduler", "HeliosScheduler"})
+"""Their number of evaluations depends on more than the number of steps."""
+AT_MOST_STEPS = frozenset({"DPMSolverMultistepInverseScheduler"})
+"""They ask the model once in each step or less often, as they drop timesteps that are equal once rounded."""
+_RUNGE_KUTTA = 9
+"""Evaluations that PNDM spends beyond the number of steps on its first three (Liu et al. 2022, arXiv:2202.09778)."""
+
+
+class Default(Enum):
+    """Stands for the default of a parameter."""
+
+    required = "it has none"
+    unread = "its source is no literal"
+
+
+Parameters = Mapping[str, Any]
+"""The parameters of a method by name, without `self`, *args and **kwargs; and the default of each, or a `Default`."""
+
+Keywords = Callable[[Mapping[str, Any]], Collection[str]]
+"""The configuration of a scheduler -> what the model's pipeline gives to `set_timesteps` besides steps and device."""
+
+
+@cache
+def scheduler_names() -> list[str]:
+    """Class names, in alphabetical order. Raises SettingsError where diffusers is not installed."""
+    names = re.findall(r'"(\w+Scheduler)"', (_sources() / "__init__.py").read_text(encoding="utf-8"))
+    return sorted({name for name in names if not name.startswith("Flax")})
+
+
+def parameters_of(name: str, method: str) -> Parameters | None:
+    """Those of a method of the scheduler class `name`; None where its source has no such class or method."""
+    methods = [node for node in _body(name) if isinstance(node, ast.FunctionDef) and node.name == method]
+    if not methods:
+        return None
+    given = methods[0].args
+    named = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(named) - len(given.defaults)) + list(given.defaults) + given.kw_defaults
+    found = {one.arg: _default(node) for one, node in zip([*named, *given.kwonlyargs], defaults, strict=True)}
+    return {name: default for name, default in found.items() if name != "self"}
+
+
+def _sources() -> Path:
+    found = importlib.util.find_spec("diffusers")
+    if found is None or not found.submodule_search_locations:
+        raise SettingsError("diffusers is not installed", "pip install diffusers")
+    return Path(found.submodule_search_locations[0], "schedulers")
+
+
+@cache
+def _body(name: str) -> list[ast.stmt]:
+    for file in _sources().rglob("scheduling_*.py"):
+        text = file.read_text(encoding="utf-8")
+        if f"\nclass {name}(" in text:
+            classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]
+            return classes[0].body if classes else []
+    return []
+
+
+def _default(node: ast.expr | None) -> Any:
+    if node is None:
+        return Default.required
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return Default.unread
+
+
+def check_scheduler_name(name: str) -> None:
+    """Raises SettingsError for a name that diffusers does not have, with the nearest that it has."""
+    names = scheduler_names()
+    if name in names:
+        return
+    near = [known for known in names if known.lower() in (name.lower(), f"{name}scheduler".lower())]
+    within = [known for known in names if name.lower() in known.lower()][:3]
+    hint = errors.offer(near) or errors.did_you_mean(name, names) or errors.offer(within) or EXAMPLE
+    raise SettingsError(f"diffusers has no scheduler {name!r}", hint)
+
+
+def parse_options(text: str) -> dict[str, str]:
+    """`"a=1,b=x"` as `{"a": "1", "b": "x"}`. Raises SettingsError for a part without a key, or a key given twice."""
+    options: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (equals and key.isidentifier()):
+            raise SettingsError(f"scheduler option {part!r} is not key=value", "for example solver_order=3")
+        if key in options:
+            raise SettingsError(f"scheduler option {key} is given twice", f"{options[key]!r} and {value!r}; keep one")
+        options[key] = value
+    return options
+
+
+def read_options(name: str, options: Mapping[str, Any], parameters: Parameters) -> dict[str, Any]:
+    """The options of the scheduler class `name`, those that are text read as the type of their default.
+
+    `parameters` are those of its `__init__`. Raises SettingsError for an option or a value that cannot be.
+    """
+    return {key: _option(name, key, value, parameters) for key, value in options.items()}
+
+
+def _option(name: str, key: str, value: Any, parameters: Parameters) -> Any:
+    if key not in parameters:
+        hint = errors.did_you_mean(key, list(parameters)) or f"it has {', '.join(parameters)}"
+        raise SettingsError(f"{name} has no option {key!r}", hint)
+    default = parameters[key]
+    if not isinstance(value, str) or isinstance(default, Default):
+        return value
+    try:
+        return _read(value, default)
+    except (ValueError, KeyError):
+        raise SettingsError(f"option {key} of {name} cannot be {value!r}", f"its default is {default!r}") from None
+
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+def _read(text: str, default: Any) -> Any:
+    """`text` as the type of `default`, or where that is None as what it looks like. Raises ValueError or KeyError."""
+    if text.lower() == "none":
+        return None
+    if isinstance(default, bool):
+        return _BOOLEANS[text.lower()]
+    if isinstance(default, int | float):
+        return type(default)(text)
+    if isinstance(default, str):
+        return text
+    if default is not None:
+        raise ValueError("a list or another thing that text does not say")
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def check_configured(
+    name: str, options: Mapping[str, str], own: Mapping[str, Any], keywords: Keywords, eta: float
+) -> None:
+    """Refuses what the installed class `name` is seen not to take, before diffusers is imported.
+
+    `own` is the configuration of the model's own scheduler; `keywords` says what the model's pipeline gives to
+    `set_timesteps`. Raises SettingsError. A class whose source cannot be found is left for the workers to judge.
+    """
+    init, step, schedule = (parameters_of(name, method) for method in ("__init__", "step", "set_timesteps"))
+    if init is None or step is None or schedule is None:
+        return
+    with about("sampling.options"):
+        given = read_options(name, options, init)
+    config = {**init, **{key: value for key, value in own.items() if key in init}, **given}
+    config = {key: value for key, value in config.items() if not isinstance(value, Default)}
+    check_config(name, config)
+    check_calls(name, step, schedule, keywords(config), eta)
+
+
+def check_config(name: str, config: Mapping[str, Any]) -> None:
+    """Raises SettingsError with the reason why a scheduler so configured cannot be split over ranks."""
+    if name == "HeliosScheduler" and config.get("stages") != 1:
+        raise refusal(name, "between its stages the caller enlarges the latents; it can be had with stages=1")
+    if name == "HeliosScheduler" and config.get("scheduler_type") == "dmd":
+        raise refusal(f"{name} of type dmd", REFUSED["HeliosDMDScheduler"])
+    if config.get("scale_factors"):
+        raise refusal(f"{name} with scale_factors", "the latents grow between its steps")
+
+
+def check_calls(name: str, step: Parameters, set_timesteps: Parameters, keywords: Collection[str], eta: float) -> None:
+    """Raises SettingsError where methods with these parameters cannot be called as a pipeline does it.
+
+    `keywords` are what the model's pipeline gives to `set_timesteps`, and `eta` goes to `step`.
+    """
+    known = {"model_output", "timestep", "sample", "old_pred_original_sample", "timestep_back"}
+    unknown = [key for key, default in step.items() if default is Default.required and key not in known]
+    if unknown:
+        raise SettingsError(
+            f"{name}.step() needs {', '.join(unknown)}, which gpubench does not have", "choose another --scheduler"
+        )
+    if eta and "eta" not in step:
+        raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")
+    if unknown := [key for key in keywords if key not in set_timesteps]:
+        raise SettingsError(
+            f"{name} does not fit this model: its pipeline sets {units.listed(unknown)}, which "
+            f"{name}.set_timesteps() does not take",
+            "choose another --scheduler",
+        )
+
+
+def check_class(name: str) -> None:
+    """Raises SettingsError with the reason why no scheduler of the class `name` can be split over ranks."""
+    if name in REFUSED:
+        raise refusal(name, REFUSED[name])
+    if name in TORCHSDE and importlib.util.find_spec("torchsde") is None:
+        raise SettingsError(f"{name} needs torchsde, which is not installed", "pip install 'gpubench[torchsde]'")
+
+
+def check_micro_batch(name: str, size: int) -> None:
+    """Raises SettingsError where samples of one micro-batch would not be reproducible alone."""
+    if name == SEEDED and size > 1:
+        raise SettingsError(
+            f"{name} draws the noise of a whole micro-batch from one seed, so that no sample of it is reproducible "
+            "alone",
+            "set work.micro_batch to 1",
+        )
+
+
+def refusal(what: str, reason: str) -> SettingsError:
+    return SettingsError(f"{what} cannot be split over ranks: {reason}", "docs/schedulers.md lists what can")
+
+
+def evaluations(name: str, steps: int, config: Mapping[str, Any]) -> int | None:
+    """How often the scheduler `name` asks the model in so many steps, without asking diffusers.
+
+    `config` holds what is not as the class has it by default; values may be text. None where diffusers alone can tell:
+    for a class that is not known here, and for numbers of steps that a class refuses.
+    """
+    if name not in scheduler_names() or name in REFUSED or name in _BY_CONFIGURATION:
+        return None
+    if name in _TWICE_A_STEP:
+        return 2 * steps - 1
+    if name == "MiniMaxH3Scheduler":
+        return steps - 1 or None
+    if name != "PNDMScheduler":
+        return steps
+    if str(config.get("skip_prk_steps")).lower() == "true":
+        return steps + 1 if steps > 1 else 1
+    return steps + _RUNGE_KUTTA if steps > 3 else None

@@ -1,0 +1,72 @@
+"""Files added to a run directory after the run: noise.json, and report.html, which compares with previous runs."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpubench.compare import comparability, noise
+from gpubench.compare.compare import compare, null
+from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.result import Comparisons
+from gpubench.errors import GpubenchError, RunDirectoryError
+from gpubench.report.page import run_page
+from gpubench.runs import directory
+
+REMEMBERED = 20  # previous runs that a new one is compared with
+
+log = logging.getLogger("gpubench.report.notebook")
+
+
+def write_up(path: Path) -> None:
+    """Write noise.json and report.html into a finished run's directory.
+
+    A run that measured nothing gets neither, and one that only searched for batch sizes gets only the page. Errors are
+    logged as warnings, because the measurements themselves are safe.
+    """
+    try:
+        run = open_run(path, measured=False)
+    except RunDirectoryError:
+        return
+    try:
+        earlier = list(before(run)) if run.metrics else []
+        alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
+        if sum(one.repeats for one in alike.runs) > 1:
+            noise.write(null(alike), path)
+        directory.write_document(path / directory.REPORT, page(run, earlier[0] if earlier else None))
+    except (OSError, GpubenchError) as error:
+        log.warning("no report of %s: %s", path, error)
+
+
+def judge_pair(paths: Sequence[Path], labels: Sequence[str]) -> Comparisons | None:
+    """Compare the second of two finished runs with the first; None if one of them measured nothing."""
+    try:
+        return compare([Side(label, (open_run(path),)) for path, label in zip(paths, labels, strict=True)])
+    except GpubenchError:
+        return None
+
+
+def page(run: RunEvidence, previous: RunEvidence | None) -> str:
+    """Return the run's report, which begins with what changed since the previous run of its experiment."""
+    if previous is None:
+        return run_page(run, None, None)
+    sides = [Side(one.label, (one,)) for one in (previous, run)]
+    return run_page(run, compare(sides).comparisons[0], previous)
+
+
+def before(run: RunEvidence) -> Iterator[RunEvidence]:
+    """Return the readable earlier runs of the same command in this experiment, newest first."""
+    older = [
+        path for path in run.path.parent.iterdir() if path.name < run.path.name and (path / directory.RUN).is_file()
+    ]
+    for path in sorted(older, key=lambda path: path.name, reverse=True)[:REMEMBERED]:
+        try:
+            found = open_run(path)
+        except RunDirectoryError:
+            continue
+        if found.record and run.record and found.record.command == run.record.command:
+            yield found
+
+
+def unlike(run: RunEvidence, other: RunEvidence) -> bool:
+    """Say whether two runs differ in more than how long they were measured."""
+    return any(difference.kind != "protocol" for difference in comparability.differences(run, other))

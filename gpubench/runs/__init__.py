@@ -1,0 +1,1 @@
+"""Run directories: their files, and the summary of a run."""

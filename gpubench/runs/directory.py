@@ -1,0 +1,441 @@
+"""The run directory: the names of its files, its only writer, and a reader that tolerates damaged files.
+
+Whole documents are written to a temporary file, synced and renamed; line files only grow. If the machine stops at any
+moment, the directory stays readable, except perhaps for the last line of a line file.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final, Literal, TypeVar
+
+import msgspec
+import psutil
+
+from gpubench import foreign_files
+from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.foreign_files import RUN as RUN
+
+GIT_TIMEOUT = 2.0
+
+
+def git_state(path: Path) -> dict[str, Any] | None:
+    """Returns the `commit` and `branch` that `path` has checked out, and whether tracked files differ (`dirty`).
+
+    Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
+    `git describe --dirty`, because results and scratch files are not part of the code. Returns None if `path` is in no
+    repository, git is missing, or git takes longer than two seconds.
+    """
+    try:
+        status = subprocess.run(
+            ["git", "-C", str(path), "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # a benchmark must not write to the user's repository
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_TIMEOUT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = status.stdout.splitlines()
+    headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
+    commit, branch = headers.get("oid"), headers.get("head")
+    state: dict[str, Any] = {"dirty": any(not line.startswith("#") for line in lines)}
+    if commit and commit != "(initial)":
+        state["commit"] = commit
+    if branch and branch != "(detached)":
+        state["branch"] = branch
+    return state
+
+
+SCHEMA_VERSION = 4
+# 1: the first version.
+# 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json,
+#    report.html, profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
+# 3: memory.json, batch_sizes.json, trades.json and snapshots of the CUDA allocator came.
+# 4: summary.json gained `others` and `environment`, the CPU of telemetry.jsonl `processes`.
+
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+STEPS = "steps.jsonl"
+EPOCHS = "epochs.jsonl"
+TELEMETRY = "telemetry.jsonl"
+SUMMARY = "summary.json"
+SUMMARY_TABLE = "summary.csv"
+NOISE = "noise.json"
+REPORT = "report.html"
+LOG = "run.log"
+TENSORBOARD = "tensorboard"
+SAMPLES = "samples.jsonl"
+HANDOFFS = "handoffs.jsonl"
+TIMELINE = "timeline.jsonl"
+TRACE = "timeline.trace.json"
+PROFILE = "profile.json"
+FINDINGS = "findings.json"
+MEMORY = "memory.json"
+BATCH_SIZES = "batch_sizes.json"
+TRADES = "trades.json"
+
+TRACES = "profiler_traces"
+TRACE_FILES = "*.pt.trace.json*"
+"""A glob pattern for the traces in TRACES, compressed or not."""
+SAMPLE_FOLDER = "samples"
+LATENT, IMAGE = "safetensors", "png"  # suffixes of the files in SAMPLES
+
+RUNNING: Final = "running"
+COMPLETED: Final = "completed"
+FAILED: Final = "failed"
+INTERRUPTED: Final = "interrupted"
+
+RESERVED = ".room"  # the name of the file is part of the run directory's format
+RESERVED_BYTES = 2**17
+"""Size of the file that reserves disk space during a run, so that the results can be written even on a full disk."""
+ENDING = frozenset({RUN, SUMMARY, SUMMARY_TABLE})
+"""The files that may use the reserved space."""
+
+EXPECTED = "give results/<experiment>/<run_id>"
+
+T = TypeVar("T")
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of run.json."""
+
+    schema_version: int
+    experiment: str
+    run_id: str
+    command: str
+    argv: list[str]
+    status: Literal["running", "completed", "failed", "interrupted"]
+    started: str
+    """The start time in UTC, ISO 8601. `ended` has the same format."""
+    ended: str | None = None
+    host: str
+    pid: int
+    """The pid of the host process. With `pid_created`, in seconds since the epoch, it identifies the process."""
+    pid_created: float
+    git: dict[str, Any] | None
+    """The `git_state` of the working directory."""
+    world_size: int
+    repeats: int = 0
+    """The number of completed repeats."""
+    repeat_kind: Literal["process", "in-process"] = "process"
+    """Whether each repeat has new processes, or all repeats run in the processes of torchrun."""
+    workload: dict[str, Any] | None = None
+    """The facts of the built model: parameters, sample shape, tokens per sample; None until it is built."""
+    interleaved_with: list[str] = []
+    """The ids of the runs whose repeats were interleaved with this one's by `--vs`."""
+    resumed_from: str | None = None
+    """The run directory whose finished samples this run took over."""
+    error: dict[str, str | None] | None = None
+    """`kind`, `message` and `hint` of the error that ended the run."""
+
+
+class RunWriter:
+    """Creates a run directory and is its only writer. Every method raises RunFailed if it cannot write."""
+
+    def __init__(
+        self,
+        results: Path,
+        experiment: str,
+        config: str,
+        *,
+        command: str,
+        argv: Sequence[str],
+        world_size: int,
+        git: dict[str, Any] | None,
+    ) -> None:
+        """Creates the directory. Raises RunDirectoryError if that fails."""
+        self.path = create_directory(results / experiment)
+        self._lines: dict[str, IO[bytes]] = {}
+        self._record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            experiment=experiment,
+            run_id=self.path.name,
+            command=command,
+            argv=list(argv),
+            status=RUNNING,
+            started=timestamp(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_created=psutil.Process().create_time(),
+            git=git,
+            world_size=world_size,
+        )
+        self._reserve_space()
+        try:
+            self.replace(CONFIG, config)
+            self.update()
+        except RunFailed:
+            shutil.rmtree(self.path, ignore_errors=True)  # the directory is empty and would not be a valid run
+            raise
+
+    def update(self, **changes: Any) -> None:
+        """Changes fields of run.json."""
+        self._record = msgspec.structs.replace(self._record, **changes)
+        self.replace(RUN, self._record)
+
+    def replace(self, name: str, document: Any) -> None:
+        """Writes a whole file atomically: text and bytes as they are, any other document as JSON."""
+        path = self.path / name
+        with self._writing(name):
+            path.parent.mkdir(exist_ok=True)
+            try:
+                write_document(path, document)
+            except OSError:
+                if name not in ENDING:
+                    raise
+                (self.path / RESERVED).unlink(missing_ok=True)
+                self._write_ending(path, document)
+
+    def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
+        """Adds a line of JSON to a file. The next `flush` writes it to the disk."""
+        self._append(name, msgspec.json.encode(record))
+
+    def append_text(self, name: str, line: str) -> None:
+        self._append(name, line.encode(errors="backslashreplace"))
+
+    def append_piece(self, name: str, piece: bytes, last: bool) -> None:
+        """Adds bytes to a temporary file, which is renamed to `name` after the last piece."""
+        path = self.path / name
+        part = path.with_name(f".{path.name}.part")
+        with self._writing(name):
+            path.parent.mkdir(exist_ok=True)
+            try:
+                with part.open("ab") as file:
+                    file.write(piece)
+            except OSError:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)  # on a full disk the other files need the space
+                raise
+            if last:
+                part.replace(path)
+
+    def flush(self) -> None:
+        for name, file in self._lines.items():
+            with self._writing(name):
+                file.flush()
+
+    def finish(self, status: str, error: Mapping[str, Any] | None = None) -> None:
+        """Closes all files and writes the final status to run.json.
+
+        If a line file cannot be written, it raises before it writes the status. The caller then calls it again with
+        that error.
+        """
+        lost: RunFailed | None = None
+        while self._lines:
+            name, file = self._lines.popitem()
+            try:
+                with self._writing(name):
+                    file.close()
+            except RunFailed as failed:
+                lost = failed
+        if lost:
+            raise lost
+        self.update(status=status, ended=timestamp(), error=error)
+        (self.path / RESERVED).unlink(missing_ok=True)
+
+    def _reserve_space(self) -> None:
+        """Reserves disk space for the end of the run. Raises RunDirectoryError if the disk is too full."""
+        try:
+            # a compressing file system would store zeros without space
+            write_document(self.path / RESERVED, secrets.token_bytes(RESERVED_BYTES))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                return  # for example a limit on file sizes, with which the run may succeed
+            self.path.rmdir()
+            raise RunDirectoryError(
+                f"no space for a run under {self.path.parent}: {error.strerror}",
+                "free some disk space, or choose another --results",
+            ) from None
+
+    def _write_ending(self, path: Path, document: Any) -> None:
+        """Writes one of `ENDING` with the reserved space.
+
+        If other programs have used that space, run.json is overwritten in place.
+        """
+        try:
+            write_document(path, document)
+        except OSError:
+            if path.name != RUN:
+                raise
+            overwrite(path, to_json(document).encode(errors="backslashreplace"))
+
+    def _append(self, name: str, line: bytes) -> None:
+        with self._writing(name):
+            if name not in self._lines:
+                self._lines[name] = (self.path / name).open("ab")
+            self._lines[name].write(line + b"\n")
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Turns an OSError, as from a full disk, into RunFailed."""
+        try:
+            yield
+        except OSError as error:
+            raise RunFailed(
+                f"cannot write {self.path / name}: {error.strerror}",
+                "free some disk space, or choose another --results",
+            ) from None
+
+
+def create_directory(parent: Path) -> Path:
+    """Creates a folder under `parent` whose name sorts by time. Raises RunDirectoryError with the reason."""
+    while True:
+        now = datetime.now(UTC)
+        path = parent / f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.is_dir():
+                continue
+            raise RunDirectoryError(f"{parent} is in the way: not a folder", "choose another --results") from None
+        except (OSError, ValueError) as error:  # ValueError: not a valid path
+            reason = getattr(error, "strerror", None) or error
+            raise RunDirectoryError(
+                f"cannot create a run directory under {parent}: {reason}", "choose another --results"
+            ) from None
+        return path
+
+
+def write_document(path: Path, document: Any) -> None:
+    """Writes a temporary file and renames it to `path`: text and bytes as they are, any other document as JSON.
+
+    Raises OSError, and removes the temporary file in that case.
+    """
+    text = document if isinstance(document, str | bytes) else to_json(document)
+    content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.unlink(missing_ok=True)  # in a shared folder it may be a link to another file
+        with aside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Overwrites a file in place, for a full disk. Raises OSError if the content does not fit into its blocks."""
+    with path.open("r+b") as file:
+        if len(content) > os.fstat(file.fileno()).st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(content)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sample_file(sample: int, suffix: str) -> str:
+    """Returns the path of a sample's file, relative to the run directory."""
+    return f"{SAMPLE_FOLDER}/{sample:05d}.{suffix}"
+
+
+def timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def to_json(document: Any) -> str:
+    """Formats a document as JSON for a file or stdout. Raises ValueError for NaN, which JSON lacks."""
+    builtins = msgspec.to_builtins(document, str_keys=True)
+    return json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory that is read. `problems` lists what could not be read, by file and line."""
+
+    path: Path
+    record: RunRecord
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Reads run.json. Raises RunDirectoryError if `path` is not a run directory, or is from a newer gpubench."""
+        if not path.is_dir():
+            raise RunDirectoryError(f"{path} is not a run directory", EXPECTED)
+        try:
+            content = foreign_files.content(path / RUN)
+            version = msgspec.json.decode(content, type=_Versioned).schema_version
+            if version > SCHEMA_VERSION:
+                raise RunDirectoryError(
+                    f"{path / RUN} has schema version {version}, newer than {SCHEMA_VERSION}", "upgrade gpubench"
+                )
+            return cls(path, msgspec.json.decode(content, type=RunRecord))
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{path} is not a run directory: it has no {RUN}", EXPECTED) from None
+        except OSError as error:
+            raise RunDirectoryError(f"{path / RUN} cannot be read: {error.strerror}", EXPECTED) from None
+        except (ValueError, RecursionError) as error:
+            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error}", EXPECTED) from None
+
+    @property
+    def status(self) -> str:
+        """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
+        record = self.record
+        if record.status == RUNNING and record.host == socket.gethostname() and not self._host_lives():
+            return INTERRUPTED
+        return record.status
+
+    def _host_lives(self) -> bool:
+        try:
+            return abs(psutil.Process(self.record.pid).create_time() - self.record.pid_created) < 1
+        except (psutil.Error, ValueError):
+            return False
+
+    def lines(self, name: str, type_: type[T]) -> Iterator[T]:
+        """Yields the records of a line file. An invalid line is added to `problems` and skipped."""
+        file = self.path / name
+        if not file.exists():
+            return
+        decoder = msgspec.json.Decoder(type_)
+        bad = BadLines(file, self.problems)
+        try:
+            for number, line in enumerate(foreign_files.lines(file), 1):
+                try:
+                    yield decoder.decode(line)
+                except (ValueError, RecursionError) as error:
+                    bad.add(number, error)
+        except OSError as error:
+            self.problems.append(f"{file} cannot be read: {error.strerror}")
+        bad.close()
+
+
+class BadLines:
+    """Reports the invalid lines of a file: the first LIMIT each, and the number of the others."""
+
+    LIMIT = 20
+
+    def __init__(self, file: Path, problems: list[str]) -> None:
+        self._file = file
+        self._problems = problems
+        self._count = 0
+
+    def add(self, number: int, error: Exception) -> None:
+        self._count += 1
+        if self._count <= self.LIMIT:
+            self._problems.append(f"{self._file}:{number}: {error}")
+
+    def close(self) -> None:
+        """Reports the number of the other lines. Call it at the end of the file."""
+        if self._count > self.LIMIT:
+            self._problems.append(f"{self._file}: {self._count - self.LIMIT} more lines are invalid")

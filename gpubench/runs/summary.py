@@ -1,0 +1,454 @@
+"""Computes the metrics and warnings of a run from the steps of all repeats and ranks.
+
+The time of a step is that of the rank which is slowest in it. The phases of a run are those of its slowest rank: the
+one whose steady window took the most time. Throughput is the samples of all ranks over the time of the steady window.
+"""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, median_low
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gpubench import hardware, units
+from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, Step
+from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
+from gpubench.runs import stats
+from gpubench.runs.stages import Pipeline
+from gpubench.runs.steps import Measured, Repeat, SteadyWindow, measure
+from gpubench.telemetry import STEAL, OtherLoad, Sampling, TelemetrySample, energy_between, throttled
+
+M = TypeVar("M")
+Estimate = Callable[[M], float | None]
+"""Returns the estimate of one repeat; None if it is unknown."""
+LARGEST_LOGARITHM = 700.0
+"""The largest logarithm of an interval's bound whose exponential a float can represent."""
+
+
+class Metrics(Generic[M]):
+    """Collects metrics, each with one estimate per repeat."""
+
+    def __init__(self, found: Sequence[M], steps: int, effective_steps: float | None) -> None:
+        """`steps` is the number of steps behind every metric, and `effective_steps` their effective sample size."""
+        self.found = found
+        self.made: list[Metric] = []
+        self._behind = steps, effective_steps
+
+    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], Sequence[float]] | None = None) -> None:
+        """Adds a metric if every repeat has an estimate. `single` returns the values that an estimate is made of."""
+        estimates = [estimate(one) for one in self.found]
+        known = [value for value in estimates if value is not None]
+        if known and len(known) == len(estimates):
+            distribution = stats.describe([single(one) for one in self.found]) if single else None
+            self.made.append(metric_of(name, known, *self._behind, distribution))
+
+    def get(self, name: str) -> Metric | None:
+        return next((metric for metric in self.made if metric.name == name), None)
+
+
+def largest(reports: Iterable[RepeatDone | StageDone], name: str) -> float | None:
+    """Returns the largest value of the field `name`, such as peak_rss, among the ranks; None if no rank knows it."""
+    return max((size for report in reports if (size := getattr(report, name))), default=None)
+
+
+def energy_each(
+    telemetry: Sequence[TelemetrySample], start: float, end: float, gpus: Sequence[int], samples: int
+) -> float | None:
+    """Returns the energy per sample in joules; None without an energy counter or without samples."""
+    joules = energy_between(telemetry, start, end, gpus) if gpus and samples else None
+    return None if joules is None else joules / samples
+
+
+def metric_of(
+    name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
+) -> Metric:
+    """Returns the metric `name` from its estimate in each repeat. `steps` is the number of steps behind them."""
+    definition = DEFINITIONS[name]
+    estimate, interval = _mean_and_interval(name, repeats)
+    return Metric(
+        name=name,
+        unit=definition.unit,
+        better=definition.better,
+        estimate=estimate,
+        interval=interval,
+        n=steps,
+        effective_n=effective_steps,
+        repeats=repeats,
+        distribution=distribution,
+    )
+
+
+def relative_half_width(name: str, repeats: Sequence[float]) -> float | None:
+    """Returns the relative half-width of a metric's 95 % interval, as defined by `Metric.reach`."""
+    return metric_of(name, list(repeats), 0, None, None).reach if repeats else None
+
+
+def _mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Returns the mean over the repeats and its 95 % interval. The mean of a rate is harmonic (see `metrics.RATES`).
+
+    The interval is Student's t on a scale without limits, around the mean: on the logarithm of positive values, so that
+    a rate and its time get inverse intervals, and on the log odds of shares. So no time is below 0 and no share outside
+    0 to 1. Values without a logarithm, such as a count of 0, stay on their own scale, and the interval is clipped to
+    the same limits.
+    """
+    rate, share = name in RATES and min(repeats) > 0, DEFINITIONS[name].unit == "fraction"
+    mean = 1 / fmean([1 / value for value in repeats]) if rate else fmean(repeats)
+    if len(repeats) < 2:
+        return mean, None
+    most = max(1.0, mean) if share else sys.float_info.max  # JSON has no infinity
+    if min(repeats) <= 0:
+        half = stats.student_half_width(repeats)
+        least = 0.0 if min(repeats) == 0 else -math.inf
+        return mean, (max(least, mean - half), min(most, mean + half))
+    if share and not rate and max(repeats) < 1:
+        factor = _factor([value / (1 - value) for value in repeats])
+        return mean, (mean / (mean + (1 - mean) * factor), mean * factor / (mean * factor + 1 - mean))
+    factor = _factor(repeats)
+    return mean, (max(sys.float_info.min, mean / factor), min(most, mean * factor))
+
+
+def _factor(values: Sequence[float]) -> float:
+    """Returns the factor by which the mean of positive values may be off in either direction, at 95 %."""
+    return math.exp(min(stats.student_half_width([math.log(value) for value in values]), LARGEST_LOGARITHM))
+
+
+CLOSURE_LIMIT = 0.005
+LEAST_SAID = 0.05  # cores; a smaller load rounds to 0.0
+LONGER = "raise training.warmup_steps or --steps"
+MORE = "raise --repeats"
+LONE = "one repeat only, so the variation between processes is unknown"
+
+
+def held_down(shares: Mapping[str, float]) -> str | None:
+    """Returns a warning that clocks were held down, or None. `shares` maps each reason to its share of the time."""
+    reasons = [f"{reason} for {units.percent(share)}" for reason, share in Counter(shares).most_common() if share]
+    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
+
+
+def noise(load: OtherLoad | None, throughput: Metric | None) -> list[str]:
+    """Returns the warnings on the reliability of a run's figures, the most important first."""
+    return [said for said in (too_noisy(throughput), contended(load), on_its_gpus(load)) if said]
+
+
+def contended(load: OtherLoad | None) -> str | None:
+    """Returns a warning on the load of other processes and its possible effect on the times, or None."""
+    if load is None:
+        return None
+    if load.busy:
+        named = ", ".join(f"{name} {cores:.1f}" for name, cores in load.processes.items() if cores >= LEAST_SAID)
+        said = f"other processes kept {load.cores:.1f} cores busy while it ran{f' ({named})' if named else ''}"
+    elif load.steal and load.steal > STEAL:
+        said = f"the hypervisor gave {units.percent(load.steal)} of the CPU to other guests while it ran"
+    else:
+        return None
+    if load.slowdown is None:
+        return said
+    reliable = units.percent(load.slowdown) if load.slowdown < 1 else f"a factor of {1 + load.slowdown:.1f}"
+    return f"{said}: its times are reliable only to {reliable}"
+
+
+def on_its_gpus(load: OtherLoad | None) -> str | None:
+    if load is None or not load.gpu_share:
+        return None
+    return f"other processes were on its GPUs in {units.percent(load.gpu_share)} of the checks around its repeats"
+
+
+def too_noisy(metric: Metric | None) -> str | None:
+    """Returns a warning if a metric's interval is wider than a factor of two, otherwise None."""
+    if metric is None or metric.interval is None or not metric.too_noisy:
+        return None
+    lies = f"{units.words(metric.name)} is too noisy to quote: {units.span(*metric.interval, metric.unit)}"
+    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}: {MORE}, or use a quieter machine"
+
+
+def not_settled(settled: Sequence[bool]) -> str | None:
+    """Returns a warning on repeats that may still have been in their warm-up, or None. `settled` is per repeat."""
+    number = settled.count(False)
+    return f"{number} of {len(settled)} repeats may not have reached the end of the warm-up" if number else None
+
+
+def not_closed(errors: Sequence[float]) -> str | None:
+    """Returns a warning on the largest closure error, or None.
+
+    `errors` holds for each repeat the difference between the sum of its steps and the wall time, as a fraction.
+    """
+    worst = max(errors, default=0.0)
+    return (
+        f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
+        if worst > CLOSURE_LIMIT
+        else None
+    )
+
+
+def imprecise(reached: float | None, wanted: float) -> str | None:
+    """Returns a warning that the target precision was not reached.
+
+    `reached` is the relative half-width of the throughput's interval after the last repeat; None without an interval.
+    """
+    if reached is not None and reached <= wanted:
+        return None
+    known = "has no interval" if reached is None else f"is known to {units.percent(reached)}"
+    return f"the throughput {known}, and the target is {units.percent(wanted)}: raise measurement.max_repeats"
+
+
+EXPOSED = "exposed_communication"
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """The means of one rank over the steady steps of all repeats, in seconds per step."""
+
+    rank: int
+    step_time: float
+    busy_time: float
+    """The step time without the exposed communication."""
+    slowest: float
+    """The fraction of the steps in which no other rank had a longer busy time."""
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The main facts of environment.json and run.json; None for an unknown fact."""
+
+    host: str | None
+    device: str | None
+    """The name of the GPU, or of the CPU if the run used no GPU."""
+    torch: str | None
+    cuda: str | None
+    """The CUDA version of the PyTorch build."""
+    driver: str | None
+    python: str | None
+    gpubench: str | None
+    commit: str | None
+    """The commit of the working directory. `dirty` tells whether tracked files differed from it."""
+    dirty: bool | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    metrics: list[Metric]
+    steady: list[SteadyWindow]
+    ranks: list[Rank]
+    flops: FlopsCounted | None
+    peak: hardware.Peak | None
+    measured_peak: PeakMeasured | None
+    throttled: dict[str, float]
+    """For each reason, the fraction of the steady time in which it held the GPU's clocks down."""
+    warnings: list[str]
+    pipeline: Pipeline | None = None
+    """The part that only a pipeline has."""
+    others: OtherLoad | None = None
+    """The load of other processes during the steady windows. `others` is the field's name in summary.json."""
+    sampling: Sampling | None = None
+    """The cost of the hardware samples."""
+    environment: Environment | None = None
+
+    def __getitem__(self, name: str) -> Metric:
+        return next(metric for metric in self.metrics if metric.name == name)
+
+    def get(self, name: str) -> Metric | None:
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def summarise(
+    repeats: Sequence[Repeat],
+    warmup_steps: int,
+    device_name: str | None,
+    precision: str,
+    flops: FlopsCounted | None = None,
+    measured_peak: PeakMeasured | None = None,
+    telemetry: Sequence[TelemetrySample] = (),
+    gpus: Sequence[int] = (),
+    matmul_precision: str | None = None,
+    device_memory: int | None = None,
+) -> Summary:
+    """Returns the summary of the repeats. Metrics whose value is unknown are absent.
+
+    `device_name` is None on a CPU. `device_memory` is in bytes; None if unknown. `gpus` are the indices of the run's
+    GPUs in `telemetry`. `matmul_precision` is how float32 products were computed; None if it follows from `precision`.
+    """
+    found = [measured for repeat in repeats if (measured := measure(repeat, warmup_steps))]
+    peak = hardware.peak_flops(device_name, precision, matmul_precision, device_memory) if device_name else None
+    metrics = Metrics(
+        found,
+        sum(measured.window.steps for measured in found),
+        sum(stats.effective_size(measured.totals) for measured in found),
+    )
+    if found:
+        _times(metrics)
+        _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
+        _costs(metrics)
+    windows = [measured.window for measured in found]
+    slowed = throttled_shares(telemetry, windows)
+    return Summary(
+        metrics=metrics.made,
+        steady=windows,
+        ranks=_ranks(found),
+        flops=flops,
+        peak=peak,
+        measured_peak=measured_peak if measured_peak and measured_peak.flops_per_s else None,
+        throttled=slowed,
+        warnings=_warnings(metrics, slowed, peak, flops, measured_peak, device_name, precision),
+    )
+
+
+def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[SteadyWindow]) -> dict[str, float]:
+    """Returns for each reason the fraction of the windows' time in which it held the GPU's clocks down."""
+    slowed: dict[str, float] = {}
+    for window in windows:
+        for reason, share in throttled(telemetry, window.start, window.end).items():
+            slowed[reason] = slowed.get(reason, 0.0) + share / len(windows)
+    return slowed
+
+
+def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
+    """Returns the warnings that apply to the measurement of any command."""
+    said = [f"{LONE}: {MORE}"] * (repeats == 1)
+    return said + list(filter(None, [held_down(slowed)]))
+
+
+def _times(metrics: Metrics[Measured]) -> None:
+    found = metrics.found
+    built = found[0].repeat.built
+    metrics.add("throughput", lambda m: m.throughput)
+    if built and (tokens := built.tokens_per_sample):
+        metrics.add("token_throughput", lambda m: m.throughput * tokens)
+    metrics.add("step_time", lambda m: m.wall / m.window.steps, lambda m: m.totals)
+    for phase in dict.fromkeys(name for m in found for name in m.steps.phases):
+        metrics.add(f"phase_{phase}", *_of_phase(phase))
+    metrics.add("mean_of_rates", _mean_of_rates)
+    if len(found[0].ranks) > 1:
+        metrics.add("straggler_skew", _skew)
+    metrics.add("starved_steps", _idle_at_start)
+    metrics.add("closure_error", _closure_error)
+
+
+def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Sequence[float]]]:
+    return lambda m: m.phase(phase), lambda m: m.steps.phase(phase)
+
+
+def _mean_of_rates(measured: Measured) -> float:
+    columns = zip(*measured.ranks.values(), strict=True)
+    samples = (sum(step.samples for step in steps if not step.skipped) for steps in columns)
+    return fmean(made / total for made, total in zip(samples, measured.totals, strict=True))
+
+
+def _busy(step: Step) -> float:
+    return step.total - step.phases.get(EXPOSED, 0.0)
+
+
+def _skew(measured: Measured) -> float:
+    columns = zip(*measured.ranks.values(), strict=True)
+    return fmean(
+        (max(busy := [_busy(step) for step in steps]) - median_low(busy)) / max(step.total for step in steps)
+        for steps in columns
+    )
+
+
+def _idle_at_start(measured: Measured) -> float | None:
+    known = [step.starved for step in measured.steps if step.starved is not None]
+    return fmean(known) if known else None
+
+
+def _closure_error(measured: Measured) -> float | None:
+    """Returns the relative difference between the sum of the steps and the wall time; None without a wall time."""
+    done = measured.repeat.done.get(measured.slowest_rank)
+    if done is None:
+        return None
+    every = measured.repeat.steps[measured.slowest_rank]
+    phases = max(abs(sum(step.phases.values()) / step.total - 1) for step in every)
+    return max(phases, abs(sum(every.totals) / done.wall - 1))
+
+
+def _efficiency(
+    metrics: Metrics[Measured],
+    flops: FlopsCounted | None,
+    peak: hardware.Peak | None,
+    measured_peak: PeakMeasured | None,
+    telemetry: Sequence[TelemetrySample],
+    gpus: Sequence[int],
+) -> None:
+    ranks = len(metrics.found[0].ranks)
+
+    def share(work: float | None, ceiling: float | None) -> Estimate[Measured]:
+        return lambda m: m.throughput * work / ranks / ceiling if work and ceiling else None
+
+    model = flops.model_flops_per_sample if flops else None
+    recomputed = flops.hardware_flops_per_sample if flops else None
+    ceiling = measured_peak.flops_per_s if measured_peak else None
+    metrics.add("model_flops_per_sample", lambda _: model)
+    metrics.add("mfu", share(model, peak.flops_per_s if peak else None))
+    if recomputed != model:
+        metrics.add("hfu", share(recomputed, peak.flops_per_s if peak else None))
+    metrics.add("measured_peak", lambda _: ceiling)
+    metrics.add("mfu_of_measured_peak", share(model, ceiling))
+
+    metrics.add("energy_per_sample", lambda m: energy_each(telemetry, m.window.start, m.window.end, gpus, m.samples))
+
+
+def _costs(metrics: Metrics[Measured]) -> None:
+    def first_steps(measured: Measured, count: int) -> float:
+        return max(sum(steps.totals[:count]) for steps in measured.repeat.steps.values())
+
+    metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))
+    metrics.add("peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "peak_reserved"))
+    metrics.add("setup_peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "setup_peak_allocated"))
+    metrics.add("setup_peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "setup_peak_reserved"))
+    metrics.add("peak_memory_rss", lambda m: largest(m.repeat.done.values(), "peak_rss"))
+    metrics.add("first_step_time", lambda m: first_steps(m, 1))
+    metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
+    metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
+    metrics.add("yardstick_time", lambda m: m.repeat.reference_time)
+    metrics.add("final_loss", _final_loss)
+    metrics.add("skipped_steps", lambda m: float(sum(step.skipped for step in m.steps)))
+
+
+def _final_loss(measured: Measured) -> float | None:
+    losses = [steps[-1].loss for steps in measured.ranks.values()]
+    known = [loss for loss in losses if loss is not None]
+    return fmean(known) if len(known) == len(losses) else None
+
+
+def _ranks(found: Sequence[Measured]) -> list[Rank]:
+    if not found or len(found[0].ranks) < 2:
+        return []
+    steps = {rank: [step for m in found for step in m.ranks[rank]] for rank in found[0].ranks}
+    busiest = [max(_busy(step) for step in column) for column in zip(*steps.values(), strict=True)]
+    return [
+        Rank(
+            rank=rank,
+            step_time=fmean(step.total for step in own),
+            busy_time=fmean(_busy(step) for step in own),
+            slowest=fmean(_busy(step) >= most for step, most in zip(own, busiest, strict=True)),
+        )
+        for rank, own in steps.items()
+    ]
+
+
+def _warnings(
+    metrics: Metrics[Measured],
+    slowed: dict[str, float],
+    peak: hardware.Peak | None,
+    flops: FlopsCounted | None,
+    measured_peak: PeakMeasured | None,
+    device_name: str | None,
+    precision: str,
+) -> list[str]:
+    said = shared_warnings(len(metrics.found), slowed)
+    if unsettled := not_settled([measured.window.settled for measured in metrics.found]):
+        said.append(f"{unsettled}: {LONGER}")
+    closure = metrics.get("closure_error")
+    if closure and (unclosed := not_closed(closure.repeats)):
+        said.append(unclosed)
+    skipped = metrics.get("skipped_steps")
+    if skipped and sum(skipped.repeats):
+        said.append(
+            f"the gradient scaler skipped {sum(skipped.repeats):.0f} steady steps: they take time but count no samples"
+        )
+    if device_name and not peak:
+        said.append(f"no MFU: the dense {precision} peak of {device_name!r} is unknown")
+    if flops and flops.reason:
+        said.append(f"no FLOP count: {flops.reason}")
+    if measured_peak and measured_peak.reason:
+        said.append(f"no measured peak: {measured_peak.reason}")
+    return said

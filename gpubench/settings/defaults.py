@@ -1,0 +1,320 @@
+"""Chooses the settings that the user did not set, from the model and the machine, and rejects invalid ones early.
+
+This runs in the process of the command line before any worker starts, so it does not import torch.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from gpubench import devices, foreign_files, releases
+from gpubench.errors import DeviceError, ModelError, SettingsError
+from gpubench.hardware import AMPERE
+from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.settings.loading import FILLED_IN, Configuration, S, apply_overrides, flatten, telling
+from gpubench.settings.schema import Device, DistributedSettings, MemorySettings, Precision, RunSettings, TrainSettings
+from gpubench.settings.sources import (
+    SYNTHETIC,
+    batches_each,
+    check_source,
+    check_task,
+    names_callable,
+    refuse_short,
+    samples_in,
+)
+from gpubench.units import counted
+from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
+
+FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
+T = TypeVar("T", bound=TrainSettings)
+
+WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that gpubench chose, with the reason."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+class Gaps:
+    """The settings as given, and the choices for those that are not set."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._given = flatten(settings.model_dump())
+        self.choices: list[Choice] = []
+
+    def fill(self, key: str, value: Any, reason: str) -> Any:
+        """Returns the given value of `key`, or else chooses `value`."""
+        if self._given[key] is not None:
+            return self._given[key]
+        self.choices.append(Choice(key, value, reason))
+        return value
+
+
+def completed(configuration: Configuration[S], complete: Callable[[S], tuple[S, list[Choice]]]) -> Configuration[S]:
+    """Returns the complete configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
+
+    `complete` is the command's own function; its errors pass through.
+    """
+    with telling(configuration.origins):
+        settings, choices = complete(configuration.settings)
+    reasons = {choice.key: FILLED_IN + choice.reason for choice in choices}
+    return Configuration(settings, configuration.origins | reasons)
+
+
+def complete(settings: T) -> tuple[T, list[Choice]]:
+    """Returns complete settings, and the choices that were made.
+
+    Raises DeviceError, ModelError, DataError or SettingsError for settings that cannot work on this machine.
+    """
+    gaps = Gaps(settings)
+    on_gpu = fill_device(settings, gaps) is Device.cuda
+    return fill_training(settings, gaps, on_gpu)
+
+
+def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice]]:
+    """Does the same as `complete` once device and precision are known."""
+    name = settings.model.name
+    if name is None:
+        suited = "resnet50" if on_gpu else "resnet18"
+        name = gaps.fill("model.name", suited, "ResNet in a size that suits the device")
+        if not on_gpu:
+            gaps.fill("data.image_size", 64, "small enough for a CPU")
+    model_batch, convolutional = known_model(name, on_gpu)
+    gaps.fill("training.batch_size", model_batch, "the model's own")
+    refuse_combinations(settings)
+    check_source(settings.data)
+    if is_builtin(name):
+        check_task(settings.data.source, find(name).task)
+    refuse_sizes(settings, name, settings.training.batch_size or model_batch)
+    sharded = settings.distributed.strategy == "fsdp2"
+    where = "on a GPU" if on_gpu else "on a CPU"
+    ranks, cores = local_ranks(settings), devices.physical_cores()
+    share = f"{counted(cores, 'core')} for {counted(ranks, 'rank')}"
+    loaded = settings.data.source not in SYNTHETIC[:1]
+    loaders = min(FASTEST_LOADERS, max(1, cores // ranks)) if on_gpu and loaded else 0
+    gaps.fill("data.workers", loaders, share if loaders else f"{where}, {settings.data.source} data")
+    refuse_loaders(settings, ranks)
+    gaps.fill("data.pin_memory", on_gpu, where)
+    gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
+    gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
+    gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
+    return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
+
+
+def required_torch() -> str:
+    """Returns `devices.torch_build()`. Raises DeviceError if PyTorch is not installed."""
+    build = devices.torch_build()
+    if build is None:
+        raise DeviceError(
+            "PyTorch is not installed",
+            "choose the build for your driver at https://pytorch.org/get-started/locally, and pip install it",
+        )
+    return build
+
+
+def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
+    """Returns the device to run on, and the visible GPUs. Raises DeviceError if the requested device is missing."""
+    build, gpus = required_torch(), devices.visible_gpus()
+    usable = bool(gpus) and build != "cpu"
+    why = f"{len(gpus)} x {gpus[0].name}" if usable else "no GPU found"
+    if gpus and not usable:
+        why = "a GPU is there, but this torch is a CPU build"
+    device = Device(gaps.fill("device", Device.cuda if usable else Device.cpu, why))
+    if device is Device.cuda and build == "cpu":
+        raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
+    if device is Device.cuda and not gpus and not build.startswith("rocm"):
+        raise DeviceError("device=cuda, but CUDA's driver shows no GPU", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return device, gpus
+
+
+def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
+    """Chooses device and precision, and returns the device."""
+    device, gpus = find_device(gaps)
+    refuse_ranks(settings, device, gpus, settings.distributed.backend)
+    modern = all((gpu.compute_capability or AMPERE) >= AMPERE for gpu in gpus)
+    fastest = Precision.fp32 if device is Device.cpu else Precision.bf16 if modern else Precision.amp
+    precision = gaps.fill("precision", fastest, "the fastest that trains safely here")
+    if device is Device.cpu:
+        refuse_on_cpu(precision)
+        if settings.distributed.strategy == "fsdp2" and not releases.installed().shards_on_cpu:
+            raise SettingsError(
+                f"distributed.strategy=fsdp2 on a CPU needs PyTorch 2.7 or later; this is {releases.installed()}",
+                "use --distributed.strategy=ddp",
+            )
+    return device
+
+
+def refuse_on_cpu(precision: Precision) -> None:
+    """Raises DeviceError for a precision that no CPU has."""
+    if precision is Precision.tf32:
+        raise DeviceError("precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
+
+
+def refuse_loaders(settings: TrainSettings, ranks: int) -> None:
+    """Raises DeviceError for more DataLoader workers than the memory allows."""
+    needed, memory = ranks * (settings.data.workers or 0) * WORKER_BYTES, available_memory()
+    if needed > memory and settings.data.source != SYNTHETIC[0]:
+        raise DeviceError(
+            f"data.workers={settings.data.workers} x {ranks} ranks x {WORKER_BYTES >> 20} MiB exceeds the "
+            f"{memory >> 20} MiB of memory available",
+            f"use --data.workers={memory // WORKER_BYTES // ranks} or less",
+        )
+
+
+def available_memory() -> int:
+    """Returns the memory available to new processes in bytes, within the container's limit."""
+    return min(psutil.virtual_memory().available, devices.memory_limit() or sys.maxsize)
+
+
+def refuse_combinations(settings: TrainSettings) -> None:
+    """Raises SettingsError for valid settings that do not work together."""
+    check_wandb(settings)
+    if settings.distributed.strategy == "fsdp2" and settings.distributed.world_size == 1:
+        raise SettingsError("distributed.strategy=fsdp2 shards among ranks, and there is one", "use --world-size 2")
+    if settings.distributed.strategy == "fsdp2" and settings.performance.channels_last:
+        raise SettingsError(
+            "performance.channels_last: FSDP2 cannot shard parameters in that layout",
+            "use --performance.channels_last=false or --distributed.strategy=ddp",
+        )
+    if settings.distributed.separate_reduce_scatter:
+        refuse_separate_reduce_scatter(settings.distributed)
+    if sharded_sgd(settings) and settings.training.optimizer_impl == "fused":
+        raise SettingsError(
+            "training.optimizer_impl=fused: PyTorch has no fused SGD for parameters that FSDP2 has sharded",
+            "use --training.optimizer_impl=foreach or --training.optimizer=adamw",
+        )
+    graphs = settings.performance.compile and settings.performance.compile_mode in ("reduce-overhead", "max-autotune")
+    if graphs and settings.training.grad_accumulation > 1:
+        raise SettingsError(
+            f"performance.compile_mode={settings.performance.compile_mode}: CUDA graphs do not survive "
+            f"training.grad_accumulation={settings.training.grad_accumulation}",
+            "use --performance.compile_mode=default or max-autotune-no-cudagraphs",
+        )
+
+
+def refuse_separate_reduce_scatter(settings: DistributedSettings) -> None:
+    """Raises SettingsError if nothing is reduce-scattered, or if this torch cannot do it separately."""
+    without = "leave distributed.separate_reduce_scatter out"
+    if settings.strategy != "fsdp2":
+        raise SettingsError(
+            f"distributed.separate_reduce_scatter: {settings.strategy} does not reduce-scatter",
+            f"use --distributed.strategy=fsdp2, or {without}",
+        )
+    if not releases.installed().reduces_scatter_separately:
+        raise SettingsError(
+            "distributed.separate_reduce_scatter: FSDP2 has it since PyTorch 2.13, and this is "
+            f"{devices.torch_version()}",
+            f"install a later PyTorch, or {without}",
+        )
+
+
+def sharded_sgd(settings: TrainSettings) -> bool:
+    """Returns whether SGD updates DTensors, for which PyTorch has no fused implementation."""
+    return settings.distributed.strategy == "fsdp2" and settings.training.optimizer == "sgd"
+
+
+def check_wandb(settings: RunSettings) -> None:
+    """Raises SettingsError if wandb is requested but not installed."""
+    if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
+        raise SettingsError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'")
+
+
+def local_ranks(settings: RunSettings) -> int:
+    """Returns the number of ranks on this machine: all, unless torchrun runs them on several machines."""
+    return Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
+
+
+def refuse_ranks(settings: RunSettings, device: Device, gpus: list[devices.Gpu], backend: str | None) -> None:
+    """Raises DeviceError or SettingsError for more ranks than the GPUs, or on a CPU the memory, allow."""
+    ranks_here = local_ranks(settings)
+    if device is Device.cuda and gpus and ranks_here > len(gpus):
+        raise DeviceError(
+            f"distributed.world_size={ranks_here} needs as many GPUs, and {len(gpus)} are visible",
+            f"use --world-size {len(gpus)} or less",
+        )
+    if device is Device.cpu:
+        memory = available_memory()
+        if ranks_here * WORKER_BYTES > memory:
+            raise DeviceError(
+                f"distributed.world_size={ranks_here} x {WORKER_BYTES >> 20} MiB a rank exceeds the "
+                f"{memory >> 20} MiB of memory available",
+                f"use --world-size {max(1, memory // WORKER_BYTES)} or less",
+            )
+        if backend == "nccl":
+            raise SettingsError("distributed.backend=nccl moves data between GPUs only", "use gloo on a CPU")
+
+
+def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
+    """Raises ModelError, DataError or UsageError for sizes of model and data that do not fit together.
+
+    These are a sequence longer than the model's positions, a batch larger than the data, and epochs of too few steps.
+    """
+    positions, usual = sequence_lengths(name)
+    length = settings.data.sequence_length
+    if length and positions and length > positions:
+        raise ModelError(
+            f"data.sequence_length {length} exceeds the {positions} positions of {name}",
+            f"set data.sequence_length to {positions} or less",
+        )
+    ranks, training, profiling = settings.distributed.world_size, settings.training, settings.profiling
+    if isinstance(settings, MemorySettings):
+        if settings.memory.predict or settings.memory.find_batch_size:  # no batch of this size is read
+            return
+        # a memory run follows a few steps, whatever the length of an epoch
+        training = training.model_copy(update={"epochs": None})
+    steps = max(training.warmup_steps, profiling.units if profiling.enabled else 0) + 1
+    enough = ranks * batch_size * (steps * training.grad_accumulation if training.epochs else 1)
+    samples = samples_in(settings.data, length or usual, enough)
+    if samples is not None:
+        batches = batches_each(settings.data.source, samples, batch_size, ranks)
+        refuse_short(settings.model_copy(update={"training": training}), batches)
+
+
+def sequence_lengths(name: str) -> tuple[int | None, int | None]:
+    """Returns (largest, default) number of tokens in a sequence by the table or a config.json; None if unknown."""
+    if is_builtin(name):
+        spec = find(name)
+        return (spec.positions, spec.sequence_length) if spec.task in LONGEST else (None, spec.sequence_length)
+    try:
+        config = json.loads(foreign_files.content(Path(name) / "config.json"))
+        task = next(task for suffix, task in TASK_OF_SUFFIX.items() if config["architectures"][0].endswith(suffix))
+        own = config.get("text_config", config)
+        positions = own.get("max_position_embeddings") or own.get("n_positions")
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError, StopIteration):
+        return None, None  # a callable, or a folder that the worker will check
+    if task not in LONGEST or not isinstance(positions, int) or positions < 1:
+        return None, None
+    return positions, min(positions, LONGEST[task])
+
+
+def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
+    """Returns (default batch size, whether it is convolutional) of the model `name`.
+
+    Raises ModelError with the nearest built-in model if there is none.
+    """
+    if is_builtin(name):
+        spec = find(name)
+        convolutional = spec.model_class.startswith(("ResNet", "UNet"))
+        return spec.batch_size_cuda if on_gpu else spec.batch_size_cpu, convolutional
+    if os.path.isdir(name):  # noqa: PTH112 - Path's own raises for a name too long or a folder out of bounds
+        if not (Path(name) / "config.json").is_file():
+            raise ModelError(
+                f"model.name: folder {name!r} has no config.json", "give a folder as transformers saves it"
+            )
+    elif ":" not in name:
+        find(name)
+    elif not names_callable(name):
+        raise ModelError(f"model.name {name!r} is not module:callable", "for example mypackage.zoo:build, without .py")
+    return 32 if on_gpu else 8, False

@@ -1,0 +1,479 @@
+"""Loads settings from their sources: defaults < preset or file < `GPUBENCH_*` environment < command line.
+
+Every source is flattened to dot-keys and overrides the one before it. The result is validated once into a frozen
+model that does not read the environment again.
+"""
+
+import difflib
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from gpubench import foreign_files
+from gpubench.configs import presets
+from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
+from gpubench.foreign_files import RUN, TRIALS
+from gpubench.settings import yaml_text
+from gpubench.settings.schema import MemorySettings, PipeSettings, ProfileSettings, RunSettings, Section, TrainSettings
+from gpubench.units import listed
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested mappings as {dot-key: leaf}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {dot-key: leaf} as nested mappings."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, leaf = key.split(".")
+        branch = tree
+        for name in path:
+            branch = branch.setdefault(name, {})
+        branch[leaf] = value
+    return tree
+
+
+COMMAND_LINE = "command line"
+FILLED_IN = "default: "
+"""The prefix of the origin of a setting that gpubench chose, before the reason."""
+
+THE_RUN, FIX, TRIAL = "the run", "the fix of a finding", "a trial"
+"""Origins in a run that tries a fix: of unchanged settings, of the fix, and of the changes of every such run."""
+
+
+def source(origin: str | None) -> str:
+    """Returns " (from mine.yaml)"; "" for the command line, chosen settings, and the changes of every trial."""
+    return f" (from {origin})" if _elsewhere(origin) else ""
+
+
+def told(message: str, origins: Mapping[str, str]) -> str:
+    """Returns the message with the origins of the settings that it names, except the command line."""
+    named = {key: origin for key, origin in origins.items() if _names(message, key)}
+    found = {key: origin for key, origin in named.items() if _elsewhere(origin) and source(origin) not in message}
+    if not found:
+        return message
+    if len(set(named.values())) == 1:
+        return message + source(next(iter(found.values())))
+    return f"{message} ({', '.join(f'{key} from {origin}' for key, origin in found.items())})"
+
+
+@contextmanager
+def telling(origins: Mapping[str, str]) -> Iterator[None]:
+    """A context in which errors mention the origins of the settings that they name."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(told(error.message, origins), error.hint) from None
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """A context in which the messages of errors begin with the setting `key`."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(f"{key}: {error.message}", error.hint) from None
+
+
+def _elsewhere(origin: str | None) -> bool:
+    nowhere = (None, COMMAND_LINE, THE_RUN, FIX, TRIAL)
+    return origin not in nowhere and not str(origin).startswith(FILLED_IN)
+
+
+def _names(message: str, key: str) -> bool:
+    """Returns whether the message names the setting `key`. A key of one word must have its value or a colon."""
+    behind = r"(?![\w.]*\w)" if "." in key else r"(?= ?=|:)"
+    return re.search(rf"(?<![\w.]){re.escape(key)}{behind}", message) is not None
+
+
+COMMANDS: Mapping[str, type[RunSettings]] = {
+    "train-bench": TrainSettings,
+    "profile": ProfileSettings,
+    "memory": MemorySettings,
+    "pipe-infer": PipeSettings,
+}
+NEGATION = re.compile(r"(^|\.)no")
+SHOWN_BY = "--print-config shows every setting"
+
+
+def canonical(cls: type[RunSettings], key: str) -> str:
+    """Returns the dot-key of an alias, and any other key unchanged."""
+    return cls.aliases.get(key, key)
+
+
+@cache  # called for every key of a run's file; the models do not change
+def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
+    """Returns the leaves of a settings model by dot-key, without those that the command does not take."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in cls.model_fields.items():
+        if field.exclude:
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found |= fields(field.annotation, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+@cache
+def negations(cls: type[RunSettings]) -> Mapping[str, str]:
+    """Maps the negations of boolean settings to dot-keys: {"profiling.no_modules": "profiling.modules"}.
+
+    The `no_` stands before the last name or before the section; before the last name or an alias alone where no other
+    such setting has it. What is a name of its own is no negation.
+    """
+    switches = [key for key, field in fields(cls).items() if bool in (field.annotation, *get_args(field.annotation))]
+    short = Counter(key.rpartition(".")[2] for key in switches)
+    found: dict[str, str] = {}
+    for key in switches:
+        head, dot, leaf = key.rpartition(".")
+        names = [f"{head}{dot}no_{leaf}", f"no_{key}", *[f"no_{leaf}"] * (short[leaf] == 1)]
+        found |= dict.fromkeys(names, key)
+    found |= {f"no_{alias}": key for alias, key in cls.aliases.items() if key in switches}
+    return {name: key for name, key in found.items() if name not in fields(cls) and name not in cls.aliases}
+
+
+def section(cls: type[RunSettings], name: str) -> list[str]:
+    """Returns the dot-keys in the section of this name; empty if the command has no such section."""
+    return [key for key in fields(cls) if key.startswith(f"{name}.")]
+
+
+def owners(key: str) -> list[str]:
+    """Returns the commands that have a setting with this dot-key or alias."""
+    return [command for command, cls in COMMANDS.items() if canonical(cls, key) in fields(cls)]
+
+
+def command_of(cls: type[RunSettings]) -> str:
+    return next(command for command, settings in COMMANDS.items() if settings is cls)
+
+
+def alike(cls: type[RunSettings], other: type[RunSettings]) -> bool:
+    """Returns whether two commands run the same kind of work: three train a model, and one samples from a model."""
+    return issubclass(cls, TrainSettings) == issubclass(other, TrainSettings)
+
+
+def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str:
+    """A hint that offers the valid key closest to `key`; in a section that only other commands have, closest there.
+
+    `negated` offers negations too, to a key that looks like one.
+    """
+    name, dot, _ = key.rpartition(".")
+    if dot and not section(cls, name):
+        cls = next((other for other in COMMANDS.values() if section(other, name)), cls)
+    known = [*fields(cls), *cls.aliases, *(negations(cls) if negated and NEGATION.search(key) else ())]
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    if near := did_you_mean(key, known):
+        return near
+    close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)
+    return offer([leaves[name] for name in close]) or f"{SHOWN_BY}; --help the common ones"
+
+
+def is_of_a_run(path: Path) -> bool:
+    return path.with_name(RUN).exists()
+
+
+def writer_of(path: Path) -> str | None:
+    """Returns the command of the run that a file belongs to; None for other files, or if it is not recorded."""
+    try:
+        record = json.loads(foreign_files.content(path.with_name(RUN)))
+    except (OSError, ValueError, RecursionError):
+        return None
+    written = record.get("command") if isinstance(record, dict) else None
+    return written if isinstance(written, str) and written in COMMANDS else None
+
+
+def repeats(cls: type[RunSettings], path: Path) -> bool:
+    """Returns whether the file is of a run of the same command, or of an unknown one, so that it is reproduced."""
+    mine = command_of(cls)
+    return is_of_a_run(path) and (writer_of(path) or mine) == mine
+
+
+def taken(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """The settings in the file `path`, called `name` by the user, that concern the command of `cls`.
+
+    Those that only a command alike has are left aside; so is what a run of another command has only because it is that
+    command's default, where this one's differs. Raises SettingsError for a run that this command cannot run.
+    """
+    mine = command_of(cls)
+    writer = writer_of(path) or mine
+    if not alike(cls, COMMANDS[writer]):
+        said = f"{name} is of a run of {writer}, which {mine} cannot run"
+        raise SettingsError(said, f"gpubench {writer} --config {name}")
+    own = {key: value for key, value in values.items() if not _of_another(cls, key, value)}
+    if writer == mine:
+        return own
+    if "experiment" in own:
+        own["experiment"] = _tried(writer, str(own["experiment"]))
+    return {key: value for key, value in own.items() if not _default_of(COMMANDS[writer], cls, key, value)}
+
+
+def _tried(writer: str, experiment: str) -> str:
+    """Returns the experiment whose fixes this one tried, or the writer's default if that is a command's default."""
+    base = experiment.removesuffix(TRIALS) or experiment
+    defaults = {command: fields(cls)["experiment"].get_default() for command, cls in COMMANDS.items()}
+    return str(defaults[writer]) if base != experiment and base in defaults.values() else base
+
+
+def _of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
+    """Returns whether only a similar command has the key, which is a setting or an empty section."""
+    empty = value is None and not section(cls, key)
+    having = owners(key) or [command for command, other in COMMANDS.items() if empty and section(other, key)]
+    return command_of(cls) not in having and any(alike(cls, COMMANDS[command]) for command in having)
+
+
+def _default_of(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
+    theirs, ours = (fields(cls).get(canonical(cls, key)) for cls in (writer, reader))
+    if theirs is None or ours is None:
+        return False
+    return bool(value == theirs.get_default() != ours.get_default())
+
+
+ENVIRONMENT_PREFIX = "GPUBENCH_"
+OPPOSITE = {"true": "false", "false": "true"}
+MOST_BYTES = 2**20  # largest size of a file of settings
+
+S = TypeVar("S", bound=RunSettings)
+
+
+@dataclass(frozen=True)
+class Configuration(Generic[S]):
+    """Settings, and for each dot-key the source of its value."""
+
+    settings: S
+    origins: dict[str, str]
+
+    def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
+        """Returns a copy with some keys changed. Raises SettingsError as `load` does."""
+        given = {key: value for key, value in flatten(self.settings.model_dump()).items() if key in self.origins}
+        cls = type(self.settings)
+        keys = {canonical(cls, key): value for key, value in overrides.items()}
+        origins = self.origins | dict.fromkeys(keys, origin)
+        return Configuration(validate(cls, given | keys, origins), origins)
+
+    def to_yaml(self) -> str:
+        """Returns every setting as YAML, with its source as a comment."""
+        lines: list[str] = []
+        for name, value in self.settings.model_dump(mode="json").items():
+            if isinstance(value, dict):
+                lines.append(f"{name}:")
+                lines += [self._line(f"{name}.{key}", key, field, "  ") for key, field in value.items()]
+            else:
+                lines.append(self._line(name, name, value, ""))
+        return "\n".join(lines) + "\n"
+
+    def _line(self, key: str, name: str, value: Any, indent: str) -> str:
+        one_line = yaml.safe_dump({name: value}, default_flow_style=False, allow_unicode=True, width=math.inf)
+        entry = indent + one_line.removesuffix("\n")
+        return f"{entry:<43} # {self.origins.get(key, 'default')}"
+
+
+def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configuration[S]:
+    """Settings from all sources.
+
+    `config` names a preset or a YAML file; `overrides` are the command line's, by dot-key or alias. A finished run's
+    config.yaml is complete, so the environment is left out and the run is reproduced; to another command it says what
+    was run (see `taken`), and the environment has a say in the rest.
+
+    Raises SettingsError for an unknown key at any depth (naming the nearest valid one), a value of the wrong type or
+    out of range, and a file that is missing or not YAML.
+    """
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    path = None if config is None else find_config(config)
+    if path:
+        layers.append((str(config), taken(cls, read_settings(path), str(config), path)))
+    if not (path and repeats(cls, path)):
+        said = {canonical(cls, key) for _, layer in layers for key in layer} if path and is_of_a_run(path) else set()
+        layers += [(name, layer) for name, layer in environment(cls).items() if said.isdisjoint(layer)]
+    layers.append((COMMAND_LINE, overrides or {}))
+
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        keys = _by_key(cls, layer, origin)
+        values |= keys
+        origins |= dict.fromkeys(keys, origin)
+    return Configuration(validate(cls, values, origins), origins)
+
+
+def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | None = None) -> dict[str, Any]:
+    """`--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) as {dot-key: text}; of the
+    command of `cls` also `--profiling.no-modules` (false), which takes no value: see `negations`.
+
+    Raises UsageError for anything that is not an option.
+    """
+    overrides: dict[str, Any] = {}
+    rest = list(arguments)
+    off = negations(cls) if cls else {}
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            raise UsageError(f"unexpected argument {argument!r}", "settings are given as --section.key=value")
+        name, equals, value = argument[2:].partition("=")
+        key = name.replace("-", "_")
+        if key in off:
+            if equals and value.lower() not in OPPOSITE:
+                raise UsageError(
+                    f"--{name} turns {off[key]} off and does not take the value {value!r}", f"give --{name}"
+                )
+            overrides[off[key]] = OPPOSITE[value.lower()] if equals else "false"
+            continue
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        overrides[key] = parse_value(value)
+    return overrides
+
+
+def parse_value(value: Any) -> Any:
+    """Returns None for "null", and any other text unchanged; the types of the settings parse it."""
+    return None if isinstance(value, str) and value.lower() in {"null", "none"} else value
+
+
+def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
+    """Returns `["precision=fp32"]` as {"precision": "fp32"}. Raises UsageError for a missing `=`."""
+    for assignment in assignments:
+        if "=" not in assignment.strip("="):
+            raise UsageError(f"{assignment!r} is not KEY=VALUE", "for example precision=fp32 or training.batch_size=64")
+    keys = [canonical(cls, assignment.partition("=")[0]) for assignment in assignments]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UsageError(f"{twice[0]} is changed twice", "give each setting once")
+    return parse_unknown_overrides([f"--{assignment}" for assignment in assignments], cls)
+
+
+def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
+    """Returns `settings` with some dot-keys (or aliases) changed. Raises SettingsError as `load` does."""
+    keys = {canonical(type(settings), key): value for key, value in overrides.items()}
+    values = flatten(settings.model_dump()) | keys
+    return validate(type(settings), values, {})
+
+
+def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Returns the layer by dot-key. Raises SettingsError if a key and its alias have different values."""
+    found: dict[str, Any] = {}
+    for name, text in layer.items():
+        key, value = canonical(cls, name), parse_value(text)
+        if key in found and found[key] != value:
+            raise SettingsError(f"{key} is {found[key]!r} and {value!r}{source(origin)}", "give each setting once")
+        found[key] = value
+    return found
+
+
+def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
+    refuse_unknown(cls, values, origins)
+    try:
+        return cls.model_validate(nest(values))
+    except ValidationError as error:
+        problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
+        raise SettingsError("; ".join(problems), SHOWN_BY) from None
+
+
+def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raises SettingsError for a dot-key that the command does not have."""
+    known = fields(cls)
+    for key in (key for key in values if key not in known):
+        origin = source(origins.get(key))
+        if inside := section(cls, key):
+            said = f"{key} = {values[key]!r}: a section of settings takes no value{origin}"
+            raise SettingsError(said, f"for example {inside[0]}")
+        if others := owners(key):
+            said = f"{key!r} is a setting of {listed(others)}, not of {command_of(cls)}{origin}"
+            raise SettingsError(said, f"leave it out, or use gpubench {others[0]}")
+        typed = origins.get(key) in (None, COMMAND_LINE)
+        raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key, negated=typed))
+
+
+def find_config(name: str) -> Path:
+    """Returns the path of a preset or a file. Raises SettingsError with the nearest preset if there is none."""
+    known = presets()
+    if name in known:
+        return Path(str(files("gpubench.configs"))) / f"{name}.yaml"
+    if os.path.isfile(name):  # noqa: PTH113 - Path's own raises for a name too long or a folder out of bounds
+        return Path(name)
+    hint = f"{did_you_mean(name, known)} presets are {', '.join(known)}".lstrip()
+    raise SettingsError(f"no preset or file {name!r}", hint)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Reads a YAML file as {dot-key: value}. Raises SettingsError if it is no mapping."""
+    return flatten(read_yaml(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml_text.parse(foreign_files.content(path, MOST_BYTES))
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{path} cannot be read as YAML: {reason}", "--print-config shows one that can") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise SettingsError(f"{path} is not a mapping of settings", "write 'section:' and under it 'key: value'")
+    return document
+
+
+def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
+    """Maps each `GPUBENCH_SECTION__KEY` variable that concerns the command to the dot-key that it sets, with its value.
+
+    Case does not matter. Raises SettingsError for a variable that names no setting of any command, which
+    pydantic-settings would ignore.
+    """
+    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+    from pydantic_settings import SettingsError as SourceError
+
+    variables = {}
+    for name in os.environ:
+        if name.upper().startswith(ENVIRONMENT_PREFIX):
+            key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
+            # the environment may serve several commands
+            if not any(key in fields(command) for command in COMMANDS.values()):
+                hint = _variable(cls, nearest(cls, key))
+                raise SettingsError(f"unknown setting in environment variable {name}", hint)
+            variables[key] = name
+
+    class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
+        model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
+
+    try:
+        found = flatten(EnvSettingsSource(Sources)())
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}", SHOWN_BY) from None
+    own = fields(cls)
+    return {variables[key]: {key: value} for key, value in found.items() if key in own}
+
+
+def _variable(cls: type[RunSettings], hint: str) -> str:
+    quoted = hint.split("'")
+    if len(quoted) != 3:
+        return hint
+    return offer([f"{ENVIRONMENT_PREFIX}{canonical(cls, quoted[1]).upper().replace('.', '__')}"])
+
+
+def _describe(problem: Any, origins: Mapping[str, str]) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    message: str = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if problem["type"] == "value_error":
+        return f"{key}: {message}{source(origins[key])}" if key in origins else told(message, origins)
+    if problem["type"] == "string_pattern_mismatch":
+        message = "should be a plain folder name, without '/' and not beginning with '.'"
+    return f"{key} = {problem['input']!r}: {message}{source(origins.get(key))}"

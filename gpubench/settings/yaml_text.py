@@ -1,0 +1,72 @@
+"""Parses YAML of plain values safely, whatever its source.
+
+A few lines with aliases can stand for more values than fit in memory, and libyaml's composer recurses into nested
+values until the stack overflows, which no handler catches. This module checks the events of the parser for both before
+it builds any value.
+"""
+
+from typing import Any, Final
+
+import yaml
+
+MOST_VALUES = 20_000
+"""The largest number of values, with those that aliases stand for. Settings have about a hundred."""
+DEEPEST = 64
+WHOLE: Final = 2**64
+"""The limit of integers. No setting is as large, and Python does not print integers with thousands of digits."""
+
+_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SAFE):  # type: ignore[misc]  # which of the two is known when it runs
+    pass
+
+
+def _integer(loader: Any, node: Any) -> int:
+    number: int = loader.construct_yaml_int(node)
+    if abs(number) >= WHOLE:
+        raise ValueError("a number in it is too long")
+    return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def parse(text: str | bytes) -> Any:
+    """Returns the value of the single document in `text`, None if there is none. Bytes must be UTF-8.
+
+    Raises ValueError with a message of one line for text that is not YAML, has a type of another program, is nested
+    deeper than DEEPEST, contains itself, or stands for more than MOST_VALUES values.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        _check(text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Besides its own errors, PyYAML raises those of a tag's constructor: !!bool x is a KeyError.
+        known = isinstance(error, yaml.YAMLError | ValueError)
+        reason = " ".join(str(error).split()) if known else "a value does not fit its tag"
+        raise ValueError(reason) from None
+
+
+def _check(text: str) -> None:
+    values, sizes = 0, dict[str, int]()
+    nested: list[tuple[str | None, int]] = []  # anchor of each open collection, and the number of values before it
+    for event in yaml.parse(text, Loader=_SAFE):
+        if isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in nested):
+                raise ValueError("it contains itself")
+            values += sizes.get(event.anchor or "", 0)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            nested.append((event.anchor, values))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = nested.pop()
+            sizes[anchor or ""] = values - before
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor or ""] = 1
+            values += 1
+        if values > MOST_VALUES:
+            raise ValueError(f"it stands for more than {MOST_VALUES:,} values")
+        if len(nested) > DEEPEST:
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")

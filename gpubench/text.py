@@ -1,0 +1,91 @@
+"""Formats text for a terminal or a page: escaped control characters, tables, bars and wrapped sentences."""
+
+import re
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from gpubench import units
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def spelled_out(text: str) -> str:
+    """Returns `text` with control characters as escapes; line ends and tabs stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def clean(text: str) -> str:
+    """Returns `text` as one line, with control characters, line ends and lone surrogates as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def cell(text: str) -> str:
+    """Cleans a cell of a CSV. A text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    safe = clean(text)
+    return f"'{safe}" if safe.startswith(("=", "+", "-", "@")) else safe
+
+
+def words(name: str) -> str:
+    """Returns the name of a metric or phase as words."""
+    return units.words(clean(name))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Shortens `text` to `limit` characters by leaving out the middle, because names often differ at their ends."""
+    if len(text) <= limit:
+        return text
+    kept = limit - 1
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+BAR = 24  # characters
+COLOURS = {
+    "data_wait": "red",
+    "host_to_device": "yellow",
+    "forward": "green",
+    "backward": "blue",
+    "exposed_communication": "magenta",
+    "optimizer": "cyan",
+    "other": "bright_black",
+    "compute": "blue",
+    "communication": "magenta",
+    "copies": "yellow",
+    "data_loader": "red",
+    "operators": "green",
+}
+"""The colours of the phases of a step and of the parts of a profile. Others are white."""
+
+
+def plain_table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="dim")
+
+
+class Fitting:
+    """Renders the first of several tables that fits without truncation, or the last one."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables = list(tables)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=10_000)
+        fit = (one for one in self._tables if console.measure(one, options=unbounded).maximum <= options.max_width)
+        yield next(fit, self._tables[-1])
+
+
+def bar(share: float, part: str, length: int = BAR) -> Text:
+    """Returns a bar of `share` times `length` characters in the colour of the phase or part."""
+    filled = round(share * length)
+    return Text.assemble(("█" * filled, COLOURS.get(part, "white")), ("░" * (length - filled), "bright_black"))
+
+
+def say(console: Console, line: str, style: str = "") -> None:
+    """Prints a sentence, wrapped between words on a terminal and unwrapped in a file."""
+    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
+
+
+def say_unbroken(console: Console, line: str, style: str = "") -> None:
+    """Prints a line without wrapping, so that it can be copied from a terminal."""
+    console.print(Text(line, style=style), soft_wrap=True)

@@ -1,0 +1,375 @@
+"""Compute the profile of a loaded trace."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench import units
+from gpubench.trace import ranks
+from gpubench.trace.attention import attention
+from gpubench.trace.columns import EMPTY, MISSING, HostKind, Spans, Trace, WorkKind, clip, union
+from gpubench.trace.copies import copies, synchronisations
+from gpubench.trace.device import breakdowns, critical_path, device_spans, idle_by_call, idle_causes, idle_within
+from gpubench.trace.host import compiled, host_parts, modules, stretches
+from gpubench.trace.kernels import fusible, kernels
+from gpubench.trace.load import of_host_tool
+from gpubench.trace.names import StepWindow, step_runs
+from gpubench.trace.operators import operators
+from gpubench.trace.phases import NAMES, Phases, host_spans, optimizing, phase_of, phases, zeroing_idle
+from gpubench.trace.profile import (
+    CAUSES,
+    Box,
+    Breakdown,
+    Cause,
+    HostPart,
+    Kernel,
+    KernelChange,
+    Lane,
+    Profile,
+    Rank,
+    Step,
+    Timeline,
+)
+from gpubench.trace.program import Program, launches, nearest_around, owner
+from gpubench.trace.ranks import collectives
+
+
+def kernel_changes(before: Rank, after: Rank) -> list[KernelChange]:
+    """Return the changes per step, largest change first.
+
+    Kernels are identified by name; a name in only one trace counts 0 in the other. A trace without steps counts as one
+    step.
+    """
+    steps_before, steps_after = (max(len(rank.step_numbers), 1) for rank in (before, after))
+    old, new = _by_name(before.kernels), _by_name(after.kernels)
+    none = (0, 0)
+    changes = [
+        KernelChange(
+            name=name,
+            before=round(old.get(name, none)[0] / steps_before),
+            after=round(new.get(name, none)[0] / steps_after),
+            calls_before=old.get(name, none)[1] / steps_before,
+            calls_after=new.get(name, none)[1] / steps_after,
+        )
+        for name in old | new
+    ]
+    return sorted(changes, key=lambda change: (-abs(change.after - change.before), change.name))
+
+
+def _by_name(kernels: list[Kernel]) -> dict[str, tuple[int, int]]:
+    """(nanoseconds, calls)."""
+    found: dict[str, tuple[int, int]] = {}
+    for kernel in kernels:
+        total, calls = found.get(kernel.name, (0, 0))
+        found[kernel.name] = (total + kernel.total, calls + kernel.calls)
+    return found
+
+
+BEHIND = 0.05
+"""The largest fraction of the window's work launched outside it: beyond that, the host's figures are of other work."""
+_LAUNCH = re.compile(r"(cu|cuda|cudaGraph|hip|hipExt|hipExtModule|hipModule)Launch|nccl:")
+NAMED = 4  # unread categories that a note names
+WAITED = 0.01
+"""A fraction of the window: the idle time behind a shorter wait is no longer than the wait, too little for a
+finding."""
+
+
+def missing(program: Program) -> dict[str, str]:
+    """Return what the trace does not tell, with the option of torch.profiler that records it."""
+    trace = program.trace
+    found = {}
+    if not trace.signatures:
+        found["shapes"] = "record_shapes"
+    if not ((trace.host.kind == HostKind.PYTHON).any() or (trace.host.stack != MISSING).any()):
+        found["stacks"] = "with_stack"
+    if not program.window.steps:
+        found["steps"] = "schedule"
+    return found
+
+
+def notes(program: Program) -> list[str]:
+    """Yield the notes for the reader, one sentence each."""
+    return list(_notes(program))
+
+
+def unread_of_devices(trace: Trace) -> list[str]:
+    """Return the unread categories of events that may be a device's, those with most events first."""
+    named = sorted(trace.unread, key=lambda category: -trace.unread[category])
+    return [category for category in named if not of_host_tool(category)]
+
+
+def work_is_missing(trace: Trace) -> bool:
+    """Say whether a trace without device work launches kernels or NCCL collectives: then the work was not recorded."""
+    return trace.host_only and any(_LAUNCH.match(name) for name in trace.names)
+
+
+def _notes(program: Program) -> Iterator[str]:
+    trace, window = program.trace, program.window
+    if trace.host_only:
+        lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
+        launched = ", though it was launched" if work_is_missing(trace) else ""
+        yield f"there is {lacking} in the trace{launched}: all times below are of the host"
+    if not window.steps:
+        span = "host slices" if trace.host_only else "GPU work"
+        yield f"no ProfilerStep is marked: the window is from the first to the last of the {span}"
+    steps = [len(run) for run in step_runs(trace, program.lexicon)]
+    if len(steps) > 1:
+        yield f"steps are missing in between: the window is the {len(window.steps)} consecutive ones of {sum(steps)}"
+    unlinked = int((program.started & (program.links < 0)).sum())
+    if unlinked:
+        yield f"{unlinked:,} of {int(program.started.sum()):,} pieces of GPU work have no launch in the trace"
+    yield from _behind(program)
+    yield from _of_recording(program)
+    if len(np.unique(trace.device.device)) > 1:
+        yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} were used: their times are combined"
+    yield from _not_described(trace)
+    yield from _of_events(trace)
+    if compiled(program):
+        yield "compiled: torch.compile hides the operators; a recording without it shows them"
+
+
+def _of_recording(program: Program) -> Iterator[str]:
+    waits = np.flatnonzero(program.recorder_waits & program.inside)
+    waited = int((program.trace.host.end - program.trace.host.start)[waits].sum())
+    if waited > WAITED * program.window.wall:
+        spent, call = units.seconds(waited / 1e9), program.trace.names[program.trace.host.name[waits[0]]]
+        yield f"the recording itself waited {spent} for the GPU ({call}): findings leave out the idle time behind that"
+
+
+def _of_events(trace: Trace) -> Iterator[str]:
+    """Yield notes on events that were not read as they are in the file."""
+    if trace.unread:
+        named = sorted(trace.unread, key=lambda category: -trace.unread[category])
+        more = [f"{len(named) - NAMED} more categories"] if len(named) > NAMED else []
+        number = sum(trace.unread.values())
+        yield f"events of {units.listed([*named[:NAMED], *more])} are not read ({number:,} of {trace.events:,})"
+    if trace.repeated:
+        yield (
+            f"{trace.repeated:,} of {trace.events:,} events are exact duplicates (thread or stream, time, name and "
+            "number): each is counted once"
+        )
+    if trace.dropped:
+        yield f"{trace.dropped:,} of {trace.events:,} events are invalid, and were left out"
+    if trace.truncated:
+        yield "the file is truncated: its events are complete, but what follows them is missing"
+
+
+def _not_described(trace: Trace) -> Iterator[str]:
+    """Yield notes on devices without a description, whose ceilings are unknown or those of another device."""
+    known = {one.id for one in trace.devices}
+    for number in np.unique(trace.device.device).tolist() if trace.devices else ():
+        which = f"the trace describes no device {number}" if number >= 0 else "some work has no device number"
+        if number not in known and (taken := trace.described(number)):
+            yield f"{which}: it is assumed to be the {taken.name} that is described"
+        elif number not in known:
+            yield f"{which}, and the described devices differ: its peaks are unknown"
+
+
+def _behind(program: Program) -> Iterator[str]:
+    """Yield notes if the device's window differs from the host's."""
+    device, linked = program.trace.device, program.links >= 0
+    here = np.zeros(len(device), np.bool_)
+    here[linked] = program.inside[program.links[linked]]
+    elsewhere = linked & (here != program.started)
+    duration = device.end - device.start
+    if elsewhere.any() and duration[elsewhere].sum() > BEHIND * duration[program.started].sum():
+        late = int((device.start[elsewhere] - program.trace.host.end[program.links[elsewhere]]).max())
+        behind = f"the GPU ran up to {units.seconds(late / 1e9)} behind the host: " if late > 0 else ""
+        rest = "calls and GPU time are of the work that began in the window, "
+        rest += "host time is of what the host did in it"
+        yield behind + rest
+
+
+SMALLEST = 2000
+"""A fraction of the step: shorter gaps and boxes are invisible at the width of a page."""
+MOST_BOXES = 600
+
+_STYLES = ("compute", "communication", "copy", "set")
+_COMPUTE, _COMMUNICATION, _COPY, _SET = range(len(_STYLES))
+
+Labelled = list[tuple[Spans, str, str]]
+"""Spans, the name of their boxes, and their style."""
+
+
+def timeline(program: Program, phases: Phases, idle: Mapping[Cause, Spans]) -> Timeline | None:
+    """Return the step of median length, or without steps the window; None if it has no length. Times are nanoseconds.
+
+    Spans of one kind less than 1/2000 of the step apart become one box. Smaller boxes, and the shortest of more than
+    600, are left out and counted.
+    """
+    step = _median_step(program)
+    wall = step.end - step.start
+    if wall <= 0:
+        return None
+    lanes = {"host": _phases(program, phases)}
+    if program.trace.host_only:
+        lanes["operators"] = _operators(program)
+    lanes |= _streams(program)
+    lanes["idle"] = [(spans, cause, cause) for cause, spans in idle.items()]
+    drawn = {name: _boxes(rows, step) for name, rows in lanes.items()}
+    every = [(lane, box) for lane, boxes in drawn.items() for box in boxes]
+    visible = [one for one in every if one[1].end - one[1].start >= wall / SMALLEST]
+    kept = set(sorted(visible, key=lambda one: one[1].start - one[1].end)[:MOST_BOXES])
+    shown = [Lane(lane, [box for box in boxes if (lane, box) in kept]) for lane, boxes in drawn.items()]
+    return Timeline(step.number, wall, [lane for lane in shown if lane.boxes], len(every) - len(kept))
+
+
+def _median_step(program: Program) -> StepWindow:
+    window = program.window
+    steps = sorted(window.steps, key=lambda step: step.end - step.start)
+    return steps[len(steps) // 2] if steps else StepWindow(0, window.start, window.end)
+
+
+def _phases(program: Program, phases: Phases) -> Labelled:
+    return [(spans, name, name) for name, spans in zip(NAMES, host_spans(program, phases), strict=True)]
+
+
+def _operators(program: Program) -> Labelled:
+    """Return the outermost phases of the main thread."""
+    host, names = program.trace.host, program.trace.names
+    top = program.operators & (host.thread == program.main_thread)
+    top &= nearest_around(program.nest, program.operator) < 0
+    found: Labelled = []
+    for name in np.unique(host.name[top]).tolist():
+        ours = top & (host.name == name)
+        found.append((union(host.start[ours], program.nest.end[ours]), names[name], "operators"))
+    return found
+
+
+def _streams(program: Program) -> dict[str, Labelled]:
+    device = program.trace.device
+    style = _styles(program)
+    several = len(np.unique(device.device)) > 1
+    lanes: dict[str, Labelled] = {}
+    for number, stream in np.unique(np.stack((device.device, device.stream), axis=1), axis=0).tolist():
+        here = (device.device == number) & (device.stream == stream)
+        name = f"device {number} stream {stream}" if several else f"stream {stream}"
+        lanes[name] = [
+            (union(device.start[here & (style == one)], device.end[here & (style == one)]), label, label)
+            for one, label in enumerate(_STYLES)
+        ]
+    return lanes
+
+
+def _styles(program: Program) -> NDArray[np.int8]:
+    """Return the index in _STYLES of each work."""
+    device = program.trace.device
+    kernel = np.where(program.lexicon.communication_kernel[device.name], _COMMUNICATION, _COMPUTE)
+    return np.where(device.kind == WorkKind.COPY, _COPY, np.where(device.kind == WorkKind.SET, _SET, kernel)).astype(
+        np.int8
+    )
+
+
+def _boxes(rows: Labelled, step: StepWindow) -> list[Box]:
+    gap = (step.end - step.start) // SMALLEST
+    found = []
+    for spans, name, style in rows:
+        joined = _joined(clip(spans, step.start, step.end), gap)
+        edges = zip((joined.start - step.start).tolist(), (joined.end - step.start).tolist(), strict=True)
+        found += [Box(start, end, name, style) for start, end in edges]
+    return sorted(found, key=lambda box: box.start)
+
+
+def _joined(spans: Spans, gap: int) -> Spans:
+    """Join spans across gaps shorter than `gap`."""
+    if not len(spans):
+        return spans
+    cut = spans.start[1:] - spans.end[:-1] >= max(gap, 1)
+    return Spans(spans.start[np.concatenate(([True], cut))], spans.end[np.concatenate((cut, [True]))])
+
+
+def analyse(traces: Sequence[Trace]) -> Profile:
+    """Analyse the traces of one program, one per rank. Raises DataError if they do not belong together."""
+    programs = [Program.of(trace) for trace in traces]
+    windows, lexicons = [program.window for program in programs], [program.lexicon for program in programs]
+    ranks.check(traces, lexicons)
+    apart = ranks.apart(traces, windows)
+    found = sorted(
+        (_rank(program, apart) for program in programs), key=lambda rank: -1 if rank.rank is None else rank.rank
+    )
+    return Profile(ranks=found, stragglers=ranks.stragglers(traces, windows, lexicons))
+
+
+def _rank(program: Program, beside: Sequence[str]) -> Rank:
+    trace, lexicon, links, window = program.trace, program.lexicon, program.links, program.window
+    known = phase_of(program)
+    whole = (window.start, window.end)
+    sets = None if trace.host_only else device_spans(trace, lexicon)
+    causes = idle_causes(trace, lexicon, links, window) if sets else dict.fromkeys(CAUSES, EMPTY)
+    parts = host_parts(program, known) if sets is None else {}
+    optimizer, launched_by = optimizing(program, known), owner(trace, program.nest, links)
+    return Rank(
+        label=trace.label,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device_name=_device_name(trace),
+        host_only=trace.host_only,
+        start=window.start,
+        wall=window.wall,
+        step_numbers=[step.number for step in window.steps],
+        device=breakdowns(sets, [whole])[0] if sets else None,
+        idle=idle_within(causes, [whole])[0] if sets else {},
+        host=_lengths(parts, whole),
+        critical_path=critical_path(trace, lexicon, links, window) if sets else {},
+        steps=_steps(program, breakdowns(sets, _borders(program)) if sets else [], causes, parts),
+        phases=phases(program, known),
+        modules=modules(program, known),
+        operators=operators(program),
+        attention=attention(program, known),
+        kernels=kernels(trace, lexicon, launched_by, window),
+        fusible=fusible(trace, launched_by, window),
+        launches=launches(trace, links, window),
+        copies=copies(program, known),
+        synchronisations=synchronisations(program, known, idle_by_call(trace, lexicon, causes)),
+        collectives=collectives(trace, lexicon, window, sets.exposed_communication) if sets else [],
+        compiled=compiled(program),
+        python=stretches(program, known),
+        threads=len(set(trace.host.thread[program.operators & program.inside].tolist())),
+        unread=unread_of_devices(trace),
+        work_missing=work_is_missing(trace),
+        zeroed_gradients=optimizer.zeroed_gradients,
+        zeroing=optimizer.zeroing,
+        zeroing_idle=zeroing_idle(program, clip(causes["python_and_launch"], *whole)),
+        optimizer_kernels=optimizer.kernels,
+        optimizer_steps=optimizer.steps,
+        timeline=timeline(program, known, causes),
+        missing=missing(program),
+        notes=[*notes(program), *beside],
+    )
+
+
+def _borders(program: Program) -> list[tuple[int, int]]:
+    return [(step.start, step.end) for step in program.window.steps]
+
+
+def _steps(
+    program: Program,
+    devices: Sequence[Breakdown],
+    causes: Mapping[Cause, Spans],
+    parts: Mapping[HostPart, Spans],
+) -> list[Step]:
+    borders = _borders(program)
+    idle = idle_within(causes, borders) if devices else [{} for _ in borders]
+    return [
+        Step(
+            number=step.number,
+            start=step.start - program.window.start,
+            wall=step.end - step.start,
+            device=devices[place] if devices else None,
+            idle=idle[place],
+            host=_lengths(parts, borders[place]),
+        )
+        for place, step in enumerate(program.window.steps)
+    ]
+
+
+def _lengths(parts: Mapping[HostPart, Spans], window: tuple[int, int]) -> dict[HostPart, int]:
+    return {part: clip(spans, *window).length for part, spans in parts.items()}
+
+
+def _device_name(trace: Trace) -> str | None:
+    """Return the name of the device on which the work ran; None if there is none or it is not described."""
+    found = None if trace.host_only else trace.described(int(trace.device.device[0]))
+    return (found and found.name) or None

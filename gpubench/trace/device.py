@@ -1,0 +1,487 @@
+"""What the device did: a partition of wall time, the causes of idle time, and the critical path.
+
+Partition: if several kinds of work overlap, the time counts for the first of compute, communication, copies. What
+counts for the latter two is therefore what a perfect overlap could save.
+
+Causes of idle time: each instant of idle time has one cause. A gap between works is split where the launch call of the
+work that ends it returned. After that, the cause is not the host:
+
+1. queued: the work had been launched, and was in a queue, or behind work that was not recorded. Work without a launch
+   in the trace was launched no later than the work after it on its stream.
+2. backlog: the work has no launch in the trace, and only later works have one: it was launched before the trace began.
+
+A copy to the host is requested by a call that returns when the copy is done. It counts as launched ISSUING after the
+call began and the device was free.
+
+Before that, the cause is what the host did at that instant, the first of the following that holds on threads that drive
+the device: those that launch kernels or memsets, and the one with the steps. A thread that only copies ahead of use, or
+runs collectives or a loader for others, does not drive the device: its delays show on the threads that do.
+
+3. data_loader: the host fetched a batch.
+4. allocator: it was in a call such as cudaMalloc or cudaFree.
+5. pageable_copy: it was in the call of a copy to the device from memory that is not page-locked, or in the wait that is
+   part of such a copy: the blocking call that follows next within the same aten::copy_.
+6. communication_wait: it waited for other ranks.
+7. recording: it was in a wait for the device that only the recording makes; see `recorder`.
+8. synchronisation: it was in another call that waits for the device, including copies to memory that is not
+   page-locked.
+
+The rest depends on the work that ends the gap:
+
+9. Its launch came later, and a wait of kind 5, 7 or 8 was open when the gap began. Without the wait, the host would
+   have launched the work earlier by the length of the wait. So the gap is the wait's for that long, from the gap's
+   beginning, and python_and_launch's after that.
+10. Its launch came later: python_and_launch. Time before no work at all has the same cause, if the trace shows the
+    host.
+11. unknown: no launch is known, or nothing follows and the host is not in the trace.
+
+Critical path: the chain of work in which each piece waited for the previous one, followed backwards from the window's
+end to its beginning. A work of the device waited for the last of three events: its launch, the end of the previous work
+on its stream, and the end of a work on another stream between those and its start (an event that it must have waited
+for, since nothing else explains why it did not start earlier). The host waited for the device where a blocking call
+contains the end of a work; otherwise it ran by itself, back to the window's beginning. Work without a launch in the
+trace waited for the device only. If the window ends in a gap, it ends like the wait of the next work.
+
+Limits: dependencies between host threads and between ranks are not followed; if works of two streams end between a
+launch and a start, the later one counts, whether it was needed or not.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench.trace.columns import (
+    EMPTY,
+    MISSING,
+    HostKind,
+    Ids,
+    Mask,
+    Ns,
+    Spans,
+    Trace,
+    WorkKind,
+    clip,
+    complement,
+    intersect,
+    join,
+    overlap,
+    subtract,
+    union,
+)
+from gpubench.trace.names import Lexicon, Window, recorder_waits
+from gpubench.trace.profile import CAUSES, Breakdown, Cause
+from gpubench.trace.program import NEVER, by_stream, launchers, previous_on_stream, ready
+
+
+@dataclass(frozen=True)
+class Sets:
+    """When the device did what, over the whole trace."""
+
+    compute: Spans
+    """Kernels other than communication, and memsets."""
+    communication: Spans
+    copies: Spans
+    busy: Spans
+    exposed_communication: Spans
+    """Communication while nothing computes."""
+    exposed_copies: Spans
+    """Copies while nothing computes or communicates."""
+
+
+def device_spans(trace: Trace, lexicon: Lexicon) -> Sets:
+    device = trace.device
+    communicates = communication_work(trace, lexicon)
+    copies = device.kind == WorkKind.COPY
+    compute = _spans(trace, ~communicates & ~copies)
+    communication = _spans(trace, communicates)
+    copied = _spans(trace, copies)
+    busy_without_copies = join(compute, communication)
+    return Sets(
+        compute=compute,
+        communication=communication,
+        copies=copied,
+        busy=join(busy_without_copies, copied),
+        exposed_communication=subtract(communication, compute),
+        exposed_copies=subtract(copied, busy_without_copies),
+    )
+
+
+def communication_work(trace: Trace, lexicon: Lexicon) -> Mask:
+    """Masks over `Trace.device`."""
+    communicates: Mask = lexicon.communication_kernel[trace.device.name]
+    communicates &= trace.device.kind == WorkKind.KERNEL
+    return communicates
+
+
+def breakdown(trace: Trace, lexicon: Lexicon, start: int, end: int) -> Breakdown:
+    return breakdowns(device_spans(trace, lexicon), [(start, end)])[0]
+
+
+def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
+    """Return the breakdown of each [start, end)."""
+    bounds = np.array(windows, np.int64).reshape(-1, 2)
+    start, end = bounds[:, 0], bounds[:, 1]
+    parts = (sets.compute, sets.exposed_communication, sets.exposed_copies, sets.communication, sets.copies)
+    found = np.stack([end - start, *(overlap(start, end, part) for part in parts)], axis=1)
+    return [_breakdown(*row) for row in found.tolist()]
+
+
+def _breakdown(wall: int, compute: int, exposed: int, exposed_copies: int, together: int, copies: int) -> Breakdown:
+    return Breakdown(
+        wall=wall,
+        compute=compute,
+        exposed_communication=exposed,
+        exposed_copies=exposed_copies,
+        idle=wall - compute - exposed - exposed_copies,
+        communication=together,
+        copies=copies,
+        hidden_communication=together - exposed,
+    )
+
+
+def _spans(trace: Trace, chosen: Mask) -> Spans:
+    return union(trace.device.start[chosen], trace.device.end[chosen])
+
+
+ISSUING = 20_000
+"""Nanoseconds: the longest time that a call takes to begin a copy once the device is free; a launch takes half of
+it."""
+LATER = np.iinfo(np.int64).max // 2
+
+_COPYING = ("aten::copy_", "aten::_to_copy", "aten::to")
+
+
+def idle_causes(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[Cause, Spans]:
+    """Return disjoint sets for all causes; their union is the time in the window without device work."""
+    host = trace.host
+    pageable, waits = pageable_calls(trace, lexicon, links), waiting_calls(trace, lexicon, links)
+    recording = waits & recorder_waits(trace, lexicon, links, window)
+    driving, gaps = drivers(trace, lexicon, links), _gaps(trace, lexicon, links, window)
+    opened = _opened(trace, gaps, pageable | waits)
+    shown = union(host.start, host.end)
+    in_order: list[tuple[Cause, Spans]] = [
+        ("backlog", gaps.behind(gaps.backlog)),
+        ("queued", gaps.behind(~gaps.backlog)),
+        ("data_loader", _when(trace, driving & lexicon.data_loader[host.name])),
+        ("allocator", _when(trace, driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
+        ("pageable_copy", _when(trace, pageable)),
+        ("communication_wait", _when(trace, driving & lexicon.communication_wait[host.name])),
+        ("recording", _when(trace, recording)),
+        ("synchronisation", _when(trace, waits)),
+        ("pageable_copy", opened.by(pageable)),
+        ("recording", opened.by(recording)),
+        ("synchronisation", opened.by(~pageable & ~recording)),
+        ("python_and_launch", join(gaps.before(gaps.linked), intersect(gaps.before(gaps.last), shown))),
+    ]
+    rest = clip(union(gaps.start, gaps.end), window.start, window.end)
+    found = dict.fromkeys(CAUSES, EMPTY)
+    for cause, spans in in_order:
+        found[cause] = join(found[cause], intersect(rest, spans))
+        rest = subtract(rest, spans)
+    return found | {"unknown": rest}
+
+
+def idle_within(causes: Mapping[Cause, Spans], windows: Sequence[tuple[int, int]]) -> list[dict[Cause, int]]:
+    """Return the nanoseconds of each cause in each [start, end)."""
+    bounds = np.array(windows, np.int64).reshape(-1, 2)
+    columns = [overlap(bounds[:, 0], bounds[:, 1], spans).tolist() for spans in causes.values()]
+    return [dict(zip(causes, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def pageable_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Return a mask over `Trace.host`: copies from pageable memory to the device, and waits that are part of them.
+
+    Only driving threads count, as in `waiting_calls`.
+    """
+    host = trace.host
+    calls = _calls_of(trace, links, lexicon.pageable_upload)
+    found = np.zeros(len(host), np.bool_)
+    found[calls] = True
+    runtime = np.flatnonzero(host.kind == HostKind.RUNTIME)
+    following = np.searchsorted(runtime, calls) + 1
+    calls, following = calls[following < len(runtime)], runtime[following[following < len(runtime)]]
+    waits = _of_one_copy(trace, calls, following) & lexicon.blocking[host.name[following]]
+    found[following[waits]] = True
+    return found & drivers(trace, lexicon, links)
+
+
+def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.intp]) -> Mask:
+    """Say whether the same aten::copy_ contains both slices."""
+    host = trace.host
+    named = np.fromiter((name in _COPYING for name in trace.names), np.bool_, len(trace.names))
+    copying = np.flatnonzero(named[host.name] & (host.kind == HostKind.OPERATOR))
+    place = np.searchsorted(copying, calls) - 1
+    known = place >= 0
+    around = copying[place[known]]
+    same = np.zeros(len(calls), np.bool_)
+    same[known] = (host.thread[around] == host.thread[following[known]]) & (
+        host.end[around] >= host.end[following[known]]
+    )
+    return same
+
+
+def drivers(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Return a mask over `Trace.host`: slices of threads that launch kernels or memsets, or contain the steps.
+
+    Other threads, such as one that page-locks batches in advance, delay nothing. If there is no such thread, all count.
+    """
+    host = trace.host
+    launches = links[(links != MISSING) & (trace.device.kind != WorkKind.COPY)]
+    driving = np.zeros(len(trace.threads), np.bool_)
+    driving[host.thread[launches]] = True
+    driving[host.thread[lexicon.profiler_step[host.name]]] = True
+    found: Mask = driving[host.thread] if driving.any() else np.ones(len(host), np.bool_)
+    return found
+
+
+def waiting_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+    """Return a mask over `Trace.host`: calls that return when the device is done."""
+    host = trace.host
+    found: Mask = lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
+    found[_calls_of(trace, links, lexicon.pageable_download)] = True
+    return found & drivers(trace, lexicon, links)
+
+
+def idle_by_call(trace: Trace, lexicon: Lexicon, causes: Mapping[Cause, Spans]) -> Ns:
+    """Return for each host slice the nanoseconds of `synchronisation` that it caused; 0 except for waits.
+
+    An instant counts for the last wait that began before it, so that the sum is the whole.
+    """
+    links, host, spans = launchers(trace), trace.host, causes["synchronisation"]
+    calls = np.flatnonzero(waiting_calls(trace, lexicon, links) & ~pageable_calls(trace, lexicon, links))
+    calls = calls[np.argsort(host.start[calls], kind="stable")]
+    found = np.zeros(len(host), np.int64)
+    if len(calls) and len(spans):
+        start = host.start[calls]
+        found[calls] = overlap(start, np.append(start[1:], max(spans.end[-1], start[-1])), spans)
+    return found
+
+
+def _when(trace: Trace, chosen: Mask) -> Spans:
+    return union(trace.host.start[chosen], trace.host.end[chosen])
+
+
+def _calls_of(trace: Trace, links: Ids, names: Mask) -> NDArray[np.intp]:
+    """Return indices into `Trace.host` of the calls that launched device work with such names."""
+    return np.unique(links[names[trace.device.name] & (links != MISSING)]).astype(np.intp)
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Times without work, not cut to the window, with the work that ends each."""
+
+    start: Ns
+    launched: Ns
+    """When the work that ends the gap had been launched, within the gap; the gap's end if later or unknown."""
+    end: Ns
+    backlog: Mask
+    linked: Mask
+    """Whether the work's launch is in the trace."""
+    last: Mask
+    """Whether no work follows."""
+
+    def before(self, chosen: Mask) -> Spans:
+        """Return the parts in which the work was not launched, as far as is known."""
+        return union(self.start[chosen], self.launched[chosen])
+
+    def behind(self, chosen: Mask) -> Spans:
+        """Return the parts in which it was."""
+        return union(self.launched[chosen], self.end[chosen])
+
+
+def _gaps(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> _Gaps:
+    device = trace.device
+    busy = union(device.start, device.end)
+    first, behind = (int(busy.start[0]), int(busy.end[-1])) if len(busy) else (window.start, window.end)
+    idle = complement(busy, min(first, window.start), max(behind, window.end))
+    real = np.flatnonzero(device.end > device.start)
+    starts, groups = np.unique(device.start[real], return_index=True)
+    place = np.searchsorted(starts, idle.end)
+    last = place == len(starts)
+    ended_by = np.minimum(place, len(starts) - 1)[~last]
+    linked, launched = np.zeros(len(idle), np.bool_), idle.end.copy()
+    if len(real):  # of works that begin at the same instant, take the one launched first
+        linked[~last] = np.maximum.reduceat(links[real], groups)[ended_by] != MISSING
+        known = np.minimum.reduceat(_launched(trace, lexicon, links, busy)[real], groups)[ended_by]
+        launched[~last] = np.clip(known, idle.start[~last], idle.end[~last])
+    followed = device.start[links != MISSING]
+    backlog = ~linked & ~last & (idle.end <= (followed.min() if len(followed) else MISSING))
+    return _Gaps(idle.start, np.where(backlog, idle.start, launched), idle.end, backlog, linked, last)
+
+
+def _launched(trace: Trace, lexicon: Lexicon, links: Ids, busy: Spans) -> Ns:
+    """Return for each work the instant by which it had certainly been launched; LATER if unknown."""
+    device, host = trace.device, trace.host
+    linked = links != MISSING
+    found = np.full(len(device), LATER)
+    found[linked] = host.end[links[linked]]
+    waited = np.flatnonzero(linked & lexicon.download[device.name])
+    waited = waited[waiting_calls(trace, lexicon, links)[links[waited]]]
+    free = np.concatenate(([-LATER], busy.end))[np.searchsorted(busy.end, device.start[waited], side="right")]
+    found[waited] = np.minimum(found[waited], np.maximum(host.start[links[waited]], free) + ISSUING)
+    for works in by_stream(trace):
+        followed_by = np.minimum.accumulate(found[works[::-1]])[::-1]
+        found[works] = np.where(linked[works] | (device.stream[works] == MISSING), found[works], followed_by)
+    return found
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Return the parts of gaps caused by a wait, and the slice that waited."""
+
+    start: Ns
+    end: Ns
+    call: NDArray[np.intp]
+
+    def by(self, chosen: Mask) -> Spans:
+        mask = chosen[self.call]
+        return union(self.start[mask], self.end[mask])
+
+
+def _opened(trace: Trace, gaps: _Gaps, waits: Mask) -> _Opened:
+    """Return the gaps whose end the host had not launched when they began, by the wait that was open then."""
+    calls = np.flatnonzero(waits)
+    calls = calls[np.argsort(trace.host.start[calls], kind="stable")]
+    start, end = trace.host.start[calls], trace.host.end[calls]
+    # Of the waits that began before the gap, take the one that ends last.
+    furthest = np.maximum.accumulate(np.where(end == np.maximum.accumulate(end), np.arange(len(calls)), 0))
+    late = gaps.before(gaps.linked | gaps.last)
+    place = np.searchsorted(start, late.start) - 1
+    began = place >= 0
+    found = furthest[place[began]]
+    waiting = end[found] >= late.start[began]
+    found, gap_start, gap_end = found[waiting], late.start[began][waiting], late.end[began][waiting]
+    return _Opened(gap_start, np.minimum(gap_end, gap_start + end[found] - start[found]), calls[found])
+
+
+WORK_CLASSES = ("compute", "communication", "copies")
+GAP_CLASSES = ("launch_delay", "queue")
+"""Time from the end of a launch call to the work's start, or between queued works."""
+HOST_CLASSES = ("data_loader", "allocator", "synchronisation", "operators", "python")
+"""Classes of host time, of which the first one that applies to an instant counts. `operators` includes runtime calls,
+on any thread; the classes before it are of threads that drive the device."""
+
+
+def critical_path(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[str, int]:
+    """Return the nanoseconds of each class on the path; they add up to the window."""
+    waits = waiting_calls(trace, lexicon, links) | pageable_calls(trace, lexicon, links)
+    found = dict.fromkeys(WORK_CLASSES + GAP_CLASSES + HOST_CLASSES, 0)
+    rest = _walk(_works(trace, lexicon, links), _waits(trace, waits), window, found)
+    for name, spans in _host_spans(trace, lexicon, links, waits).items():
+        found[name] += intersect(rest, spans).length
+        rest = subtract(rest, spans)
+    found["python"] += rest.length
+    return found
+
+
+@dataclass(frozen=True)
+class _Works:
+    """The works of the device with what each waited for, as lists, because the walk takes one at a time."""
+
+    kind: list[str]
+    start: list[int]
+    end: list[int]
+    after: list[int]
+    """The index of the work it waited for, -1 for the host."""
+    since: list[int]
+    """When that work, or the launch call, ended."""
+    gap: list[str]
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Calls in which the host waited for a work, ordered by their ends."""
+
+    end: list[int]
+    work: list[int]
+
+
+def _walk(works: _Works, waits: _Waits, window: Window, found: dict[str, int]) -> Spans:
+    """Add the device's part of the path to `found`, and return the host's part."""
+    now, work = window.end, _last(works, window.end)
+    host_start, host_end = [], []
+    while now > window.start:
+        if work != MISSING:
+            start = max(min(works.start[work], now), window.start)
+            since = max(min(works.since[work], start), window.start)
+            found[works.kind[work]] += now - start
+            found[works.gap[work]] += start - since
+            now, work = since, works.after[work]
+        else:
+            place = bisect_right(waits.end, now) - 1
+            work = waits.work[place] if place >= 0 else MISSING
+            since = max(works.end[work] if place >= 0 else window.start, window.start)
+            host_start.append(since)
+            host_end.append(now)
+            now = since
+    return union(np.array(host_start, np.int64), np.array(host_end, np.int64))
+
+
+def _last(works: _Works, at: int) -> int:
+    """Return the first work that ends at that instant or later, or in a gap the next work if what it waited for is
+    over.
+
+    -1 means that the device had nothing to do.
+    """
+    spans = enumerate(zip(works.start, works.end, strict=True))
+    running = next((work for work, (start, end) in spans if start < at <= end), MISSING)
+    following = bisect_left(works.start, at)
+    if running != MISSING or following == len(works.start):
+        return running
+    return following if works.since[following] < at else MISSING
+
+
+def _works(trace: Trace, lexicon: Lexicon, links: Ids) -> _Works:
+    device = trace.device
+    kind = np.where(device.kind == WorkKind.COPY, 2, communication_work(trace, lexicon).astype(np.int8))
+    previous, ended = previous_on_stream(trace)
+    ended = np.where(previous == MISSING, NEVER, np.minimum(ended, device.start))
+    launched = ready(trace, links)
+    other, other_end = _last_ended(trace, device.start)
+    elsewhere = other_end > np.maximum(launched, ended)
+    late = ~elsewhere & (launched > ended)
+    since = np.where(elsewhere, other_end, np.where(late, launched, ended))
+    after = np.where(elsewhere, other, np.where(late, MISSING, previous))
+    return _Works(
+        kind=[WORK_CLASSES[one] for one in kind.tolist()],
+        start=device.start.tolist(),
+        end=device.end.tolist(),
+        after=after.tolist(),
+        since=np.where(since == NEVER, device.start, since).tolist(),
+        gap=[GAP_CLASSES[one] for one in (~late).astype(np.int8).tolist()],
+    )
+
+
+def _waits(trace: Trace, waits: Mask) -> _Waits:
+    calls = np.flatnonzero(waits)
+    calls = calls[np.argsort(trace.host.end[calls], kind="stable")]
+    work, end = _last_ended(trace, trace.host.end[calls])
+    waited = end > trace.host.start[calls]
+    return _Waits(trace.host.end[calls][waited].tolist(), work[waited].tolist())
+
+
+def _last_ended(trace: Trace, at: Ns) -> tuple[NDArray[np.intp], Ns]:
+    """Return the last work that ended by each instant, and when; -1 if none did. Work without length is ignored."""
+    device = trace.device
+    real = np.flatnonzero(device.end > device.start)
+    if not len(real):
+        return np.full(len(at), MISSING), np.full(len(at), NEVER)
+    real = real[np.argsort(device.end[real], kind="stable")]
+    place = np.searchsorted(device.end[real], at, side="right") - 1
+    work = real[np.maximum(place, 0)]
+    return np.where(place < 0, MISSING, work), np.where(place < 0, NEVER, device.end[work])
+
+
+def _host_spans(trace: Trace, lexicon: Lexicon, links: Ids, waits: Mask) -> dict[str, Spans]:
+    host = trace.host
+    runtime, driving = host.kind == HostKind.RUNTIME, drivers(trace, lexicon, links)
+    masks = {
+        "data_loader": driving & lexicon.data_loader[host.name],
+        "allocator": driving & runtime & lexicon.allocator[host.name],
+        "synchronisation": waits,
+        "operators": runtime | (host.kind == HostKind.OPERATOR),
+    }
+    return {name: union(host.start[mask], host.end[mask]) for name, mask in masks.items()}

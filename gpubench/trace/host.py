@@ -1,0 +1,440 @@
+"""What the host did: time by part, by module and in Python, and what was compiled."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, clip, intersect, join, subtract, union
+from gpubench.trace.copies import copying
+from gpubench.trace.phases import (
+    BACKWARD,
+    NAMES,
+    OPTIMIZER,
+    OTHER,
+    RECV_WAIT,
+    SEND_WAIT,
+    ModuleCalls,
+    Phases,
+    for_autograd,
+    for_other_ranks,
+)
+from gpubench.trace.profile import HOST_PARTS, Compiled, HostPart, Module, Python, Stretch
+from gpubench.trace.program import (
+    Program,
+    Segments,
+    innermost_frames,
+    nearest,
+    nearest_around,
+    of_pieces,
+    outermost,
+    user_frame,
+)
+
+_PYTHON = HOST_PARTS.index("python")
+
+
+def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
+    """Return when the main thread did what; the parts are disjoint and fill the window.
+
+    If several are open at once, the first of HOST_PARTS counts. While the main thread records nothing, a collective on
+    a thread of its own counts as communication, and waiting in `backward()` for autograd's own thread as operators.
+    """
+    trace, nest = program.trace, program.nest
+    kind, name = trace.host.kind, trace.host.name
+    marks: dict[HostPart, Mask] = {
+        "data_loader": program.lexicon.data_loader[name],
+        "communication": (program.lexicon.communication_host[name] & (kind != HostKind.PYTHON))
+        | np.isin(phases.of, (RECV_WAIT, SEND_WAIT)),
+        "copies": copying(program),
+        "optimizer": phases.of == OPTIMIZER,
+        "operators": program.operators,
+    }
+    part = np.full(len(trace.host), _PYTHON, np.int8)
+    for one in reversed(HOST_PARTS[:_PYTHON]):
+        part[nearest(nest, marks[one]) >= 0] = HOST_PARTS.index(one)
+    pieces = program.main
+    of = of_pieces(pieces, part, _PYTHON)
+    found = {one: union(pieces.start[of == n], pieces.end[of == n]) for n, one in enumerate(HOST_PARTS)}
+    idle = pieces.only(of == _PYTHON)
+    ranks = for_other_ranks(program, idle)
+    autograd = subtract(for_autograd(program, phases.evaluation >= 0, idle), ranks)
+    found["communication"] = join(found["communication"], ranks)
+    found["operators"] = join(found["operators"], autograd)
+    found["python"] = subtract(found["python"], join(ranks, autograd))
+    return found
+
+
+def modules(program: Program, phases: Phases) -> list[Module]:
+    """Return every module that ran in the window, parents before their children.
+
+    Times are nanoseconds: of the work that was launched from the module, or in a trace without device work of the
+    operators themselves. Calls and host time are of the calls from which such work was launched. Work of the backward
+    pass belongs to the module of its forward operator, found by sequence number.
+    """
+    calls, backward = phases.calls, phases.evaluation >= 0
+    around = nearest(program.nest, calls.mask)
+    parents = _parents(program, calls, around, backward)
+    place = _place(calls, around, phases)
+    parts = (~backward, backward & ~phases.recompute, phases.recompute)
+    own = [_by_module(calls, place, np.where(part, program.effort, 0)) for part in parts]
+    whole = [_with_children(amounts, parents) for amounts in own]
+    called = calls.mask & ~backward & program.counted
+    count = _by_module(calls, calls.of, called.astype(np.int64))
+    host = _by_module(calls, calls.of, np.where(called, program.nest.end - program.trace.host.start, 0))
+    found = [
+        Module(
+            path=path,
+            kind=calls.kinds[one],
+            calls=int(count[one]),
+            host=int(host[one]),
+            forward=int(whole[0][one]),
+            backward=int(whole[1][one]),
+            recompute=int(whole[2][one]),
+            own=int(sum(amounts[one] for amounts in own)),
+        )
+        for path, one in _in_order(_paths(calls, parents))
+    ]
+    return [one for one in found if one.calls or one.forward or one.backward or one.recompute]
+
+
+def folded(found: Sequence[Module]) -> list[tuple[Module, int]]:
+    """Combine equal layers, those of one class whose paths differ only in numbers, and return each with its count.
+
+    The sum of "layers.0.attn" to "layers.23.attn" has the path "layers.*.attn"; a single module keeps its own path.
+    """
+    groups: dict[tuple[str, ...], list[Module]] = {}
+    for module in found:
+        groups.setdefault((module.kind, *without_numbers(module.kind, module.path)), []).append(module)
+    return [(_sum(group), len(group)) for group in groups.values()]
+
+
+def without_numbers(kind: str, path: str) -> list[str]:
+    """Return the parts of the path of a module of class `kind`, which are the same for equal layers.
+
+    A star replaces numbers of a qualified path, and the numbers by which the profiler distinguishes modules of a class.
+    """
+    counted = path.rpartition("/")[2].rpartition("_")[0] == kind
+    parts = path.split("/" if counted else ".")
+    return [_NUMBER.sub("*", part) if counted or part.isdecimal() else part for part in parts]
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """Return the common path of equal layers, with a star for each number in which they differ."""
+    separator = "/" if "/" in paths[0] else "."
+    parts = [path.split(separator) for path in paths]
+    if len({len(one) for one in parts}) > 1:
+        return paths[0]
+    return separator.join(
+        same[0] if len(set(same)) == 1 else _NUMBER.sub("*", same[0]) for same in zip(*parts, strict=True)
+    )
+
+
+_NUMBER = re.compile(r"(^|(?<=_))\d+$")
+"""The last number of a part of a path, if it is the whole part or follows an underscore."""
+
+
+def _sum(group: Sequence[Module]) -> Module:
+    return Module(
+        path=common_path([module.path for module in group]),
+        kind=group[0].kind,
+        calls=sum(module.calls for module in group),
+        host=sum(module.host for module in group),
+        forward=sum(module.forward for module in group),
+        backward=sum(module.backward for module in group),
+        recompute=sum(module.recompute for module in group),
+        own=sum(module.own for module in group),
+    )
+
+
+def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:
+    """Return for each slice its module, or -1."""
+    evaluated = np.where(phases.evaluation >= 0, phases.forward[phases.evaluation], np.int32(MISSING))
+    call = np.where(around > phases.evaluation, around, np.where(evaluated >= 0, around[evaluated], np.int32(MISSING)))
+    forward = np.where(phases.evaluation >= 0, call, around)
+    return np.where(forward >= 0, calls.of[forward], np.int32(MISSING))
+
+
+def _by_module(calls: ModuleCalls, place: Ids, amounts: Ns) -> Ns:
+    total = np.zeros(len(calls.names), np.int64)
+    placed = place >= 0
+    np.add.at(total, place[placed], amounts[placed])
+    return total
+
+
+def _parents(program: Program, calls: ModuleCalls, around: Ids, backward: Mask) -> list[int]:
+    """Return for each module its parent, or -1: by qualified name, or by which module called it first."""
+    if calls.qualified:
+        numbers = {name: number for number, name in enumerate(calls.names)}
+        return [_prefix(numbers, name) for name in calls.names]
+    slices = np.flatnonzero(calls.mask)
+    slices = slices[np.lexsort((program.trace.host.start[slices], backward[slices]))]
+    _, first = np.unique(calls.of[slices], return_index=True)
+    outer = nearest_around(program.nest, around)[slices[first]]
+    parents = np.where(outer >= 0, calls.of[outer], MISSING)
+    return [int(parent) if parent != module else MISSING for module, parent in enumerate(parents)]
+
+
+def _prefix(numbers: dict[str, int], name: str) -> int:
+    """Return the index of the longest name that is a proper prefix in whole words; the root's name is empty."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in numbers:
+            return numbers[name]
+    return MISSING
+
+
+def _with_children(amounts: Ns, parents: list[int]) -> Ns:
+    total = amounts.copy()
+    for module, parent in enumerate(parents):
+        while parent >= 0:
+            total[parent] += amounts[module]
+            parent = parents[parent]
+    return total
+
+
+def _paths(calls: ModuleCalls, parents: list[int]) -> list[str]:
+    if calls.qualified:
+        return calls.names
+    paths = []
+    for module, parent in enumerate(parents):
+        path = calls.names[module]
+        while parent >= 0:
+            path = f"{calls.names[parent]}/{path}"
+            parent = parents[parent]
+        paths.append(path)
+    return paths
+
+
+def _in_order(paths: list[str]) -> list[tuple[str, int]]:
+    return sorted((path, module) for module, path in enumerate(paths))
+
+
+PLACES = 5
+"""The most stretches that are listed."""
+
+Positions = NDArray[np.intp]
+
+_EVALUATION = "autograd::engine::evaluate_function: "
+
+
+def stretches(program: Program, known: Phases) -> Python | None:
+    """Return the time of the window that the main thread spent in Python, outside operators and runtime calls.
+
+    None without slices of the host. Loading data and waiting for autograd's own thread or for other ranks are left out,
+    and so is the unknown time before the thread's first slice and after its last one. Times are nanoseconds.
+    """
+    if not len(program.trace.host):
+        return None
+    busy = _busy(program, known)
+    pieces = program.main
+    idle = pieces.only((pieces.slice < 0) | ~busy[pieces.slice])
+    found = _outside(program, known, idle)
+    lengths, operators = found.end - found.start, _operator_durations(program, known)
+    places = _Places.of(program, known, found, idle, _before(program, known, busy, found)) if len(found) else None
+    return Python(
+        total=found.length,
+        stretches=len(found),
+        median=_median(lengths),
+        half=_half(lengths),
+        longest=_longest(program, known, lengths, places) if places else [],
+        operators=len(operators),
+        operator_median=_median(operators),
+    )
+
+
+def _busy(program: Program, known: Phases) -> Mask:
+    """Return slices that are, or are within, something other than the program's own Python."""
+    kind, name = program.trace.host.kind, program.trace.host.name
+    waits = program.lexicon.communication_host[name] & (kind != HostKind.PYTHON)
+    marks = program.operators | (kind == HostKind.RUNTIME) | program.lexicon.data_loader[name] | waits
+    busy: Mask = (nearest(program.nest, marks) >= 0) | np.isin(known.of, (RECV_WAIT, SEND_WAIT))
+    return busy
+
+
+def _outside(program: Program, known: Phases, idle: Segments) -> Spans:
+    here = program.trace.host.thread == program.main_thread
+    waiting = join(for_autograd(program, known.of == BACKWARD, idle), for_other_ranks(program, idle))
+    spans = subtract(union(idle.start, idle.end), waiting)
+    return clip(spans, int(program.trace.host.start[here].min()), int(program.nest.end[here].max()))
+
+
+def _operator_durations(program: Program, known: Phases) -> Ns:
+    """Return the outermost operators without those that load data; an autograd node counts as the operators it
+    calls."""
+    slices = np.arange(len(program.trace.host))
+    plain = program.operators & (known.evaluation != slices)
+    loading = nearest(program.nest, program.lexicon.data_loader[program.trace.host.name]) >= 0
+    counted = np.flatnonzero((outermost(program.nest, plain) == slices) & program.inside & ~loading)
+    return program.nest.end[counted] - program.trace.host.start[counted]
+
+
+def _before(program: Program, known: Phases, busy: Mask, found: Spans) -> Ids:
+    """Return for each stretch the outermost busy slice that ended last before it, on the main or autograd's thread."""
+    around = program.nest.parent
+    top = busy & ~np.where(around >= 0, busy[around], False)
+    ours = (program.trace.host.thread == program.main_thread) | (known.of == BACKWARD)
+    ended = np.flatnonzero(top & ours)
+    ended = ended[np.argsort(program.nest.end[ended], kind="stable")]
+    place = np.searchsorted(program.nest.end[ended], found.start, side="right")
+    return np.concatenate(([MISSING], ended)).astype(np.int32)[place]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Return the place of each stretch; of several places the one with most of the stretch."""
+
+    phase: Ids
+    call: Ids
+    """The innermost call of a module around it, as a slice; here and below, -1 if there is none."""
+    module: Ids
+    frame: Ids
+    """The name of the user's innermost function around it."""
+    after: Ids
+    """The name of what ended last before it."""
+
+    @classmethod
+    def of(cls, program: Program, known: Phases, found: Spans, idle: Segments, before: Ids) -> Self:
+        cut = intersect(Spans(idle.start, idle.end), found)
+        slice_ = idle.slice[np.searchsorted(idle.start, cut.start, side="right") - 1]
+        stretch = np.searchsorted(found.start, cut.start, side="right") - 1
+        calls, name = known.calls, program.trace.host.name
+        call = _at(nearest(program.nest, calls.mask), slice_)
+        columns = _at(known.of, slice_, OTHER), _at(calls.of, call), _at(name, _at(innermost_frames(program), slice_))
+        phase, module, frame = (_most(stretch, column, cut.end - cut.start) for column in columns)
+        return cls(
+            phase=columns[0][phase],
+            call=call[module],
+            module=columns[1][module],
+            frame=columns[2][frame],
+            after=_at(name, before),
+        )
+
+
+def _at(column: NDArray[np.integer[Any]], places: Ids, otherwise: int = MISSING) -> Ids:
+    return np.where(places >= 0, column[places], otherwise).astype(np.int32)
+
+
+def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
+    """Return one piece of each stretch, whose value most of the stretch has."""
+    order = np.lexsort((column, stretch))
+    first = _changes(stretch[order], column[order])
+    sums = np.add.reduceat(length[order], first)
+    ranked = np.lexsort((-sums, stretch[order][first]))
+    best = ranked[_changes(stretch[order][first][ranked])]
+    return order[first[best]]
+
+
+def _changes(*columns: NDArray[np.integer[Any]]) -> Positions:
+    """Say where any of the columns changes its value, including the beginning."""
+    changed = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return np.flatnonzero(np.concatenate(([True], changed)))
+
+
+def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> list[Stretch]:
+    """Return the longest stretch of each place, with the number of similar lengths; equal layers are one place."""
+    layer = _layers(known.calls)[places.module]
+    keys = (places.phase, layer, places.frame, places.after)
+    order = np.lexsort((-length, *keys))
+    first = _changes(*(key[order] for key in keys))
+    longest, of_place = length[order][first], np.diff(np.append(first, len(order)))
+    alike = 2 * length[order] >= np.repeat(longest, of_place)
+    counts = np.add.reduceat(alike.astype(np.int64), first)
+    totals = np.add.reduceat(np.where(alike, length[order], 0), first)
+    names, found = program.trace.names, []
+    for group in np.argsort(-longest, kind="stable")[:PLACES].tolist():
+        one, same = order[first[group]], order[first[group] : first[group] + of_place[group]]
+        calls = places.call[same][np.unique(places.module[same], return_index=True)[1]]
+        stretch = Stretch(
+            length=int(longest[group]),
+            count=int(counts[group]),
+            total=int(totals[group]),
+            phase=NAMES[places.phase[one]],
+            module=common_path([_path(program, known.calls, call) for call in calls.tolist()]),
+            after=names[places.after[one]].removeprefix(_EVALUATION) if places.after[one] >= 0 else "",
+            where=user_frame(names[places.frame[one]]) if places.frame[one] >= 0 else None,
+        )
+        found.append(stretch)
+    return found
+
+
+def _layers(calls: ModuleCalls) -> Ids:
+    """Return for each module a number that equal layers share, and at the end -1, for no module."""
+    layers = dict[tuple[str, ...], int]()
+    paths = zip(calls.kinds, calls.names, strict=True)
+    numbers = [layers.setdefault((kind, *without_numbers(kind, name)), len(layers)) for kind, name in paths]
+    return np.array([*numbers, MISSING], np.int32)
+
+
+def _path(program: Program, calls: ModuleCalls, call: int) -> str:
+    """Return a module's qualified name from a call of it, or else the names of the modules that called it."""
+    parent, path = program.nest.parent, []
+    while call >= 0:
+        if calls.of[call] >= 0:
+            path.append(calls.names[calls.of[call]])
+        call = MISSING if calls.qualified and path else int(parent[call])
+    return "/".join(reversed(path))
+
+
+def _median(durations: Ns) -> int:
+    """Return the median; 0 for no values."""
+    return int(np.median(durations)) if len(durations) else 0
+
+
+def _half(lengths: Ns) -> int:
+    """Return the length such that half of all time is in stretches at least as long; 0 without any."""
+    falling = np.sort(lengths)[::-1]
+    reached = np.cumsum(falling)
+    return int(falling[np.searchsorted(reached, (reached[-1] + 1) // 2)]) if len(falling) else 0
+
+
+_REGION = r"Torch-Compiled Region"
+_COMPILATION = r"(_compile\.)?compile_inner( \(dynamo_timed\))?$"
+_COMPILING = rf"{_COMPILATION}|entire_(frame|backward)_compile( |$)|.*\(dynamo_timed\)$"
+_ANY = rf"{_REGION}|CompiledFunction|TorchDynamo Cache Lookup|## Call CompiledFxGraph|inductor::|{_COMPILING}"
+
+
+def compiled(program: Program) -> Compiled | None:
+    """Return compiled regions, and the nanoseconds that the window spent compiling; None for an eager program.
+
+    Regions with different numbers are different graphs of one step. Modules that are compiled separately, as the blocks
+    of a model, count as regions too, because a trace does not distinguish them.
+    """
+    if not _matching(program, _ANY).any():
+        return None
+    host, window = program.trace.host, program.window
+    compiling = _matching(program, _COMPILING)
+    regions = _regions_of_a_step(program)
+    return Compiled(
+        regions=regions,
+        graph_breaks=max(0, regions - 1),
+        compilations=_compilations(program),
+        compiling=clip(union(host.start[compiling], host.end[compiling]), window.start, window.end).length,
+    )
+
+
+def _compilations(program: Program) -> int:
+    """Return compilations; nested slices, which have two names for one compilation, are not counted."""
+    found = _matching(program, _COMPILATION)
+    outer = nearest_around(program.nest, nearest(program.nest, found)) < 0
+    return int((found & outer & program.inside).sum())
+
+
+def _regions_of_a_step(program: Program) -> int:
+    """Return the largest number of different graphs that began in one step."""
+    host = program.trace.host
+    regions = _matching(program, _REGION) & program.inside
+    edges = np.array([step.start for step in program.window.steps], np.int64)
+    steps = np.searchsorted(edges, host.start[regions], side="right")
+    graphs = np.unique(np.stack((steps, host.name[regions])), axis=1)
+    return int(np.bincount(graphs[0]).max(initial=0))
+
+
+def _matching(program: Program, pattern: str) -> Mask:
+    match = re.compile(pattern).match
+    names = program.trace.names
+    known = np.fromiter((match(name) is not None for name in names), np.bool_, len(names))
+    return known[program.trace.host.name]

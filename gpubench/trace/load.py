@@ -1,0 +1,395 @@
+"""Load a trace file into columns, or say which program wrote it if that was not torch.profiler.
+
+Many programs write Chrome's format. They differ in the categories of events, in the names of processes, and in what the
+file has beside the events.
+"""
+
+import contextlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from gpubench import units
+from gpubench.errors import DataError
+from gpubench.trace.columns import (
+    MISSING,
+    DeviceProperties,
+    DeviceWork,
+    HostKind,
+    HostSlices,
+    Mask,
+    Ns,
+    Signature,
+    Trace,
+)
+from gpubench.trace.file import (
+    ANNOTATIONS,
+    ELEMENT_BYTES,
+    HOST_KINDS,
+    HOW,
+    LEFT_OUT,
+    OF_DEVICES,
+    WORK_KINDS,
+    Args,
+    Event,
+    TraceDocument,
+    Work,
+)
+
+SPANS = "XBE"
+"""Phases of events with a duration: complete events, and pairs of a beginning and an end."""
+TOLD = 4  # categories that a message lists
+
+_VIZTRACER = "VizTracer"
+_SYSTRACE = "Android's systrace or Perfetto"
+_XLA = "JAX, XLA or TensorFlow"
+_CATEGORIES = (
+    (
+        r"devtools\.timeline|disabled-by-default-|blink|v8|latencyInfo|loading$|netlog|toplevel$",
+        "Chrome or its DevTools",
+    ),
+    (r"FEE$", _VIZTRACER),
+    (r"nvtx|cuda_api$|cuda$", "nsys2json, which converts reports of Nsight Systems"),
+    (r"sched$|irq$|freq$|binder|gfx$|am$|wm$|ftrace", _SYSTRACE),
+    (r"(Session|Node|Api)$", "ONNX Runtime's profiler"),
+    (r"action processing|bazel|general information", "Bazel"),
+)
+_OF_HOST_TOOLS = r"FEE$|nvtx"
+_PROCESSES = (
+    (r"(/job:.*)?/(device|host):", _XLA),
+    (
+        r"(CPU|CUDA) functions$",
+        "EventList.export_chrome_trace, which leaves most out: the profiler has an export_chrome_trace of its own",
+    ),
+    (r"CPU (HIP|HSA) API|GPU\d+$", "rocprof"),
+    (r"rank \d+$", "gpubench pipe-infer, a timeline"),
+)
+_KEYS = {
+    "viztracer_metadata": _VIZTRACER,
+    "systemTraceEvents": _SYSTRACE,
+    "beginningOfTime": "clang (-ftime-trace)",
+}
+"""Keys beside the events, by program."""
+
+
+@dataclass
+class Signs:
+    """What identifies the program that wrote a file, collected from its events."""
+
+    categories: Counter[str] = field(default_factory=Counter)
+    """Categories of events with a duration."""
+    processes: set[str] = field(default_factory=set)
+    """Names of processes, from metadata or from the events."""
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.ph == "M" and event.name == "process_name" and event.args is not None:
+                self.processes.add(str(event.args.name))
+            elif event.ph and event.ph in SPANS:
+                self.categories[event.cat] += 1
+                if isinstance(event.pid, str):
+                    self.processes.add(event.pid)
+
+    def told(self, about: Mapping[str, Any]) -> str | None:
+        """Say why nothing in the file can be read, and which program it may be from; None if no event has a duration.
+
+        `about` is what the file has beside the events.
+        """
+        if not self.categories:
+            return None
+        named = [category for category, _ in self.categories.most_common() if category]
+        more = [f"{len(named) - TOLD} more"] if len(named) > TOLD else []
+        what = "its events have no category"
+        if named:
+            number = "its categories are" if len(named) > 1 else "its only category is"
+            what = f"{number} {units.listed([*named[:TOLD], *more])}"
+        if all(category.lower() in LEFT_OUT for category in self.categories):
+            return f"it has no operators, runtime calls or kernels: {what}"
+        if any(map(OF_DEVICES.match, named)):
+            return f"the events of its device are not read: {what}"
+        producer = self._producer(about)
+        return f"torch.profiler did not write it: {what}" + (f", as in traces of {producer}" if producer else "")
+
+    def _producer(self, about: Mapping[str, Any]) -> str | None:
+        source = about.get("metadata")
+        if isinstance(source, dict) and source.get("source") == "DevTools":
+            return "Chrome's DevTools"
+        if isinstance(source, dict) and "highres-ticks" in source:
+            return _XLA
+        pieces = {piece.strip() for category in self.categories for piece in category.split(",")}
+        every = (
+            *(name for key, name in _KEYS.items() if key in about),
+            *_matching(_PROCESSES, self.processes),
+            *_matching(_CATEGORIES, pieces),
+        )
+        return next(iter(every), None)
+
+
+def of_host_tool(category: str) -> bool:
+    """Say whether a category is of a tool that records the host beside torch.profiler, and so not of a device."""
+    return bool(re.match(_OF_HOST_TOOLS, category))
+
+
+def _matching(known: Iterable[tuple[str, str]], found: Iterable[str]) -> list[str]:
+    return [producer for pattern, producer in known if any(re.match(pattern, one) for one in found)]
+
+
+RECORDED = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
+LONGEST = 2**53  # microseconds: beyond it a float is no longer whole, and nanoseconds soon exceed an int64
+
+_NO_ARGS = Args()
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, to spread near numbers (Knuth, TAOCP 6.4)
+_NARROW = {"kind": np.int8, "name": np.int32, "thread": np.int32, "signature": np.int32, "stack": np.int32}
+_NARROW |= {"device": np.int32, "stream": np.int32, "collective": np.int32}
+
+
+def read(path: Path) -> Trace:
+    """Load the trace at `path`, JSON or gzipped JSON.
+
+    Raises DataError for a file that is not a trace, is incomplete, has nothing that torch.profiler records, or does not
+    fit in memory.
+    """
+    document, builder = TraceDocument(path, Work()), _Builder()
+    for batch in document.batches():
+        builder.add(batch)
+    events, dropped = builder.events + document.dropped, builder.timeless + document.dropped
+    about = document.metadata
+    if not builder.kept:
+        raise _nothing(path, builder, events, about)
+    distributed = about.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    return Trace(
+        label=path.name,
+        rank=_whole(distributed.get("rank")),
+        world_size=_whole(distributed.get("world_size")),
+        backend=str(distributed["backend"]) if "backend" in distributed else None,
+        devices=_devices(about.get("deviceProperties")),
+        names=list(builder.names),
+        threads=[(str(process), str(thread)) for process, thread in builder.threads],
+        signatures=[_signature(*parts) for parts in builder.signatures],
+        host=builder.host_slices(),
+        device=builder.device_work(),
+        settings={key: about[key] for key in RECORDED if key in about},
+        events=events,
+        dropped=dropped,
+        repeated=builder.repeated,
+        unread=dict(builder.unread),
+        truncated=document.truncated,
+    )
+
+
+def _nothing(path: Path, builder: "_Builder", events: int, about: dict[str, Any]) -> DataError:
+    """Return the error for a file without any event that is read."""
+    if told := builder.signs.told(about):
+        return DataError(f"{path} cannot be read: {told}", HOW)
+    if not events:
+        return DataError(f"{path} is an empty trace: it has no events", HOW)
+    return DataError(f"{path} has nothing to diagnose: {units.counted(events, 'event')}, none with a duration", HOW)
+
+
+@dataclass
+class _Builder:
+    """Collects columns, a batch of events at a time."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[tuple[int | str | None, int | str | None], int] = field(default_factory=dict)
+    signatures: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    events: int = 0
+    timeless: int = 0
+    """Events without the valid duration that they should have."""
+    repeated: int = 0
+    """Slices and works that were left out because they repeat others."""
+    unread: Counter[str] = field(default_factory=Counter)
+    signs: Signs = field(default_factory=Signs)
+    """What identifies the program, collected up to the first event that is read."""
+    host: list[dict[str, Any]] = field(default_factory=list)
+    device: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        return any(len(part["start"]) for part in (*self.host, *self.device))
+
+    def add(self, batch: list[Event]) -> None:
+        self.events += len(batch)
+        spans = [event for event in batch if event.ph == "X"]
+        complete = [event for event in spans if _has_time(event)]
+        self.timeless += len(spans) - len(complete)
+        if not self.kept:
+            self.signs.add(batch)
+        known = HOST_KINDS.keys() | WORK_KINDS.keys() | LEFT_OUT
+        self.unread.update(event.cat for event in complete if event.cat.lower() not in known)
+        self.host.append(self._host_columns([event for event in complete if event.cat.lower() in HOST_KINDS]))
+        self.device.append(self._device_columns([event for event in complete if event.cat.lower() in WORK_KINDS]))
+
+    def host_slices(self) -> HostSlices:
+        columns = self._once(_joined(self.host))
+        del columns["identity"]
+        annotations = np.fromiter((name.startswith(ANNOTATIONS) for name in self.names), np.bool_, len(self.names))
+        columns["kind"][annotations[columns["name"]]] = HostKind.ANNOTATION
+        order = np.lexsort((-columns["end"], columns["start"], columns["thread"]))
+        return HostSlices(**{name: column[order] for name, column in columns.items()})
+
+    def device_work(self) -> DeviceWork:
+        columns = self._once(_joined(self.device))
+        order = np.lexsort((columns["end"], columns["start"]))
+        return DeviceWork(**{name: column[order] for name, column in columns.items()})
+
+    def _once(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns without rows equal to an earlier one."""
+        new = ~_repeated(columns)
+        self.repeated += int((~new).sum())
+        return {name: column[new] for name, column in columns.items()} if not new.all() else columns
+
+    def _host_columns(self, events: list[Event]) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
+        start, end = _times(events)
+        columns = {
+            "kind": [HOST_KINDS[event.cat.lower()] for event in events],
+            "name": [_number(self.names, event.name) for event in events],
+            "thread": [_number(self.threads, (event.pid, event.tid)) for event in events],
+            "start": start,
+            "end": end,
+            "correlation": [_or_missing(one.correlation) for one in args],
+            "sequence": [_or_missing(one.sequence) for one in args],
+            "forward_thread": [_or_missing(one.forward_thread) for one in args],
+            "signature": [MISSING if one.dims is UNSET else self._signature(one) for one in args],
+            "stack": [_number(self.names, one.stack) if one.stack else MISSING for one in args],
+            "identity": [_or_missing(one.external if one.python is None else one.python) for one in args],
+        }
+        return _arrays(columns)
+
+    def _device_columns(self, events: list[Event]) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
+        start, end = _times(events)
+        columns = {
+            "kind": [WORK_KINDS[event.cat.lower()] for event in events],
+            "name": [_number(self.names, event.name) for event in events],
+            "device": [_short(one.device) for one in args],
+            "stream": [_short(one.stream) for one in args],
+            "start": start,
+            "end": end,
+            "correlation": [_or_missing(one.correlation) for one in args],
+            "bytes": [_or_missing(one.bytes if one.dtype is None else _message(one)) for one in args],
+            "blocks": [_product(one.grid) for one in args],
+            "threads": [_product(one.block) for one in args],
+            "collective": [
+                _number(self.names, one.collective) if isinstance(one.collective, str) else MISSING for one in args
+            ],
+        }
+        return _arrays(columns)
+
+    def _signature(self, args: Args) -> int:
+        parts = (args.dims, args.types, args.strides, args.concrete)
+        return _number(self.signatures, tuple(bytes(part) if part is not UNSET else b"" for part in parts))
+
+
+def _has_time(event: Event) -> bool:
+    return event.ts >= 0 and event.dur >= 0 and event.ts + event.dur < LONGEST
+
+
+def _times(events: list[Event]) -> tuple[Ns, Ns]:
+    """Return start and end in nanoseconds; below `file.EXACT_BELOW` a float has the exact nanosecond."""
+    if events and not isinstance(events[0].ts, float):  # ExactEvent
+        start = np.array([round(event.ts * 1000) for event in events], np.int64)
+        return start, start + np.array([round(event.dur * 1000) for event in events], np.int64)
+    starts = np.array([event.ts for event in events], np.float64)
+    durations = np.array([event.dur for event in events], np.float64)
+    start = _nanoseconds(starts)
+    return start, start + _nanoseconds(durations)
+
+
+def _nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
+    whole = np.floor(microseconds)
+    nanoseconds: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return nanoseconds
+
+
+def _number(numbers: dict[Any, int], key: Any) -> int:
+    return numbers.setdefault(key, len(numbers))
+
+
+def _or_missing(value: int | None) -> int:
+    return value if value is not None and 0 <= value < 2**63 else MISSING
+
+
+def _short(number: int | None) -> int:
+    """Return stream numbers; addresses, which some runtimes use and a column cannot hold, are truncated."""
+    return MISSING if number is None or number < 0 else number % (2**31 - 1)
+
+
+def _product(sizes: Any) -> int:
+    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
+        return MISSING
+    return _or_missing(math.prod(sizes))
+
+
+def _message(args: Args) -> int | None:
+    """Return the bytes of a collective's larger side: a rank's input of a reduction, or its output of a gathering."""
+    size = ELEMENT_BYTES.get(args.dtype) if isinstance(args.dtype, str) else None
+    if size is None or args.elements_in is None:
+        return None
+    return max(args.elements_in, args.elements_out or 0) * size
+
+
+def _arrays(columns: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(column, _NARROW.get(name, np.int64)) for name, column in columns.items()}
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _repeated(columns: dict[str, Any]) -> Mask:
+    """Say which rows are equal to an earlier one."""
+    found = np.zeros(len(columns["start"]), np.bool_)
+    key = np.zeros(len(found), np.uint64)
+    for column in columns.values():
+        key = (key ^ column.astype(np.uint64)) * _SPREAD
+        key ^= key >> np.uint64(29)
+    order = np.argsort(key, kind="stable")
+    before, after = order[:-1], order[1:]
+    equal = key[before] == key[after]
+    before, after = before[equal], after[equal]
+    alike = np.ones(len(after), np.bool_)
+    for column in columns.values():
+        alike &= column[before] == column[after]
+    found[after[alike]] = True
+    return found
+
+
+def _signature(dims: bytes, types: bytes, strides: bytes, concrete: bytes) -> Signature:
+    return Signature(_list(dims), [str(one) for one in _list(types)], _list(strides), _list(concrete))
+
+
+def _list(text: bytes) -> list[Any]:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(text)
+        return found if isinstance(found, list) else []
+    return []
+
+
+def _devices(found: Any) -> list[DeviceProperties]:
+    return [_properties(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _properties(found: dict[str, Any]) -> DeviceProperties:
+    major, minor = _whole(found.get("computeMajor")), _whole(found.get("computeMinor"))
+    return DeviceProperties(
+        id=_whole(found.get("id")),
+        name=str(found.get("name", "")),
+        multiprocessors=_whole(found.get("numSms")),
+        memory=_whole(found.get("totalGlobalMem")),
+        compute_capability=None if major is None or minor is None else (major, minor),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

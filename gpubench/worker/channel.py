@@ -1,0 +1,260 @@
+"""The connection of a worker to the host, its heartbeat, and the clock that dates events.
+
+The address is `unix:PATH` on one machine and `tcp:HOST:PORT#SECRET` from another. The host puts it in the environment
+of the workers that it starts, and in the rendezvous store for the workers on other machines.
+
+Three rules keep the timed process undisturbed. Events are buffered until the loop calls `flush` between steps. The
+listening thread sleeps in the kernel. The heartbeat costs some tens of microseconds a second.
+
+When the connection to the host ends, the worker exits at once, so that no orphan occupies a GPU. A broken link to
+another machine does not end a connection, so TCP keepalive ends it after the same time as on the host's side.
+"""
+
+import faulthandler
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple, Self
+
+import msgspec
+
+from gpubench import events
+from gpubench.errors import HostLost
+from gpubench.events import Job
+from gpubench.ranks import machine
+
+
+def calendar(job: Job) -> Callable[[], float]:
+    """Returns a clock of seconds since the epoch.
+
+    On the host's machine it is the host's clock at the start of the run plus monotonic time, so NTP does not shift it.
+    """
+    if job.machine != machine():
+        return time.time
+    unix, monotonic = job.clock
+    return lambda: unix + time.monotonic() - monotonic
+
+
+ADDRESS_VARIABLE = "_GPUBENCH_HOST"
+HEARTBEAT_SECONDS = 1.0
+LAST_WORD_SECONDS = 10.0
+CONNECT_SECONDS = 30.0
+HOST_GONE = 75  # EX_TEMPFAIL, the exit code of a worker whose host is gone
+
+EVERYONE = -1  # in place of a rank number: all ranks
+
+
+class Doing(NamedTuple):
+    """What a rank is doing."""
+
+    words: str
+    waits_for: int | None = None
+    """The rank that it waits for, or `EVERYONE`."""
+    within: float | None = None
+    """The time limit in seconds; None for the run's own limit."""
+
+
+class Activity:
+    """What this process is doing now. The loop writes it; the heartbeat and error messages read it."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.patience_factor = 1.0
+        """The factor on the run's time limit for progress, for example while the rank compiles."""
+        # replaced as a whole, because other threads read it
+        self._state: Doing | Callable[[], Doing] = Doing("starting")
+
+    @property
+    def now(self) -> Doing:
+        state = self._state
+        return state if isinstance(state, Doing) else state()
+
+    @property
+    def doing(self) -> str:
+        return self.now.words
+
+    @doing.setter
+    def doing(self, words: str) -> None:
+        self._state = Doing(words)
+
+    def enter(self, words: str, *, waits_for: int | None = None, within: float | None = None) -> None:
+        """Sets what the process is doing; the arguments are those of `Doing`."""
+        self._state = Doing(words, waits_for, within)
+
+    def watch(self, other: Callable[[], Doing]) -> None:
+        """Reports what `other` returns while the loop waits for another thread."""
+        self._state = other
+
+    def heartbeat(self, rank: int) -> events.Heartbeat:
+        words, waits_for, within = self.now
+        return events.Heartbeat(
+            rank=rank,
+            doing=words,
+            step=self.step,
+            waits_for=waits_for,
+            within=within,
+            patience_factor=self.patience_factor,
+        )
+
+
+class Channel:
+    """Sends events to the host, and ends the process when the host is gone."""
+
+    def __init__(self, connection: socket.socket, rank: int, activity: Activity, host: str | None = None) -> None:
+        """`host` is the address of a host on another machine, whose output does not appear on this one."""
+        self.rank = rank
+        self._host = host
+        self.activity = activity
+        self._connection = connection
+        self._incoming = connection.makefile("rb")
+        self._pending: list[bytes] = []
+        self._keeping = threading.Lock()
+        self._sending = threading.Lock()
+        self._closing = threading.Event()
+        self._flushed_at = 0.0
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="gpubench-listen")
+
+    @classmethod
+    def connect(cls, address: str, rank: int, world_size: int, activity: Activity) -> tuple[Self, events.Job]:
+        """Performs the handshake and waits for the job. Raises HostLost if the host is unreachable or refuses it."""
+        address, _, secret = address.partition("#")
+        kind, _, where = address.partition(":")
+        hello = events.Hello(
+            rank=rank,
+            world_size=world_size,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            machine=machine(),
+            secret=secret,
+        )
+        try:
+            connection = _open(kind, where)
+            connection.sendall(events.encode(hello))
+            channel = cls(connection, rank, activity, where if _is_remote(connection) else None)
+            answer = channel._incoming.readline()
+        except OSError as error:
+            raise HostLost(
+                f"rank {rank} cannot reach rank 0's host at {where}: {_reason(error)}",
+                "firewalls must allow TCP between the machines of a run on any port: each run uses a new one",
+            ) from None
+        if not answer:
+            channel._incoming.close()
+            connection.close()
+            raise HostLost(
+                f"rank 0's host at {where} refused the connection of rank {rank}",
+                "it accepts each rank of its own run once: check whether another run uses the same rendezvous",
+            )
+        job = msgspec.json.decode(answer, type=events.Job)
+        connection.settimeout(None)
+        if channel._host:
+            limit_silence(connection, job.silence)
+        channel._listener.start()
+        threading.Thread(target=channel._beat, daemon=True, name="gpubench-heartbeat").start()
+        return channel, job
+
+    def put(self, event: events.Message) -> None:
+        """Buffers an event until the next flush. Any thread may call it."""
+        line = events.encode(event)
+        with self._keeping:
+            self._pending.append(line)
+
+    def flush(self, at_most_every: float = 0.0) -> None:
+        """Sends the buffered events, unless the last flush was less than `at_most_every` seconds ago."""
+        if not self._pending or (at_most_every and time.monotonic() - self._flushed_at < at_most_every):
+            return
+        with self._keeping:
+            pending, self._pending = self._pending, []
+        self._write(b"".join(pending))
+        self._flushed_at = time.monotonic()
+
+    def send(self, event: events.Message) -> None:
+        """Sends the buffered events and then this one."""
+        self.put(event)
+        self.flush()
+
+    def fail(self, event: events.Message) -> None:
+        """Sends a last event, and waits until the host closes the connection or LAST_WORD_SECONDS have passed.
+
+        torchrun ends all ranks when the first one exits, and with them the host, which still has to report the error.
+        """
+        self._closing.set()
+        self.send(event)
+        self._listener.join(LAST_WORD_SECONDS)
+
+    def close(self) -> None:
+        """Sends Done and closes the connection.
+
+        The host may close it at the same time: it exits as soon as it has Done from every rank.
+        """
+        self.flush()
+        self._closing.set()
+        self.send(events.Done(rank=self.rank))
+        with suppress(OSError):  # the host has closed it already
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def _write(self, data: bytes) -> None:
+        with self._sending:
+            try:
+                self._connection.sendall(data)
+            except OSError as error:
+                if not self._closing.is_set():  # otherwise it was a heartbeat after the end
+                    self._abandon(_reason(error))
+
+    def _beat(self) -> None:
+        while not self._closing.wait(HEARTBEAT_SECONDS):
+            self._write(events.encode(self.activity.heartbeat(self.rank)))
+
+    def _listen(self) -> None:
+        lost = None
+        try:
+            while self._incoming.readline():
+                faulthandler.dump_traceback()  # DumpStacks is the only event that a host sends
+        except OSError as error:
+            lost = _reason(error)
+        if not self._closing.is_set():
+            self._abandon(lost)
+
+    def _abandon(self, lost: str | None) -> None:
+        """Ends the process. If the host is on another machine, prints where to find the cause."""
+        if self._host:
+            how = f"is lost: {lost}" if lost else "ended the run"
+            hint = "the output on that machine gives the cause, and its run directory the measurements"
+            with suppress(OSError):
+                os.write(2, f"error: rank {self.rank}: the host at {self._host} {how}\nhint: {hint}\n".encode())
+        os._exit(HOST_GONE)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _open(kind: str, where: str) -> socket.socket:
+    """Opens the connection, with a timeout that applies until the host has answered."""
+    if kind == "tcp":
+        host, _, port = where.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(where)
+    return connection
+
+
+def _is_remote(connection: socket.socket) -> bool:
+    """Returns whether the other end is on another machine."""
+    return connection.family != socket.AF_UNIX and connection.getpeername()[0] != connection.getsockname()[0]
+
+
+def limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Makes a TCP connection fail after about `seconds` without an answer from the other end.
+
+    By default Linux retries for a quarter of an hour (tcp_retries2 in tcp(7)), and does not notice at all while there
+    is nothing to send.
+    """
+    beat = max(1, int(seconds / 4))
+    options = {"TCP_KEEPIDLE": beat, "TCP_KEEPINTVL": beat, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": int(seconds * 1000)}
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # not every operating system has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

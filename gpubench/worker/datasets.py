@@ -1,0 +1,363 @@
+"""The datasets that a model is trained on: image folders, text files, synthetic samples and the user's own.
+
+The samples collate into the batches that `gpubench.worker.models` describes for each task.
+"""
+
+import logging
+import math
+import os
+import tempfile
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+from gpubench.errors import DataError
+from gpubench.settings.schema import DataSettings
+from gpubench.settings.sources import SUITED, SYNTHETIC, check_source, check_task, image_files, sequences, text_files
+from gpubench.worker import models
+from gpubench.worker.models import MASKED_FRACTION, alpha_bar
+from gpubench.zoo import Task
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def load(source: str) -> Dataset[Any]:
+    """Returns the dataset that the callable `source` returns.
+
+    Raises DataError if it cannot be called or returns none.
+    """
+    return _checked(source, models.find_callable("data.source", source, DataError)())
+
+
+def _checked(source: str, dataset: Any) -> Dataset[Any]:
+    if not isinstance(dataset, Dataset):
+        kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        raise DataError(
+            f"data.source {source!r} returned {kind}", "return a torch.utils.data.Dataset or IterableDataset"
+        )
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        hint = "define __len__, or derive from IterableDataset"
+        raise DataError(f"data.source {source!r} returned a dataset without a length", hint)
+    return dataset
+
+
+MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # mean of ImageNet's pixels per channel, in 0..1
+STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+ALPHA_BAR = alpha_bar()
+
+AREA = (0.08, 1.0)  # area of the crop, as a share of the image
+RATIO = (3 / 4, 4 / 3)  # width / height of the crop
+
+
+class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
+    """Samples (image float32 [3, size, size], label): every image file below `folder`.
+
+    The label is the index of the file's own folder among `classes`, the sorted folders that hold images. Each visit
+    takes a new random crop and flip from torch's generator. Raises DataError naming a file that cannot be decoded.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.size = size
+        self.files = list(image_files(folder))
+        parents = [name.rpartition(os.sep)[0] for name in self.files]
+        self.classes = sorted(set(parents))
+        index = {name: label for label, name in enumerate(self.classes)}
+        self.labels = [index[parent] for parent in parents]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return random_view(self.files[index], self.size).sub_(MEAN).div_(STD), self.labels[index]
+
+
+class NoisyImages(Dataset[dict[str, torch.Tensor]]):
+    """Samples of image denoising, float32: {"clean", "noise": [3, size, size], "timesteps": int64 [], "alpha_bar": []}.
+
+    `clean` is in -1..1; `alpha_bar` is its share of the noisy image's variance at the drawn timestep, as in
+    `models.alpha_bar`. Files, crops and errors are as in LabelledImages.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.size = size
+        self.files = list(image_files(folder))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        clean = random_view(self.files[index], self.size).mul_(2).sub_(1)
+        timestep = torch.randint(len(ALPHA_BAR), ())
+        noise = torch.randn_like(clean)
+        return {"clean": clean, "noise": noise, "timesteps": timestep, "alpha_bar": ALPHA_BAR[timestep]}
+
+
+def random_view(name: str, size: int) -> torch.Tensor:
+    """Returns a random crop of the image file `name`, flipped with probability 1/2: float32 [3, size, size] in 0..1."""
+    image = random_resized_crop(decode(name), size)
+    if torch.rand(()) < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+
+
+def decode(name: str) -> Image.Image:
+    """Returns the image in file `name` as RGB. Raises DataError naming the file."""
+    try:
+        with Image.open(name) as image:
+            return image.convert("RGB")
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
+        raise DataError(
+            f"image {name} cannot be read: {error}", "replace the file or take it out of the folder"
+        ) from error
+
+
+def random_resized_crop(image: Image.Image, size: int) -> Image.Image:
+    """Returns a random part of `image`, resized to size x size pixels with bilinear filtering.
+
+    Area and shape are drawn as in Szegedy et al. 2015 (arXiv:1409.4842), section 6, and torchvision's
+    RandomResizedCrop: ten attempts, then the largest centred crop of an allowed shape.
+    """
+    left, top, width, height = _random_box(image.width, image.height)
+    # Cropped first: resize(box=...) would let the filter see pixels outside the box.
+    part = image.crop((left, top, left + width, top + height))
+    return part.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
+    for _ in range(10):
+        area = width * height * _uniform(*AREA)
+        ratio = math.exp(_uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left = int(torch.randint(width - w + 1, ()))
+            top = int(torch.randint(height - h + 1, ()))
+            return left, top, w, h
+    w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+def _uniform(low: float, high: float) -> float:
+    return low + (high - low) * float(torch.rand(()))
+
+
+BLOCK = 1 << 16  # characters tokenised at once; a word cut at a block's end adds a token or two to some 16,000
+BLOCKS = 16  # blocks tokenised in parallel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens 0 to `size` - 1. `mask_token` replaces a hidden token; None if the tokenizer has none."""
+
+    size: int
+    mask_token: int | None
+
+
+BYTES = Vocabulary(256, mask_token=256)  # one token per byte, and a mask token that no text contains
+
+
+class TokenFiles:
+    """One sequence of tokens: the contents of `files` in order, as numbers of type `dtype`."""
+
+    def __init__(self, files: Sequence[str], dtype: npt.DTypeLike) -> None:
+        self.files = files
+        self.dtype = np.dtype(dtype)
+        self.ends = list(accumulate(Path(name).stat().st_size // self.dtype.itemsize for name in files))
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Returns the tokens in [start, stop) as int64, across file borders."""
+        tokens = np.empty(stop - start, np.int64)
+        position = start
+        for file in range(bisect_right(self.ends, start), len(self.files)):
+            if position == stop:
+                break
+            first = self.ends[file - 1] if file else 0
+            end = min(stop, self.ends[file])
+            mapped = _map(self.files[file], self.dtype, self.ends[file] - first)
+            tokens[position - start : end - start] = mapped[position - first : end - first]
+            position = end
+        return tokens
+
+
+@lru_cache(maxsize=64)  # each mapping holds a file descriptor, and a process may open only so many
+def _map(name: str, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
+    return np.memmap(name, dtype, mode="r", shape=(length,)).view(np.ndarray)
+
+
+def read_bytes(path: Path) -> TokenFiles:
+    """Returns the file or folder `path` with one token per byte."""
+    return TokenFiles(list(text_files(path)), np.uint8)
+
+
+def load_tokenizer(folder: Path) -> "Tokenizer":
+    """Returns the tokenizer in `folder`/tokenizer.json. Raises DataError if it cannot be read."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises bare Exception
+        hint = "give the folder that save_pretrained() wrote"
+        raise DataError(f"data.tokenizer {folder} cannot be read: {error}", hint) from error
+
+
+def vocabulary_of(tokenizer: "Tokenizer") -> Vocabulary:
+    """Returns the vocabulary of `tokenizer`."""
+    known = (tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>"))
+    mask_token = next((token for token in known if token is not None), None)
+    return Vocabulary(max(tokenizer.get_vocab().values(), default=-1) + 1, mask_token)
+
+
+def tokenize(path: Path, tokenizer: "Tokenizer") -> TokenFiles:
+    """Tokenises the file or folder `path` without special tokens.
+
+    The tokens go to a temporary file, which is removed with the result or when the process ends. Raises DataError if
+    the text is not UTF-8.
+    """
+    dtype = np.uint16 if vocabulary_of(tokenizer).size <= 1 << 16 else np.uint32
+    handle, name = tempfile.mkstemp(prefix="gpubench-tokens-")
+    log.info("tokenising %s into %s", path, name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            for blocks in _blocks(path):
+                for encoding in tokenizer.encode_batch(blocks, add_special_tokens=False):
+                    np.asarray(encoding.ids, dtype).tofile(out)
+        tokens = TokenFiles([name], dtype)
+    except BaseException:
+        Path(name).unlink()
+        raise
+    weakref.finalize(tokens, Path(name).unlink, missing_ok=True)
+    return tokens
+
+
+def _blocks(path: Path) -> Iterator[list[str]]:
+    for name in text_files(path):
+        try:
+            with open(name, encoding="utf-8") as file:  # noqa: PTH123
+                while text := file.read(BLOCK * BLOCKS):
+                    yield [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
+        except UnicodeDecodeError as error:
+            hint = "leave data.tokenizer out to take one token per byte"
+            raise DataError(f"{name} is not UTF-8 text: {error}", hint) from error
+
+
+class CausalWindows(Dataset[dict[str, torch.Tensor]]):
+    """Samples {"input_ids": int64 [length]}: consecutive windows of `length` tokens; a shorter last one is dropped."""
+
+    def __init__(self, tokens: TokenFiles, length: int) -> None:
+        self.tokens = tokens
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self.length
+        return {"input_ids": torch.from_numpy(self.tokens.read(start, start + self.length))}
+
+
+class MaskedWindows(Dataset[dict[str, torch.Tensor]]):
+    """The windows of CausalWindows with hidden tokens: {"input_ids": int64 [length], "labels": int64 [length]}.
+
+    15 % of the tokens are hidden. Of these, 80 % become the mask token, 10 % a random token, and 10 % stay (Devlin et
+    al. 2018, arXiv:1810.04805, section 3.1). The labels of all other tokens are -100. Every sample has the same number
+    of hidden tokens, so that every step does the same work. Each access draws new positions from torch's generator.
+    """
+
+    def __init__(self, tokens: TokenFiles, length: int, vocabulary_size: int, mask_token: int) -> None:
+        self.windows = CausalWindows(tokens, length)
+        self.vocabulary_size = vocabulary_size
+        self.mask_token = mask_token
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = self.windows[index]["input_ids"]
+        hidden = torch.randperm(len(tokens))[: max(1, round(MASKED_FRACTION * len(tokens)))]
+        labels = torch.full_like(tokens, -100)
+        labels[hidden] = tokens[hidden]
+        how = torch.rand(len(hidden))
+        tokens[hidden[how < 0.8]] = self.mask_token
+        random = hidden[how >= 0.9]
+        tokens[random] = torch.randint(self.vocabulary_size, (len(random),))
+        return {"input_ids": tokens, "labels": labels}
+
+
+def open_dataset(
+    data: DataSettings,
+    task: Task | None,
+    image_size: int | None,
+    sequence_length: int | None,
+    vocab_size: int | None,
+    classes: int | None,
+) -> Dataset[Any] | None:
+    """Opens the dataset that `data` names, in the form that `task` needs. Returns None for the synthetic sources.
+
+    `image_size` is in pixels, `sequence_length` in tokens. `vocab_size` and `classes` are the model's; None skips the
+    check. `task` is None for a callable of the user; image-folder then gives (image, label).
+
+    Raises DataError if the data does not exist, does not suit the task, or does not fit the model's sizes.
+    """
+    check_source(data)
+    if data.source in SYNTHETIC:
+        return None
+    if data.source not in SUITED:
+        return load(data.source)
+    check_task(data.source, task)
+    if data.source == "text":
+        return _open_text(data, task, sequence_length, vocab_size)
+    return _open_images(data, task, image_size, classes)
+
+
+def _open_images(data: DataSettings, task: Task | None, size: int | None, classes: int | None) -> Dataset[Any]:
+    assert data.path is not None
+    if size is None:
+        raise DataError("the model does not say how large its images are", "set data.image_size")
+    if task is Task.image_denoising:
+        return NoisyImages(data.path, size)
+    dataset = LabelledImages(data.path, size)
+    if classes is not None and (found := len(dataset.classes)) > classes:
+        hint = "leave folders out, or use a model with more classes"
+        raise DataError(f"{data.path} holds images in {found} folders, and the model has {classes} classes", hint)
+    return dataset
+
+
+def _open_text(data: DataSettings, task: Task | None, length: int | None, vocab_size: int | None) -> Dataset[Any]:
+    assert data.path is not None
+    if length is None:
+        raise DataError("the model does not say how long its sequences are", "set data.sequence_length")
+    tokenizer = None if data.tokenizer is None else load_tokenizer(data.tokenizer)
+    vocabulary = BYTES if tokenizer is None else vocabulary_of(tokenizer)
+    mask_token = vocabulary.mask_token if task is Task.masked_lm else 0
+    if mask_token is None:
+        hint = "use one that was made for masked language models"
+        raise DataError(f"data.tokenizer {data.tokenizer} has no token [MASK] or <mask>", hint)
+    needed = max(vocabulary.size, mask_token + 1)
+    if vocab_size is not None and needed > vocab_size:
+        source = "text with one token per byte" if tokenizer is None else f"data.tokenizer {data.tokenizer}"
+        hint = "use a model with a larger vocabulary, or a tokenizer that fits this one"
+        raise DataError(f"{source} needs a vocabulary of {needed}, and the model's is {vocab_size}", hint)
+    tokens = read_bytes(data.path) if tokenizer is None else tokenize(data.path, tokenizer)
+    sequences(data.path, len(tokens), length)
+    if task is Task.causal_lm:
+        return CausalWindows(tokens, length)
+    return MaskedWindows(tokens, length, vocabulary.size, mask_token)

@@ -1,0 +1,245 @@
+"""Sets up the ranks of a run with torch.distributed: devices, rendezvous, process groups, DDP and FSDP2."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gpubench.errors import DeviceError
+from gpubench.ranks import STORE_SOCKET, Ranks
+from gpubench.settings.schema import Device, DistributedSettings, Precision
+from gpubench.worker.models import blocks
+
+UNLIMITED = timedelta(days=30)
+WATCHDOG_SECONDS = 0.3  # three rounds of NCCL's watchdog
+HOST_ADDRESS = "gpubench/host"  # key in the rendezvous store
+
+log = logging.getLogger("gpubench.worker")
+
+
+def open_store(ranks: Ranks, timeout: float) -> Store | None:
+    """Opens the rendezvous store at MASTER_ADDR:MASTER_PORT, before any process group.
+
+    Returns None for a single rank.
+    """
+    if ranks.world_size == 1:
+        return None
+    limit = timedelta(seconds=timeout)
+    if bound := os.environ.get(STORE_SOCKET):
+        return TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            ranks.world_size,
+            is_master=True,
+            timeout=limit,
+            multi_tenant=True,
+            use_libuv=False,  # whose server takes a bound socket only in newer releases
+            master_listen_fd=int(bound),
+        )
+    met = rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
+    return cast("Store", next(iter(met))[0])
+
+
+def pick_device(device: Device, ranks: Ranks) -> torch.device:
+    """Returns this rank's device and makes it current. Raises DeviceError if this torch cannot use it."""
+    if device is Device.cpu:
+        return torch.device("cpu")
+    refuse_without_gpu()
+    if ranks.local_rank >= torch.cuda.device_count():
+        raise DeviceError(
+            f"rank {ranks.rank} needs GPU {ranks.local_rank}, and torch sees {torch.cuda.device_count()}",
+            "lower --world-size",
+        )
+    chosen = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+def refuse_without_gpu() -> None:
+    """Raises DeviceError if this torch finds no usable GPU."""
+    if not torch.cuda.is_available():
+        build = torch.version.cuda or torch.version.hip or "cpu"
+        raise DeviceError(f"torch {torch.__version__} (build: {build}) finds no usable GPU", "use --device cpu")
+
+
+def setup_ddp(
+    settings: DistributedSettings,
+    ranks: Ranks,
+    store: Store | None,
+    device: torch.device,
+    timeout: float | None = None,
+) -> None:
+    """Joins the process group; does nothing for a single rank. `cleanup_ddp` leaves it.
+
+    `timeout` is the time limit of a collective in seconds, until `limit_collectives` changes it. The default comes from
+    the settings.
+    """
+    if store is None:
+        return
+    dist.init_process_group(
+        settings.backend,
+        store=PrefixStore("gpubench", store),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timedelta(seconds=timeout or settings.timeout),
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def limit_collectives(seconds: float) -> None:
+    """Sets the time limit of all later collectives, in seconds; does nothing for a single rank."""
+    if dist.is_initialized():
+        for group in list(dist.distributed_c10d._world.pg_map):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def setup_control(ranks: Ranks, store: Store | None) -> None:
+    """Joins a process group for control messages in host memory; does nothing for a single rank.
+
+    `cleanup_ddp` leaves it. It has practically no time limit, because ranks wait in it for others that measure; the
+    host detects a rank that has stopped.
+    """
+    if store is None:
+        return
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore("gpubench", store),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=UNLIMITED,
+    )
+
+
+def introduce(ranks: Ranks, device: torch.device, **work: Any) -> None:
+    """Logs a line that identifies this rank, with the facts in `work` as further fields."""
+    who = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+    }
+    log.info("rank %d of %d", ranks.rank, ranks.world_size, extra={"fields": who | work})
+
+
+def cleanup_ddp() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def share(
+    module: nn.Module,
+    settings: DistributedSettings,
+    precision: Precision,
+    device: torch.device,
+    last_bucket_ready: Callable[[], None],
+) -> nn.Module:
+    """Wraps `module` for training on several ranks. Returns the module itself for a single rank.
+
+    DDP calls `last_bucket_ready` in each backward pass once all gradients are computed: the rest of the pass is exposed
+    communication. FSDP2 never calls it.
+    """
+    if not dist.is_initialized():
+        return module
+    if settings.strategy == "fsdp2":
+        return _shard(module, settings, precision, device)
+    ddp = DistributedDataParallel(
+        module,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=settings.bucket_mb,
+        gradient_as_bucket_view=True,
+    )
+    ddp.register_comm_hook(last_bucket_ready, _average_and_tell)
+    return ddp
+
+
+def _average_and_tell(last_bucket_ready: Callable[[], None], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's own all-reduce mean (torch.distributed.algorithms.ddp_comm_hooks), with a call before the last bucket."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    if bucket.is_last():
+        last_bucket_ready()
+    return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+
+
+def _shard(module: nn.Module, settings: DistributedSettings, precision: Precision, device: torch.device) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with _disable_current_modes():  # reads its tensors, which are not part of the model
+        options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+    if precision is Precision.bf16:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in blocks(module):
+        fully_shard(block, **options)
+    fully_shard(module, **options)
+    if settings.separate_reduce_scatter:
+        with _disable_current_modes():
+            cast("Any", module).set_separate_reduce_scatter_group()
+    return module
+
+
+def without_sync(module: nn.Module) -> AbstractContextManager[None]:
+    """Returns a context manager that keeps gradients local, for all but the last backward pass of an accumulation."""
+    module = getattr(module, "_orig_mod", module)  # unwraps torch.compile
+    if isinstance(module, DistributedDataParallel):
+        return cast("AbstractContextManager[None]", module.no_sync())
+    if hasattr(module, "set_requires_gradient_sync"):
+        return _sharded_without_sync(module)
+    return nullcontext()
+
+
+@contextmanager
+def _sharded_without_sync(module: nn.Module) -> Iterator[None]:
+    sharded = cast("Any", module)
+    sharded.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        sharded.set_requires_gradient_sync(True)
+
+
+def agree(value: int, device: torch.device) -> int:
+    """Returns rank 0's `value` on every rank. A collective."""
+    if not dist.is_initialized():
+        return value
+    shared = torch.tensor(value, device=device)
+    dist.broadcast(shared, 0)
+    return int(shared)
+
+
+def barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def forget_collectives() -> None:
+    """Makes NCCL free the tensors of finished collectives, such as the last gradients. A collective.
+
+    NCCL's watchdog checks ten times a second which collectives have finished; the next collective frees their tensors.
+    """
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        time.sleep(WATCHDOG_SECONDS)
+        dist.barrier()
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Returns whether `error` is the consequence of another rank's failure, and not an error of this rank."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text
+        for sign in ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
+    )

@@ -1,0 +1,136 @@
+"""Implements each precision as an object: the context of the forward pass, the backward pass, the optimizer step."""
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpubench.errors import DeviceError
+from gpubench.hardware import AMPERE
+from gpubench.settings.defaults import refuse_on_cpu
+from gpubench.settings.schema import Precision
+
+log = logging.getLogger("gpubench.worker.precision")
+
+
+class Arithmetic:
+    """fp32 and tf32, which need no autocast and no scaler. The base class of the other precisions."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def forward(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
+    def scale(self) -> Tensor | None:
+        """Returns the gradient scale as a device scalar, without synchronising; None if nothing is scaled."""
+        return None
+
+
+class Autocast(Arithmetic):
+    """bf16: matrix products and convolutions in bfloat16, the other operators as torch.autocast decides."""
+
+    dtype = torch.bfloat16
+
+    def forward(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+class ScaledAutocast(Autocast):
+    """amp: float16 autocast, with a gradient scaler that skips the steps whose gradients overflowed."""
+
+    dtype = torch.float16
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._scaler = torch.amp.GradScaler(device.type)
+        self._one = torch.ones((), device=device)
+
+    def backward(self, loss: Tensor) -> None:
+        scaled = self._scaler.scale(loss)
+        assert isinstance(scaled, Tensor)
+        scaled.backward()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def scale(self) -> Tensor | None:
+        # get_scale() would wait for the device; scaling a tensor of one does not.
+        scale = self._scaler.scale(self._one)
+        assert isinstance(scale, Tensor)
+        return scale
+
+
+def arithmetic(precision: Precision, device: torch.device) -> Arithmetic:
+    """Returns a new object for `precision`, which `refuse` must have accepted."""
+    if precision is Precision.amp:
+        return ScaledAutocast(device)
+    if precision is Precision.bf16:
+        return Autocast(device)
+    return Arithmetic(device)
+
+
+def refuse(precision: Precision, device: torch.device) -> None:
+    """Raises DeviceError with the reason if the device does not support `precision`."""
+    if device.type == "cpu":
+        refuse_on_cpu(precision)
+        return
+    name = torch.cuda.get_device_name(device)
+    if torch.version.hip is not None:
+        # ROCm accepts the TF32 switch on every GPU, and computes in full fp32 if the GPU has no TF32.
+        if precision is Precision.tf32 and "gfx94" not in torch.cuda.get_device_properties(device).gcnArchName:
+            raise DeviceError(f"{name} has no TF32; AMD's CDNA 3 alone does", "use fp32, amp or bf16")
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if precision in {Precision.tf32, Precision.bf16} and (major, minor) < AMPERE:
+        raise DeviceError(
+            f"{name} has compute capability {major}.{minor}; {precision} needs 8.0 (Ampere) or later", "use amp or fp32"
+        )
+
+
+def set_float32_matmul(precision: Precision, requested: str | None) -> None:
+    """Sets how float32 products are computed: in full fp32 for fp32, otherwise in TF32, unless `requested` is given.
+
+    Convolutions follow, because cuDNN uses TF32 for float32 by default, even in a run with precision fp32.
+
+    torch 2.9 added a second interface, `fp32_precision`. This function sets the older one, which keeps both in
+    agreement. If only the newer one were set, torch would raise wherever the older one is read, as in torch.compile. A
+    value set before through the newer one for all backends is reset: "off" in the older interface means "as for all
+    backends" in the newer.
+    """
+    backends: Any = torch.backends
+    for backend in (backends, backends.cudnn):
+        if getattr(backend, "fp32_precision", "none") != "none":
+            backend.fp32_precision = "none"
+    torch.set_float32_matmul_precision(requested or ("highest" if precision is Precision.fp32 else "high"))
+    torch.backends.cudnn.allow_tf32 = torch.get_float32_matmul_precision() != "highest"
+
+
+def restore_float32_matmul(precision: Precision, requested: str | None) -> None:
+    """Sets the float32 precision again after the model's code has run, and warns if that code had changed it."""
+    found = _float32_matmul()
+    set_float32_matmul(precision, requested)
+    wanted = _float32_matmul()
+    if found != wanted:
+        log.warning(
+            "the model's code changed how float32 products are computed; the run uses "
+            "performance.matmul_precision=%s all the same",
+            torch.get_float32_matmul_precision(),
+        )
+
+
+def _float32_matmul() -> tuple[str, bool] | None:
+    """Returns (precision of products, whether convolutions use TF32), or None if torch's interfaces disagree."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None

@@ -1,0 +1,193 @@
+"""Measures what a training loop does not: FLOPs of a step, attainable peak, peak memory, a reference workload."""
+
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypedDict
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """The floating-point operations of one step; a multiply-add counts as two. `by_operator` sums to `total`."""
+
+    total: int
+    by_operator: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MeasuredPeak:
+    """The rate of a `size` x `size` x `size` matrix product, in FLOP/s; `dtype` is a name such as "bfloat16"."""
+
+    flops_per_s: float
+    size: int
+    dtype: str
+
+
+def _attention_forward(query: list[int], key: list[int], value: list[int], *_: Any, **__: Any) -> int:
+    """Counts the FLOPs of Q @ K^T and P @ V over shapes (batch, heads, tokens, width), causal masks included."""
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_backward(_: list[int], query: list[int], key: list[int], value: list[int], *__: Any, **___: Any) -> int:
+    """Counts the gradients of Q, K, V and P: twice the forward, without the scores that fused kernels recompute."""
+    return 2 * _attention_forward(query, key, value)
+
+
+_FUSED_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention: _attention_forward,
+    torch.ops.aten._scaled_dot_product_efficient_attention: _attention_forward,
+    torch.ops.aten._scaled_dot_product_cudnn_attention: _attention_forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+def count_flops(step: Callable[[], None]) -> FlopCount:
+    """Runs `step` (one forward and backward) once and counts its matrix products, convolutions and attention.
+
+    The counts are those of PyTorch's FlopCounterMode, with our own formula for the fused attention kernels, so that
+    the number does not depend on the kernel. PyTorch counts 0 for the CPU's flash kernel, and for the GPU's it adds a
+    fifth product to the backward, the recomputed scores. These are *model* FLOPs: backward = 2 x forward, less the
+    input gradient of the first layer. Element-wise operators, normalisation and the optimizer are left out, as is
+    usual for MFU.
+
+    `step` should run the plain module. With activation checkpointing the recomputation would count as work, and
+    kernels that torch.compile generates would not be counted.
+    """
+    with FlopCounterMode(display=False, custom_mapping=_FUSED_ATTENTION) as counter:
+        step()
+    counts = counter.get_flop_counts().get("Global", {})
+    return FlopCount(counter.get_total_flops(), {str(operator): count for operator, count in counts.items()})
+
+
+def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> MeasuredPeak:
+    """Measures the best sustained rate of a square matrix product of `dtype`, in about `seconds` seconds.
+
+    The attainable peak is the best of five uninterrupted blocks of n x n x n products, 2n^3 FLOPs each, and lower than
+    the data sheet's peak. n is 8192 on CUDA, 1024 on a CPU, and 256 for the CPU's fp16, which is emulated. The operands
+    are random, because a GPU draws less power for zeros and clocks higher. TF32 is used if the process has it on. The
+    global random state does not change.
+    """
+    size = 8192 if device.type == "cuda" else 256 if dtype is torch.float16 else 1024
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, generator=generator, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def products(count: int) -> None:
+        for _ in range(count):
+            torch.mm(left, right, out=out)
+
+    duration = _cuda_duration if device.type == "cuda" else _host_duration
+    duration(device, products, 3)  # warm-up: library handles, workspaces, clocks
+    blocks = 5
+    count = max(1, round(seconds / blocks / (duration(device, products, 3) / 3)))
+    best = min(duration(device, products, count) for _ in range(blocks))
+    return MeasuredPeak(2 * size**3 * count / best, size, str(dtype).removeprefix("torch."))
+
+
+def _cuda_duration(device: torch.device, products: Callable[[int], None], count: int) -> float:
+    stream = torch.cuda.current_stream(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record(stream)
+    products(count)
+    end.record(stream)
+    end.synchronize()
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / 1e3
+
+
+def _host_duration(_: torch.device, products: Callable[[int], None], count: int) -> float:
+    start = time.perf_counter()
+    products(count)
+    return time.perf_counter() - start
+
+
+class Peaks(TypedDict):
+    """Peak memory in bytes; the GPU's figures are None without a GPU."""
+
+    peak_allocated: int | None
+    peak_reserved: int | None
+    peak_rss: int
+
+
+class SetupPeaks(TypedDict):
+    """The GPU's peak memory until the end of the warm-up, in bytes; None without a GPU or before that end."""
+
+    setup_peak_allocated: int | None
+    setup_peak_reserved: int | None
+
+
+def peaks(device: torch.device) -> Peaks:
+    """Returns the peaks since the start of the process; a GPU's peaks since their last reset."""
+    cuda = device.type == "cuda"
+    return Peaks(
+        peak_allocated=torch.cuda.max_memory_allocated(device) if cuda else None,
+        peak_reserved=torch.cuda.max_memory_reserved(device) if cuda else None,
+        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts KiB
+    )
+
+
+def end_of_setup(device: torch.device) -> SetupPeaks:
+    """Returns the GPU's peaks until now, and resets them.
+
+    In the first steps cuDNN's search for the fastest convolutions and the tuning of compiled kernels take much more
+    memory than any later step. Reading and resetting the allocator's counters does not synchronise.
+    """
+    if device.type != "cuda":
+        return SetupPeaks(setup_peak_allocated=None, setup_peak_reserved=None)
+    found = peaks(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return SetupPeaks(setup_peak_allocated=found["peak_allocated"], setup_peak_reserved=found["peak_reserved"])
+
+
+def start_anew(device: torch.device) -> None:
+    """Frees the memory of an earlier repeat in this process, and resets the GPU's peaks.
+
+    A DDP module is part of reference cycles, so only the garbage collector frees it. Compiled code holds further
+    memory.
+    """
+    if "torch._inductor.compile_fx" in sys.modules:  # something was compiled
+        torch.compiler.reset()
+        sys.modules["torch._inductor.utils"].clear_inductor_caches()
+    gc.collect()
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+SECONDS = 0.1
+PRODUCTS = 4
+SIDE = 256
+COPIED = 4_000_000  # 16 MB of fp32, more than most caches hold
+
+
+def time_reference_workload(seconds: float = SECONDS) -> float:
+    """Returns the mean time of one pass of the reference workload in seconds, measured for about `seconds`.
+
+    One pass is PRODUCTS fp32 products of SIDE x SIDE matrices and a copy of COPIED numbers. The mean, unlike the
+    minimum, shows the load of other processes. The function draws no random numbers, so it does not change the run.
+    """
+    matrix, numbers = torch.full((SIDE, SIDE), 1.0 / SIDE), torch.ones(COPIED)
+    _work(matrix, numbers)
+    count, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < seconds or not count:
+        _work(matrix, numbers)
+        count += 1
+    return elapsed / count
+
+
+def _work(matrix: torch.Tensor, numbers: torch.Tensor) -> None:
+    for _ in range(PRODUCTS):
+        matrix @ matrix
+    numbers.clone()

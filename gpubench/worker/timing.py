@@ -1,0 +1,232 @@
+"""Measures step and phase times without synchronising the loop.
+
+A mark is a point on the device's timeline: a CUDA event, or `perf_counter_ns` on a CPU. The loop sets a mark at every
+phase border, and the times between marks are read once the device has passed them, possibly steps later. Each step
+ends where the next one begins, so the phases of a step sum to its time and the steps sum to the elapsed time.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpubench.events import Step
+from gpubench.worker.channel import Activity
+
+Mark = TypeVar("Mark")
+
+HIGH = -1
+"""The priority of streams whose kernels are small and should not wait for the program's own; see torch.cuda.Stream."""
+
+OTHER = "other"
+EXPOSED_COMMUNICATION = "exposed_communication"
+PHASES = (
+    "data_wait",
+    "host_to_device",
+    "forward",
+    "backward",
+    EXPOSED_COMMUNICATION,
+    "optimizer",
+    OTHER,
+)
+
+
+class Clock(Protocol[Mark]):
+    """The timeline of a device. `Mark` is its type of marks."""
+
+    def mark(self) -> Mark:
+        """Returns a mark that the device passes once all work issued so far is done."""
+
+    def passed(self, mark: Mark) -> bool:
+        """Returns whether the device has passed `mark`. Never waits."""
+
+    def idle_after(self, mark: Mark) -> bool | None:
+        """Returns whether the device is idle, with `mark` as the last work issued; None on a CPU."""
+
+    def seconds(self, start: Mark, end: Mark) -> float: ...
+
+    def read(self, values: Sequence[Tensor]) -> list[float]:
+        """Returns scalars that were computed before a passed mark, without waiting for later work."""
+
+    def release(self, mark: Mark) -> None:
+        """Allows `mark` to be reused. The caller must not read it again."""
+
+    def synchronize(self) -> None: ...
+
+
+class HostClock:
+    """Marks are values of `perf_counter_ns`. On a CPU all work is done when its call returns."""
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def passed(self, mark: int) -> bool:
+        return True
+
+    def idle_after(self, mark: int) -> bool | None:
+        return None
+
+    def seconds(self, start: int, end: int) -> float:
+        return (end - start) / 1e9
+
+    def read(self, values: Sequence[Tensor]) -> list[float]:
+        return [float(value) for value in values]
+
+    def release(self, mark: int) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CudaClock:
+    """Marks are CUDA events on the current stream, which are reused."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spare: list[torch.cuda.Event] = []
+        # `read` launches conversion kernels and waits for them. At default priority they would start only once every
+        # block of the program's current kernel is scheduled. Copies have no priority.
+        self._reading = torch.cuda.Stream(device, priority=HIGH)
+
+    def mark(self) -> torch.cuda.Event:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())
+
+    def idle_after(self, mark: torch.cuda.Event) -> bool | None:
+        return self.passed(mark)
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end)) / 1e3
+
+    def read(self, values: Sequence[Tensor]) -> list[float]:
+        # A separate stream, so that the copy does not wait for work that was issued since.
+        if not values:
+            return []
+        with torch.cuda.stream(self._reading):
+            return [float(value) for value in torch.stack([value.float() for value in values]).cpu().tolist()]
+
+    def release(self, mark: torch.cuda.Event) -> None:
+        self._spare.append(mark)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+def clock_of(device: torch.device) -> Clock[Any]:
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass
+class _Open(Generic[Mark]):
+    """A step that the device has not finished yet. `starved`: whether the device was idle when the step began."""
+
+    step: int
+    marks: list[tuple[str, Mark]]
+    issued_at: int
+    starved: bool | None
+    issue_time: float = 0.0
+    epoch: int = 0
+    samples: int = 0
+    readings: list[Tensor] = field(default_factory=list)
+
+
+class StepTimer(Generic[Mark]):
+    """Collects the marks of a loop, and makes `Step` records of the steps that the device has finished."""
+
+    def __init__(self, clock: Clock[Mark], activity: Activity, repeat: int, rank: int) -> None:
+        self._clock = clock
+        self._activity = activity
+        self._repeat = repeat
+        self._rank = rank
+        self._steps: deque[_Open[Mark]] = deque()
+        self._now: _Open[Mark] | None = None
+        self._time = 0.0
+
+    def start(self, now: float) -> None:
+        """Begins the loop at `now`, in seconds since the epoch. The device must be idle."""
+        self._time = now
+
+    def begin(self, step: int) -> None:
+        """Ends the current step and begins `step`, in phase `data_wait`."""
+        starved = self._clock.idle_after(self._now.marks[-1][1]) if self._now else None
+        mark = self._close()
+        self._activity.step = step
+        self._activity.doing = PHASES[0]
+        self._now = _Open(step, [(PHASES[0], mark)], time.perf_counter_ns(), starved)
+
+    def enter(self, phase: str) -> None:
+        """Ends the current phase and begins `phase`. The times of a phase that is entered several times are added."""
+        assert self._now
+        self._activity.doing = phase
+        self._now.marks.append((phase, self._clock.mark()))
+
+    def issued(self, epoch: int, samples: int, readings: list[Tensor]) -> None:
+        """Notes that all work of the step is issued. `readings` are device scalars, read once they are computed."""
+        assert self._now
+        self.enter(OTHER)
+        self._now.epoch = epoch
+        self._now.samples = samples
+        self._now.readings = readings
+        self._now.issue_time = (time.perf_counter_ns() - self._now.issued_at) / 1e9
+
+    def synchronize(self) -> None:
+        self._clock.synchronize()
+
+    def end_setup(self) -> None:
+        """Ends the steps that compile and tune: from here on the run's time limit applies to every step."""
+        self._activity.patience_factor = 1.0
+
+    def stop(self) -> None:
+        """Ends the last step and waits for the device."""
+        self._close()  # this mark begins no step and is never released: the last step needs it until it is collected
+        self._activity.doing, self._activity.step = "closing", None
+        self._clock.synchronize()
+
+    def collect(self) -> Iterator[tuple[Step, list[float]]]:
+        """Yields the steps that the device has finished since the last call, each with its readings."""
+        finished = []
+        while self._steps and self._clock.passed(self._steps[0].marks[-1][1]):
+            finished.append(self._steps.popleft())
+        if not finished:
+            return
+        values = iter(self._clock.read([value for step in finished for value in step.readings]))
+        for step in finished:
+            yield self._record(step), [next(values) for _ in step.readings]
+
+    def _close(self) -> Mark:
+        mark = self._clock.mark()
+        if self._now:
+            self._now.marks.append(("end", mark))
+            self._steps.append(self._now)
+            self._now = None
+        return mark
+
+    def _record(self, step: _Open[Mark]) -> Step:
+        phases: dict[str, float] = {}
+        for (phase, start), (_, end) in zip(step.marks, step.marks[1:], strict=False):
+            phases[phase] = phases.get(phase, 0.0) + self._clock.seconds(start, end)
+        for _, mark in step.marks[:-1]:  # the last mark is the first mark of the next step
+            self._clock.release(mark)
+        total = sum(phases.values())
+        began, self._time = self._time, self._time + total
+        return Step(
+            repeat=self._repeat,
+            rank=self._rank,
+            epoch=step.epoch,
+            step=step.step,
+            time=began,
+            total=total,
+            phases=phases,
+            host=step.issue_time,
+            starved=step.starved,
+            samples=step.samples,
+        )

@@ -1,0 +1,363 @@
+"""The worker of `gpubench train-bench`: builds the model, trains it for each repeat, and reports events."""
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
+
+from gpubench import events
+from gpubench.ranks import Ranks
+from gpubench.settings.loading import apply_overrides
+from gpubench.settings.schema import Precision, TrainSettings
+from gpubench.settings.sources import refuse_short, steps_in_unit
+from gpubench.worker import distributed
+from gpubench.worker.channel import Activity, calendar
+from gpubench.worker.dataloader import Feed, to_device
+from gpubench.worker.datasets import open_dataset
+from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.models import Workload, build
+from gpubench.worker.precision import arithmetic, refuse, restore_float32_matmul, set_float32_matmul
+from gpubench.worker.probes import count_flops, measure_peak, start_anew, time_reference_workload
+from gpubench.worker.process import Assignment
+from gpubench.worker.profiler import RecordedTimer, Recording, annotate_modules, recorded
+from gpubench.worker.timing import StepTimer, clock_of
+from gpubench.worker.training import Event, Trainer, build_trainer, train
+
+log = logging.getLogger("gpubench.worker.train_bench")
+
+METHOD = "torch.utils.flop_counter.FlopCounterMode over one real forward and backward pass"
+
+
+def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]:
+    """Counts FLOPs, measures the peak and traces the graph, outside the timed steps.
+
+    All ranks take part in the FLOP count, because a sharded model needs them; only rank 0 reports.
+    """
+    settings = trainer.settings
+    batch = next(feed.epoch(0), None)
+    if batch is None:  # the stream of samples has ended
+        log.warning("no batch is left to count FLOPs on")
+        return
+    batch = to_device(batch, trainer.device, channels_last=bool(settings.performance.channels_last))
+    if settings.measurement.count_flops:
+        activity.doing = "counting FLOPs"
+        counted = _flops(trainer, batch)
+        if trainer.ranks.is_rank_zero:
+            yield counted
+    if not trainer.ranks.is_rank_zero:
+        return
+    if settings.measurement.measure_peak:
+        activity.doing = "measuring the peak"
+        assert settings.precision
+        yield _peak(trainer.device, _DTYPES[settings.precision])
+    if settings.logging.graph and settings.distributed.strategy == "ddp":
+        activity.doing = "tracing the graph"
+        if graph := _graph(trainer.workload.module, batch):
+            yield events.GraphTraced(rank=0, graph=graph)
+
+
+_DTYPES = {
+    Precision.fp32: torch.float32,
+    Precision.tf32: torch.float32,
+    Precision.amp: torch.float16,
+    Precision.bf16: torch.bfloat16,
+}
+
+
+def _flops(trainer: Trainer, batch: Any) -> events.FlopsCounted:
+    """Counts the model FLOPs of one sample, without recomputation, and its hardware FLOPs, with recomputation."""
+    workload, samples = trainer.workload, trainer.settings.training.batch_size
+    assert samples
+
+    def step() -> None:
+        with trainer.arithmetic.forward():
+            loss = workload.loss(workload.module, batch)
+        loss.backward()
+        workload.module.zero_grad(set_to_none=True)
+
+    try:
+        performed = work = count_flops(step)
+        if trainer.forget_checkpoints:
+            trainer.forget_checkpoints()
+            work = count_flops(step)
+    except Exception as error:  # the user's model may raise anything; the measured times are valid without the count
+        log.warning("FLOPs could not be counted: %s", error)
+        workload.module.zero_grad(set_to_none=True)
+        return _unknown(f"{type(error).__name__}: {error}")
+    if not work.total:
+        return _unknown("FlopCounterMode counts none of the model's operators")
+    return events.FlopsCounted(
+        rank=0,
+        model_flops_per_sample=work.total / samples,
+        hardware_flops_per_sample=performed.total / samples,
+        method=METHOD,
+        by_operator=work.by_operator,
+    )
+
+
+def _unknown(reason: str) -> events.FlopsCounted:
+    return events.FlopsCounted(
+        rank=0, model_flops_per_sample=None, hardware_flops_per_sample=None, method=METHOD, reason=reason
+    )
+
+
+def _peak(device: torch.device, dtype: torch.dtype) -> events.PeakMeasured:
+    """Measures the attainable peak; yields nothing if the model leaves no memory for the matrix product."""
+    try:
+        peak = measure_peak(device, dtype)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError, or cuBLAS cannot allocate its workspace
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        log.warning("the peak could not be measured: %s", reason)
+        name = str(dtype).removeprefix("torch.")
+        return events.PeakMeasured(rank=0, flops_per_s=None, dtype=name, size=None, reason=reason)
+    return events.PeakMeasured(rank=0, flops_per_s=peak.flops_per_s, dtype=peak.dtype, size=peak.size)
+
+
+class _Positional(nn.Module):
+    """A model with positional inputs and one tensor as output, as the tracer needs it."""
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self._names = names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        out = self.module(**dict(zip(self._names, inputs, strict=True))) if self._names else self.module(inputs[0])
+        if isinstance(out, Tensor):
+            return out
+        first: Tensor = out[0] if isinstance(out, tuple) else next(iter(out.values()))
+        return first
+
+
+_ARGUMENTS = {"input_ids": "input_ids", "clean": "sample", "timesteps": "timestep", "text": "encoder_hidden_states"}
+"""The parameter names of the built-in models for the parts of a batch."""
+
+
+def _graph(module: nn.Module, batch: Any) -> bytes | None:
+    """Returns the model's graph for TensorBoard, traced with one sample; None if it cannot be traced.
+
+    Tracing runs the model several times without gradients, always in float32.
+    """
+    from torch.utils.tensorboard._pytorch_graph import graph
+
+    if isinstance(batch, dict):
+        arguments = {_ARGUMENTS[name]: part for name, part in batch.items() if name in _ARGUMENTS}
+        names, inputs = tuple(arguments), tuple(arguments.values())
+    else:
+        names, inputs = (), (batch[0] if isinstance(batch, tuple | list) else batch,)
+    if not inputs:
+        log.debug("the model graph is not traced: its inputs are not known by name")
+        return None
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # deprecation of tracing, data-dependent branches
+            definition, _ = graph(_Positional(module, names), tuple(tensor[:1] for tensor in inputs))
+        serialised: bytes = definition.SerializeToString()
+        return serialised
+    except Exception as error:
+        log.debug("the model graph cannot be traced: %s", error)
+        return None
+
+
+AUTOTUNING = 3.0
+"""The factor on the ordinary time limit for max-autotune, which may time kernels for a quarter of an hour."""
+MARGIN = 60.0  # seconds in which the host names the rank that hangs
+COMPILE_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def work(given: Assignment) -> Iterator[Event]:
+    """Runs every repeat of the job and yields its events."""
+    job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
+    settings = TrainSettings.model_validate(job.settings)
+    # read first, because torch sets some itself later
+    caches = [name for name in COMPILE_CACHES if name not in os.environ]
+    device = set_up(settings, ranks, store)
+    if ranks.is_rank_zero:
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+    kept = [name for name in COMPILE_CACHES if name not in caches]
+    if kept and settings.performance.compile and ranks.is_rank_zero and 0 in job.repeats:
+        log.warning("%s is set: the time of the first step depends on the content of this cache", " and ".join(kept))
+    for repeat in job.repeats:
+        allow_for_setup(settings, activity)
+        distributed.forget_collectives()  # the other ranks wait here while rank 0 inspects
+        start_anew(device)
+        run = profile_repeat if repeat == job.profiled else run_repeat
+        with own_compile_caches(caches):
+            yield from run(settings, ranks, device, activity, repeat, job)
+    # Not after an error: leaving the group could wait for ranks that have failed, and delay the report of the error.
+    distributed.cleanup_ddp()
+
+
+def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
+    """Configures the process as the settings ask and joins the process group. Returns this rank's device."""
+    assert settings.device
+    assert settings.precision
+    if settings.performance.cpu_threads:
+        torch.set_num_threads(settings.performance.cpu_threads)
+    device = distributed.pick_device(settings.device, ranks)
+    set_float32_matmul(settings.precision, settings.performance.matmul_precision)
+    torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
+    refuse(settings.precision, device)
+    distributed.setup_ddp(settings.distributed, ranks, store, device, setup_timeout(settings))
+    distributed.introduce(ranks, device)
+    return device
+
+
+def allow_for_setup(settings: TrainSettings, activity: Activity) -> None:
+    """Allows building, compiling and warm-up more time than later steps. `training.train` ends this."""
+    activity.patience_factor = patience_factor(settings)
+    distributed.limit_collectives(setup_timeout(settings))
+
+
+def patience_factor(settings: TrainSettings) -> float:
+    """Returns the factor on `measurement.stall_timeout` until the end of the warm-up."""
+    performance = settings.performance
+    autotunes = performance.compile and performance.compile_mode.startswith("max-autotune")
+    return AUTOTUNING if autotunes else 1.0
+
+
+def setup_timeout(settings: TrainSettings) -> float:
+    """Returns the time limit of a collective until the end of the warm-up, in seconds.
+
+    It is longer than the host's limit for a rank. Ranks that have compiled wait in their first collective for those
+    that still compile. If a rank hangs, the host names it and shows its stack; NCCL would only abort the waiting ranks.
+    """
+    patience = settings.measurement.stall_timeout * patience_factor(settings)
+    return max(settings.distributed.timeout, patience + MARGIN)
+
+
+@contextmanager
+def own_compile_caches(variables: Sequence[str]) -> Iterator[None]:
+    """Sets the environment variables in `variables`, torch.compile's cache folders, to new and empty folders.
+
+    Every repeat then compiles everything. Otherwise the first repeat, or the first side of a comparison, would compile
+    for all later ones, and the times of their first steps would not be comparable.
+    """
+    with TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) as folder:
+        own = {name: str(Path(folder, name.lower())) for name in variables}
+        os.environ.update(own)
+        try:
+            yield
+        finally:
+            for name in own:
+                os.environ.pop(name, None)
+
+
+def run_repeat(
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    activity: Activity,
+    repeat: int,
+    job: events.Job,
+) -> Iterator[Event]:
+    """Builds the model, trains it for one repeat, and then does the untimed inspections of `inspect`."""
+    began = time.perf_counter()
+    timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
+    trainer, feed = prepare(settings, ranks, device, activity, timer)
+    parameters = list(trainer.workload.module.parameters())
+    yield events.ModelBuilt(
+        rank=ranks.rank,
+        repeat=repeat,
+        parameters=sum(p.numel() for p in parameters),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        sample_shape=trainer.workload.sample_shape,
+        tokens_per_sample=trainer.workload.sequence_length,
+        seconds=time.perf_counter() - began,
+    )
+    activity.doing = "starting the data"
+    with feed:
+        refuse_short(settings, feed.batches_per_epoch)
+        on_cpu = device.type == "cpu"  # for a GPU, telemetry records the clocks
+        before = time_reference_workload() if on_cpu else 0.0
+        yield from train(trainer, feed, repeat, calendar(job)())
+        if on_cpu:
+            yield events.ReferenceWorkloadTimed(
+                rank=ranks.rank, repeat=repeat, seconds=(before + time_reference_workload()) / 2
+            )
+        if repeat == 0:
+            yield from inspect(trainer, feed, activity)
+
+
+def profile_repeat(
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    activity: Activity,
+    repeat: int,
+    job: events.Job,
+) -> Iterator[Event]:
+    """Runs the same loop for the steps of the profiler's schedule, and yields the traces."""
+    profiling = settings.profiling
+    if not profiling.keep_compile:
+        settings = apply_overrides(settings, {"performance.compile": False})
+    with TemporaryDirectory(prefix="gpubench-") as folder:
+        timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
+        loop: AbstractContextManager[Any] = nullcontext()
+        recording = None
+        if profiling.all_ranks or ranks.is_rank_zero:
+            loop = recording = Recording(profiling, device, ranks.rank, Path(folder))
+            timer = RecordedTimer(clock_of(device), activity, repeat, ranks.rank, recording)
+        trainer, feed = prepare(settings, ranks, device, activity, timer)
+        if recording and profiling.modules and not settings.performance.compile:
+            annotate_modules(trainer.workload.module)
+        activity.doing = "starting the data"
+        try:
+            with feed, loop:
+                unit = steps_in_unit(settings, feed.batches_per_epoch)
+                if recording:
+                    recording.unit = unit
+                yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
+        except Exception:
+            # the cycles before the failure
+            yield from recorded(recording.files() if recording else [], ranks.rank, repeat)
+            raise
+        activity.doing = "handing over the trace"
+        yield from recorded(recording.files() if recording else [], ranks.rank, repeat)
+
+
+def prepare(
+    settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
+) -> tuple[Trainer, Feed]:
+    """Returns the model ready to train, and its data."""
+    assert settings.precision
+    activity.doing = "building the model"
+    workload = build(settings.model, settings.data, settings.seed)
+    restore_float32_matmul(settings.precision, settings.performance.matmul_precision)
+    trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
+    activity.doing = "opening the data"
+    return trainer, open_feed(settings, ranks, device, workload)
+
+
+def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
+    dataset = open_dataset(
+        settings.data,
+        workload.task,
+        workload.image_size or settings.data.image_size,
+        workload.sequence_length or settings.data.sequence_length,
+        workload.vocabulary,
+        workload.classes,
+    )
+    batch_size = settings.training.batch_size
+    assert batch_size
+    torch.manual_seed(settings.seed + ranks.rank)
+    return Feed(
+        settings.data,
+        dataset,
+        workload.make_batch,
+        batch_size,
+        ranks.rank,
+        ranks.world_size,
+        settings.seed,
+        device,
+        channels_last=bool(settings.performance.channels_last),
+    )

@@ -1,0 +1,323 @@
+"""One repeat of a training benchmark: prepares a model for training, and runs the loop as a generator of events."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Protocol, cast
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from gpubench import events
+from gpubench.errors import DataError, ModelError, NonFiniteLoss
+from gpubench.events import Step
+from gpubench.ranks import Ranks
+from gpubench.settings.defaults import sharded_sgd
+from gpubench.settings.schema import TrainingSettings, TrainSettings
+from gpubench.settings.sources import plan
+from gpubench.worker import distributed
+from gpubench.worker.dataloader import Feed, tensors, to_device
+from gpubench.worker.models import Workload, checkpoint_activations
+from gpubench.worker.precision import Arithmetic
+from gpubench.worker.probes import SetupPeaks, end_of_setup, peaks
+from gpubench.worker.timing import EXPOSED_COMMUNICATION, StepTimer
+
+
+class Batches(Protocol):
+    """A source of batches for a step."""
+
+    epoch: int
+
+    def __next__(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The model, the optimizer and all else that a step needs."""
+
+    settings: TrainSettings
+    ranks: Ranks
+    device: torch.device
+    workload: Workload
+    module: nn.Module
+    """The workload's module on the device, compiled and wrapped as the settings ask."""
+    optimizer: torch.optim.Optimizer
+    arithmetic: Arithmetic
+    timer: StepTimer[Any]
+    forget_checkpoints: Callable[[], None] | None = None
+    """A function that undoes activation checkpointing; None without checkpointing."""
+
+    def step(self, batches: Batches, samples: int) -> None:
+        """Runs one optimizer step over `grad_accumulation` batches. Marks every phase border, without synchronising."""
+        timer, accumulation = self.timer, self.settings.training.grad_accumulation
+        channels_last = bool(self.settings.performance.channels_last)
+        total: Tensor | None = None
+        for micro in range(accumulation):
+            if micro:
+                timer.enter("data_wait")
+            batch = next(batches)
+            timer.enter("host_to_device")
+            batch = to_device(batch, self.device, non_blocking=True, channels_last=channels_last)
+            timer.enter("forward")
+            reduces = micro == accumulation - 1 or self.settings.distributed.sync_gradients == "each"
+            with nullcontext() if reduces else distributed.without_sync(self.module):
+                with self.arithmetic.forward():
+                    loss = scalar(self.workload.loss(self.module, batch)) / accumulation
+                timer.enter("backward")
+                self.arithmetic.backward(loss)
+            total = loss.detach() if total is None else total + loss.detach()
+        timer.enter("optimizer")
+        self.arithmetic.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        assert total is not None
+        scale = self.arithmetic.scale()
+        timer.issued(batches.epoch, samples, [total] if scale is None else [total, scale])
+        if self.settings.training.read_loss:
+            total.item()
+
+
+def scalar(loss: object) -> Tensor:
+    """Returns `loss` if it is a scalar tensor with a gradient. Raises ModelError otherwise."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.reshape(())
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        found = "one that depends on no tensor with gradients"
+    raise ModelError(f"the loss must be a scalar tensor with a gradient, and is {found}", "see loss(module, batch)")
+
+
+def build_trainer(
+    settings: TrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    workload: Workload,
+    arithmetic: Arithmetic,
+    timer: StepTimer[Any],
+) -> Trainer:
+    """Moves the model to the device, wraps and compiles it, and makes its optimizer."""
+    assert settings.precision
+    performance = settings.performance
+    which = settings.model.activation_checkpointing
+    forget = checkpoint_activations(workload.module, which) if which else None
+    own = workload.module if device.type == "cpu" else workload.module.to(device)
+    if performance.channels_last:
+        lay_out(own)
+    module = distributed.share(
+        own, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
+    )
+    if performance.compile:
+        module = cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
+    return Trainer(
+        settings=settings,
+        ranks=ranks,
+        device=device,
+        workload=replace(workload, module=own),
+        module=module,
+        optimizer=make_optimizer(settings, own, device),
+        arithmetic=arithmetic,
+        timer=timer,
+        forget_checkpoints=forget,
+    )
+
+
+def lay_out(module: nn.Module) -> None:
+    """Converts 4-D weights and buffers to NHWC in place, with the strides that `Module.to` would give them.
+
+    `Module.to` itself cannot convert fake tensors in place. `contiguous` would keep the strides of weights whose two
+    layouts are the same in memory, such as those of a 1x1 convolution, and DDP would then copy their gradients, which
+    cuDNN returns with the strides of NHWC.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
+
+
+def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
+    """Returns the implementation of the optimizer: `training.optimizer_impl`, or for auto the fastest one.
+
+    The fastest is fused on a GPU, and PyTorch's default, a loop, on a CPU. SGD on parameters that FSDP2 has sharded
+    uses foreach on a GPU, because PyTorch has no fused SGD for DTensors.
+    """
+    if settings.training.optimizer_impl != "auto":
+        return settings.training.optimizer_impl
+    if not on_gpu:
+        return "loop"
+    return "foreach" if sharded_sgd(settings) else "fused"
+
+
+def make_optimizer(settings: TrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Returns the optimizer for all parameters that need gradients."""
+    training, chosen = settings.training, optimizer_impl(settings, device.type == "cuda")
+    options: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "weight_decay": training.weight_decay,
+        "foreach": chosen == "foreach",
+        "fused": chosen == "fused",
+    }
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=training.momentum, **options)
+    adam = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return adam(parameters, **options)
+
+
+Event = events.Message
+
+READ_SECONDS = 0.1  # seconds between two reads of finished steps; on a GPU each read costs the host some 50 us
+CALIBRATION_STEPS = 3  # minimum number of steps before a limit in seconds is converted to steps
+
+
+def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
+    """Runs `steps` steps, or as many as the settings ask for, and yields events as the device finishes them.
+
+    `unix_time` is the current time in seconds since the epoch, on the clock that dates the steps. Raises NonFiniteLoss,
+    which names the step, and DataError if the data cannot fill one step.
+    """
+    called = time.perf_counter()
+    training, rank = trainer.settings.training, trainer.ranks.rank
+    planned = steps or plan(training, feed.batches_per_epoch)
+    yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
+    scale = trainer.arithmetic.scale()
+    reader = StepReader(None if scale is None else float(scale))
+    timer = trainer.timer
+    setup = SetupPeaks(setup_peak_allocated=None, setup_peak_reserved=None)
+
+    distributed.barrier()
+    timer.synchronize()
+    began = time.perf_counter()
+    timer.start(unix_time + began - called)  # includes the wait for the other ranks
+    try:
+        yield from _steps(trainer, Epochs(feed, _batch_size(training)), reader, repeat, planned, setup)
+    except Exception:
+        with suppress(RuntimeError):  # after an error too, finished steps are reported if the device can still be read
+            yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
+        raise
+    timer.stop()
+    wall = time.perf_counter() - began
+    yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
+    reader.complain()
+    yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(trainer.device), **setup)
+
+
+def _steps(
+    trainer: Trainer,
+    batches: "Epochs",
+    reader: "StepReader",
+    repeat: int,
+    planned: int | None,
+    setup: SetupPeaks,
+) -> Iterator[Event]:
+    """Runs the loop. With a limit in seconds, `planned` is None until the step time is known.
+
+    The loop appends to `setup` once the warm-up is issued.
+    """
+    training, rank, timer = trainer.settings.training, trainer.ranks.rank, trainer.timer
+    samples = training.grad_accumulation * _batch_size(training)
+    step, read_next = 0, time.perf_counter()
+    paces: list[float] = []
+    while planned is None or step < planned:
+        timer.begin(step)
+        trainer.step(batches, samples)
+        step += 1
+        if step == training.warmup_steps:
+            setup.update(end_of_setup(trainer.device))
+        if step == max(1, training.warmup_steps):
+            timer.end_setup()
+            distributed.limit_collectives(trainer.settings.distributed.timeout)
+        deciding = planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS)
+        if deciding:
+            timer.synchronize()  # a limit in seconds needs this one synchronisation
+        if deciding or time.perf_counter() >= read_next:
+            finished = reader.read(timer)
+            yield events.StepsMeasured(rank=rank, steps=finished)
+            reader.complain()
+            paces += [one.total for one in finished if planned is None]
+            read_next = time.perf_counter() + READ_SECONDS
+        if deciding:
+            # Leaves out the first step, whose compiling and tuning may take as long as all other steps.
+            planned = step + _steps_in(training.seconds or 0.0, median(paces[1:]), trainer.device)
+            yield events.Planned(rank=rank, repeat=repeat, steps=planned)
+
+
+def _steps_in(seconds: float, pace: float, device: torch.device) -> int:
+    """Returns how many steps of `pace` seconds each fill `seconds`, with rank 0's result on every rank."""
+    return max(1, distributed.agree(math.ceil(seconds / pace), device))
+
+
+def _batch_size(training: TrainingSettings) -> int:
+    assert training.batch_size is not None, "filled in by defaults.complete"
+    return training.batch_size
+
+
+class Epochs:
+    """An endless stream of batches that counts the passes over the data."""
+
+    def __init__(self, feed: Feed, batch_size: int) -> None:
+        self.epoch = 0
+        self._feed = feed
+        self._batch_size = batch_size
+        self._batches = feed.epoch(0)
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        for batch in self._batches:
+            if not self._given:
+                self._check(batch)
+            self._given += 1
+            return batch
+        if not self._given and not self.epoch:
+            raise DataError("the data ran out before one batch was full", "lower --batch-size or add data")
+        if not self._given:
+            raise DataError(
+                "the data ran out, and cannot be read a second time",
+                "return a new iterator from __iter__ each time, or lower training.steps",
+            )
+        self.epoch += 1
+        self._batches = self._feed.epoch(self.epoch)
+        self._given = 0
+        return next(self)
+
+    def _check(self, batch: Any) -> None:
+        """Raises DataError if the batch has another size than requested, which would make every rate wrong."""
+        found = next((len(tensor) for tensor in tensors(batch) if tensor.dim()), self._batch_size)
+        if found != self._batch_size:
+            raise DataError(
+                f"a batch of {self._batch_size} samples was requested, and its first tensor holds {found}",
+                "make_batch(n) and datasets must give n samples along the first dimension",
+            )
+
+
+class StepReader:
+    """Adds the readings to the finished steps: the loss, and whether the gradient scaler skipped the step."""
+
+    def __init__(self, scale: float | None) -> None:
+        """`scale` is the gradient scale before the first step; None if nothing is scaled."""
+        self._scale = scale
+        self._diverged: NonFiniteLoss | None = None
+
+    def read(self, timer: StepTimer[Any]) -> list[Step]:
+        return [self._judge(step, *readings) for step, readings in timer.collect()]
+
+    def complain(self) -> None:
+        """Raises NonFiniteLoss, naming the step, if a loss read so far was not finite."""
+        if self._diverged:
+            raise self._diverged
+
+    def _judge(self, step: Step, loss: float, scale: float | None = None) -> Step:
+        finite = math.isfinite(loss)
+        if not finite and not self._diverged:
+            self._diverged = NonFiniteLoss(
+                f"the loss became {loss} at step {step.step} of repeat {step.repeat} (counting from 0)",
+                "lower training.learning_rate, or compare with --precision fp32",
+            )
+        # The scaler lowers its scale exactly when it skips (torch.amp.GradScaler, backoff_factor < 1).
+        skipped = scale is not None and self._scale is not None and scale < self._scale
+        self._scale = scale
+        return msgspec.structs.replace(step, loss=loss if finite else None, skipped=skipped)
