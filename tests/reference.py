@@ -1,4 +1,4 @@
-"""The parts of docs/ that are made from the code: every option of a command, every setting.
+"""The parts of docs/ that are made from the code: every option of a command, every setting, every metric.
 
 python tests/reference.py        # writes them into the pages, between two markers
 """
@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from gpubench.commands import app
+from gpubench.metrics import DEFINITIONS
 from gpubench.settings.loading import COMMANDS, canonical, fields
 from gpubench.settings.schema import RunSettings
 from gpubench.units import listed
@@ -30,7 +31,7 @@ def commands() -> dict[str, Any]:
 def pages() -> dict[Path, str]:
     """What each page should hold between its markers."""
     made = {DOCS / "commands" / f"{name}.md": options(name) for name in commands()}
-    return made | {DOCS / "settings.md": settings()}
+    return made | {DOCS / "settings.md": settings(), DOCS / "metrics.md": metrics()}
 
 
 def refreshed(page: str, made: str) -> str:
@@ -86,6 +87,13 @@ def _help(parameter: Any) -> str:
 def _setting(cls: type[RunSettings], name: str) -> str:
     key = canonical(cls, name)
     return f"`{key}`" if key in fields(cls) else ""
+
+
+def metrics() -> str:
+    """A table of all metrics with unit, better direction and definition."""
+    lines = ["| metric | unit | better | definition |", "|---|---|---|---|"]
+    rows = ((f"`{name}`", one.unit, one.better or "", one.meaning) for name, one in DEFINITIONS.items())
+    return "\n".join([*lines, *(_row(*row) for row in rows)]) + "\n"
 
 
 @dataclass(frozen=True)
