@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output, trying
+from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
-from gpubench.commands.running import finish, measured, print_configurations, resolved
+from gpubench.commands.running import (
+    check_trial_name,
+    complete_all,
+    finish,
+    measure,
+    print_configurations,
+    try_memory_advice,
+)
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
@@ -133,9 +140,9 @@ def memory(
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
     with telling(base.origins):
         _refuse_idle(base, verify=verify, check=check)
-    (run,) = resolved(base, None, complete_memory)
+    (run,) = complete_all(base, None, complete_memory)
     if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
-        trying.check(run)
+        check_trial_name(run)
     if print_config:
         print_configurations([run], "memory")
         return
@@ -232,14 +239,13 @@ def _of_run(
     quiet: bool,
     verbose: int,
 ) -> None:
-    from gpubench.host import live_memory
-    from gpubench.host.memory_recorder import MemoryRecorder
+    from gpubench.host import memory_recorder
     from gpubench.report import footprints, frame, notebook
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measured([run, *beside], MemoryRecorder, live_memory, terminal)
-    stopped = trying.memory(run, outcomes[0], terminal, verify=verify)
+    outcomes = measure([run, *beside], memory_recorder.MemoryRecorder, memory_recorder, terminal)
+    stopped = try_memory_advice(run, outcomes[0], terminal, verify=verify)
     outcomes[0] = replace(outcomes[0], summary=outcomes[0].recorder.summary())  # now that of the batch that was found
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     pair = notebook.judge_pair(paths, ("predicted", "measured")) if beside else None

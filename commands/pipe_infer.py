@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import options, output
-from gpubench.commands.running import carry_out, print_configurations, resolved
+from gpubench.commands.running import complete_all, print_configurations, run_and_report
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -119,7 +119,7 @@ def pipe_infer(
         done, base = resumed(Path(resume), config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
-    runs = resolved(base, vs, complete)
+    runs = complete_all(base, vs, complete)
     if print_config:
         print_configurations(runs, "pipe-infer")
         return
@@ -132,7 +132,7 @@ def pipe_infer(
     from gpubench.host.pipeline_recorder import PipeRecorder
     from gpubench.report import pipelining
 
-    carry_out(
+    run_and_report(
         runs,
         partial(PipeRecorder, finished=done),
         live_pipeline,

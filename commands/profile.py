@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output, trying
+from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
-from gpubench.commands.running import finish, measured, print_configurations, resolved
+from gpubench.commands.running import check_trial_name, complete_all, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
@@ -106,12 +106,12 @@ def profile(
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
     base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
-    (run,) = resolved(base, None, complete)
+    (run,) = complete_all(base, None, complete)
     with telling(run.origins):
         if not run.settings.profiling.enabled:
             raise UsageError("profiling.enabled=false leaves nothing to diagnose", "add --profiling.enabled=true")
     if verify:
-        trying.check(run)
+        check_trial_name(run)
     if print_config:
         print_configurations([run], "profile")
         return
@@ -160,8 +160,8 @@ def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, 
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measured([run], ProfileRecorder, live, terminal)
-    stopped = trying.fixes(run, outcomes[0], terminal) if verify else None
+    outcomes = measure([run], ProfileRecorder, live, terminal)
+    stopped = try_fixes(run, outcomes[0], terminal) if verify else None
     show = partial(profiled.show, unfolded=verbose > 0)
     finish(frame.to_json(outcomes, None) if json else terminal.render(show, outcomes), outcomes)
     if stopped:

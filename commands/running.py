@@ -1,33 +1,41 @@
-"""The part that all commands with workers share: they complete settings, run them, and report the results."""
+"""Runs configurations and reports their results: what all commands that start workers share."""
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubench.commands import output
-from gpubench.errors import UsageError
+from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
+    from gpubench.compare.result import Comparisons
     from gpubench.host.live import Drawing
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
     from gpubench.report.terminal import Terminal
     from gpubench.settings.defaults import Choice
     from gpubench.settings.loading import Configuration, S
+    from gpubench.settings.schema import MemorySettings
+    from gpubench.verify import Searched, Tried
+
+T = TypeVar("T")
 
 
-def resolved(
+def complete_all(
     base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[S, list[Choice]]]"
 ) -> "list[Configuration[S]]":
-    """Returns the complete configuration, and that of `--vs`. Raises errors before a run directory is created."""
+    """Returns the complete configuration, followed by that of `--vs` if it is given.
+
+    Raises an error for settings that cannot be run, before a run directory is created.
+    """
     from gpubench.settings.defaults import completed
     from gpubench.settings.loading import parse_assignments, told
 
     precision = base.settings.measurement.target_precision
     if launched_by_torchrun() and precision is not None:
-        said = "a target precision takes fresh processes, which torchrun does not start"
-        raise UsageError(told(f"{said}: measurement.target_precision={precision}", base.origins), "use --repeats")
+        message = "a target precision takes fresh processes, which torchrun does not start"
+        raise UsageError(told(f"{message}: measurement.target_precision={precision}", base.origins), "use --repeats")
     if launched_by_torchrun() and vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
@@ -40,7 +48,7 @@ def print_configurations(runs: "Sequence[Configuration[Any]]", command: str) -> 
         output.write("---\n".join(run.to_yaml() for run in runs), f"gpubench {command} --print-config > FILE")
 
 
-def carry_out(
+def run_and_report(
     runs: "Sequence[Configuration[Any]]",
     recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
     drawing: "Drawing[Any]",
@@ -55,14 +63,14 @@ def carry_out(
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measured(runs, recorder, drawing, terminal)
+    outcomes = measure(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     pair = notebook.judge_pair(paths, frame.differences(*outcomes)) if len(paths) == 2 else None
     text = frame.to_json(outcomes, pair) if json else terminal.render(show, outcomes, pair)
     finish(text, outcomes)
 
 
-def measured(
+def measure(
     runs: "Sequence[Configuration[Any]]",
     recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
     drawing: "Drawing[Any]",
@@ -70,15 +78,16 @@ def measured(
     *,
     independent: bool = False,
 ) -> "list[Outcome]":
-    """Runs the configurations interleaved and writes their reports. Under the user's torchrun only rank 0 returns.
+    """Runs the configurations interleaved, and writes their reports.
 
-    `independent` as in `schedule.run`.
+    `independent` is that of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
+    other ranks become workers.
     """
     from gpubench.host import schedule
     from gpubench.report import notebook
 
     if launched_by_torchrun() and not is_rank_zero():
-        schedule.join(runs[0].settings)
+        schedule.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
     with terminal.view(drawing) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
@@ -93,3 +102,118 @@ def finish(text: str, outcomes: "Sequence[Outcome]") -> None:
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error
+
+
+def check_trial_name(run: "Configuration[Any]") -> None:
+    """Raises SettingsError if the name of the folder for trials would be too long. Call it before the first run."""
+    from gpubench.foreign_files import TRIALS
+    from gpubench.settings.loading import source
+    from gpubench.settings.schema import MOST_OF_A_NAME
+
+    name, limit = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
+    if (size := len(name.encode())) > limit:
+        raise SettingsError(
+            f"experiment: {name!r}{source(run.origins.get('experiment'))} has {size} bytes; the limit is {limit}, "
+            f"because the folder of the trial runs adds {TRIALS} to the name",
+            f"give an --experiment of at most {limit} bytes",
+        )
+
+
+def try_fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
+    """Runs each fix that a profile proposes, and records its saving. Returns the error that ended the trials, or None.
+
+    Nothing is run if the profiled run failed.
+    """
+    from gpubench.settings.defaults import complete, completed
+    from gpubench.verify import Bench, verify_speed
+
+    recorder = outcome.recorder
+    if recorder.findings is None or outcome.error:
+        return None
+    bench = Bench(lambda fixed: completed(fixed, complete), _timing(terminal), _judge)
+    return _record(verify_speed(run, recorder.findings, bench), recorder.conclude, recorder)
+
+
+def try_memory_advice(
+    run: "Configuration[MemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
+) -> GpubenchError | None:
+    """Runs the batch sizes that were predicted to fit or, with `verify`, each memory fix; records the results.
+
+    Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
+    """
+    from gpubench.host.memory_recorder import MemoryRecorder
+    from gpubench.memory.target import complete_memory
+    from gpubench.settings.defaults import completed
+    from gpubench.verify import MemoryBench, confirm, verify_memory
+
+    recorder = outcome.recorder
+    assert isinstance(recorder, MemoryRecorder)
+
+    def keep_batch_sizes(searched: "Searched") -> None:
+        recorder.keep_batch_sizes(searched.found)
+        if searched.best and isinstance(searched.best.recorder, MemoryRecorder):
+            recorder.adopt(searched.best.recorder)
+
+    def keep_trades(tried: "Tried") -> None:
+        recorder.conclude(tried.findings)
+        recorder.keep_trades(tried.trades)
+
+    if outcome.error or run.settings.memory.predict:
+        return None
+    bench = MemoryBench(
+        lambda fixed: completed(fixed, complete_memory), _timing(terminal), _judge, _following(terminal)
+    )
+    if recorder.batch_sizes:
+        return _record(confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
+    if verify and recorder.advice:
+        return _record(verify_memory(outcome, run, recorder.advice, bench), keep_trades, recorder)
+    return None
+
+
+def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any]") -> GpubenchError | None:
+    """Calls `keep` with each result as it arrives. Returns the error that ended the trials, or None."""
+    import msgspec
+
+    from gpubench.report import notebook
+
+    ended: GpubenchError | None = None
+    try:
+        for result in results:
+            keep(result)
+    except KeyboardInterrupt:  # the second Ctrl-C, between two measurements
+        ended = Interrupted("interrupted", "the run directory keeps the results so far")
+    except GpubenchError as error:
+        ended = error
+    if isinstance(ended, Interrupted) and recorder.findings:
+        recorder.conclude(msgspec.structs.replace(recorder.findings, interrupted=True))
+    notebook.write_up(recorder.writer.path)
+    return ended
+
+
+def _judge(*outcomes: "Outcome") -> "Comparisons | None":
+    from gpubench.report import frame, notebook
+
+    return notebook.judge_pair([outcome.recorder.writer.path for outcome in outcomes], frame.differences(*outcomes))
+
+
+def _following(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
+    """Returns a function that records the memory of configurations, one after the other."""
+    from gpubench.host import memory_recorder
+
+    def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
+        outcomes = []
+        for run in runs:
+            outcomes += measure([run], memory_recorder.MemoryRecorder, memory_recorder, terminal)
+            if isinstance(outcomes[-1].error, Interrupted):
+                raise outcomes[-1].error
+        return outcomes
+
+    return follow
+
+
+def _timing(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
+    """Returns a function that times configurations, interleaved."""
+    from gpubench.host import live
+    from gpubench.host.recorder import TrainRecorder
+
+    return lambda runs: measure(runs, TrainRecorder, live, terminal, independent=True)

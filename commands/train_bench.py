@@ -3,7 +3,7 @@
 import typer
 
 from gpubench.commands import options
-from gpubench.commands.running import carry_out, print_configurations, resolved
+from gpubench.commands.running import complete_all, print_configurations, run_and_report
 from gpubench.configs import presets
 from gpubench.zoo import MODELS
 
@@ -55,7 +55,7 @@ def train_bench(
     from gpubench.settings.schema import TrainSettings
 
     base = load(TrainSettings, config, options.overrides(ctx, TrainSettings))
-    runs = resolved(base, vs, complete)
+    runs = complete_all(base, vs, complete)
     if print_config:
         print_configurations(runs, "train-bench")
         return
@@ -64,4 +64,4 @@ def train_bench(
     from gpubench.host.recorder import TrainRecorder
     from gpubench.report import training
 
-    carry_out(runs, TrainRecorder, live, training.show, json=json, quiet=quiet, verbose=verbose)
+    run_and_report(runs, TrainRecorder, live, training.show, json=json, quiet=quiet, verbose=verbose)

@@ -17,9 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from transformers import masking_utils
 
-from gpubench.memory import autocast, cuda_kernels
-from gpubench.memory.autocast import registered
-from gpubench.memory.cuda_kernels import RULES, Call, as_cuda, backend
+from gpubench.memory import cuda_kernels
+from gpubench.memory.cuda_kernels import RULES, Call, as_cuda, backend, registered
 from gpubench.releases import Release, installed
 from gpubench.settings.schema import DataSettings, ModelSettings
 from gpubench.worker.models import build
@@ -86,10 +85,10 @@ def _listed(macro: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("names", "macro"),
     [
-        (autocast.LOWER, "AT_FORALL_LOWER_PRECISION_FP"),
-        (autocast.FLOAT, "AT_FORALL_FP32"),
-        (autocast.FLOAT_RESULT, "AT_FORALL_FP32_SET_OPT_DTYPE"),
-        (autocast.WIDEST, "AT_FORALL_PROMOTE"),
+        (cuda_kernels.AUTOCAST_LOWER, "AT_FORALL_LOWER_PRECISION_FP"),
+        (cuda_kernels.AUTOCAST_FP32, "AT_FORALL_FP32"),
+        (cuda_kernels.AUTOCAST_FP32_RESULT, "AT_FORALL_FP32_SET_OPT_DTYPE"),
+        (cuda_kernels.AUTOCAST_WIDEST, "AT_FORALL_PROMOTE"),
     ],
 )
 def test_the_lists_of_autocast_are_those_of_the_installed_header(names: tuple[str, ...], macro: str) -> None:
@@ -99,13 +98,18 @@ def test_the_lists_of_autocast_are_those_of_the_installed_header(names: tuple[st
 def test_the_norms_whose_result_is_float_are_those_of_the_installed_header() -> None:
     macro = _header("AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE")
     found = re.findall(r'"(norm\.\w+)"', macro)
-    assert tuple(autocast.FLOAT_NORM) == tuple(name for name in found if not NAMED.search(name))
+    assert tuple(cuda_kernels.AUTOCAST_FP32_NORM) == tuple(name for name in found if not NAMED.search(name))
 
 
 def test_the_lists_of_autocast_are_those_that_torch_is_built_with() -> None:
     built = {name for name in registered("AutocastCUDA") if not NAMED.search(name)}
-    lists = (autocast.LOWER, autocast.FLOAT, autocast.FLOAT_RESULT, autocast.WIDEST)
-    known = {*chain(*lists), *autocast.FLOAT_NORM, *autocast.REFUSED}
+    lists = (
+        cuda_kernels.AUTOCAST_LOWER,
+        cuda_kernels.AUTOCAST_FP32,
+        cuda_kernels.AUTOCAST_FP32_RESULT,
+        cuda_kernels.AUTOCAST_WIDEST,
+    )
+    known = {*chain(*lists), *cuda_kernels.AUTOCAST_FP32_NORM, *cuda_kernels.AUTOCAST_REFUSED}
     apart = {"cudnn_convolution", "cudnn_convolution_transpose", "_cudnn_rnn", "linalg_matrix_sqrth"}
     assert built - apart == known - ({"rms_norm"} if installed() < Release(2, 12) else set())
 
@@ -139,7 +143,7 @@ def test_operators_that_the_cpu_already_takes_in_float_are_left_to_it() -> None:
     theirs = {
         name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
     }
-    assert theirs & set(autocast.FLOAT) == set(ALIKE)
+    assert theirs & set(cuda_kernels.AUTOCAST_FP32) == set(ALIKE)
     for name, function in ALIKE.items():
         with _autocast(BF16):
             assert function(X.to(BF16), SIDE.to(BF16)).dtype is FP32, name

@@ -23,8 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpubench.memory.history import Category, History, Mark, Phase, classify
-from gpubench.memory.predict import predict
-from gpubench.memory.sharding import pretended
+from gpubench.memory.predict import predict, simulated_ranks
 from gpubench.memory.target import Target
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
@@ -192,7 +191,7 @@ def test_tensors_without_memory_take_what_others_take_to_the_byte(
 ) -> None:
     settings = _settings(model, strategy, **changes)
     tracker = Tracker(CPU)
-    with pretended(2):
+    with simulated_ranks(2):
         measure(settings, Ranks(0, 0, 2, 2), CPU, Activity(), tracker, 2)
     measured = tracker.history()
     classify(measured)
@@ -257,7 +256,7 @@ def test_a_storage_that_is_resized_is_held_at_its_size_of_the_moment(sizes: list
 
 def test_what_a_sharded_tensor_takes_within_an_operator_is_seen() -> None:
     tracker = Tracker(CPU)
-    with pretended(2):
+    with simulated_ranks(2):
         mesh = init_device_mesh("cpu", (2,))
         shard = DTensor.from_local(torch.ones(8), mesh, [Shard(0)])
         part = DTensor.from_local(torch.ones(16), mesh, [Partial()])
@@ -283,7 +282,7 @@ def test_the_gradients_of_a_bucket_belong_to_the_module_around_them() -> None:
     assert found == {48: ("gradients", "0"), 24: ("gradients", "1")}
 
 
-# What is pretended ends with the context.
+# What is simulated_ranks ends with the context.
 
 
 def test_a_group_that_was_joined_before_is_the_group_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +290,7 @@ def test_a_group_that_was_joined_before_is_the_group_again(monkeypatch: pytest.M
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     before = DistributedDataParallel._pre_forward, sys.excepthook, torch.UntypedStorage.resize_
     try:
-        with pretended(5):
+        with simulated_ranks(5):
             assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, 5, "fake")
         assert (dist.get_world_size(), dist.get_backend()) == (1, "gloo")
         _predicted(_settings("resnet-tiny", strategy="fsdp2", world_size=4))
@@ -300,7 +299,7 @@ def test_a_group_that_was_joined_before_is_the_group_again(monkeypatch: pytest.M
         assert (float(tensor), dist.get_backend()) == (1, "gloo")
     finally:
         dist.destroy_process_group()
-    with pytest.raises(KeyError), pretended(2):
+    with pytest.raises(KeyError), simulated_ranks(2):
         raise KeyError
     assert not dist.is_initialized()
     assert before == (DistributedDataParallel._pre_forward, sys.excepthook, torch.UntypedStorage.resize_)

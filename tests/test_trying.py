@@ -10,7 +10,7 @@ import pytest
 from cli import complaint
 from running import Finished
 
-from gpubench.commands.trying import _keep
+from gpubench.commands.running import _record
 from gpubench.errors import Interrupted, RunFailed
 from gpubench.findings import Findings
 
@@ -35,14 +35,14 @@ def ending(error: BaseException) -> Iterator[Findings]:
 @pytest.mark.parametrize("error", [Interrupted("interrupted"), KeyboardInterrupt()])
 def test_what_was_tried_before_an_interrupt_is_kept_and_marked(tmp_path: Path, error: BaseException) -> None:
     recorder = Keeping(tmp_path)
-    ended = _keep(ending(error), recorder.conclude, cast("Any", recorder))
+    ended = _record(ending(error), recorder.conclude, cast("Any", recorder))
     assert isinstance(ended, Interrupted)
     assert recorder.findings == msgspec.structs.replace(TRIED, interrupted=True)
 
 
 def test_what_was_tried_before_a_failure_is_kept_as_it_is(tmp_path: Path) -> None:
     recorder, error = Keeping(tmp_path), RunFailed("the disk is full")
-    assert _keep(ending(error), recorder.conclude, cast("Any", recorder)) is error
+    assert _record(ending(error), recorder.conclude, cast("Any", recorder)) is error
     assert recorder.findings == TRIED
 
 
@@ -58,8 +58,8 @@ def test_an_experiment_whose_trials_would_have_too_long_a_name_is_refused_at_onc
     monkeypatch.setenv("GPUBENCH_EXPERIMENT", "x" * 114)
     said, hint = complaint(command_line(*common))
     assert said == (
-        f"experiment: '{'x' * 114}' takes 114 bytes, and at most 113 where trials are run in a folder beside it that "
-        "adds -verify (from GPUBENCH_EXPERIMENT)"
+        f"experiment: '{'x' * 114}' (from GPUBENCH_EXPERIMENT) has 114 bytes; the limit is 113, because the folder of "
+        "the trial runs adds -verify to the name"
     )
     assert hint == "give an --experiment of at most 113 bytes"
     once = [argument for argument in common if argument not in ("--verify", "--find-batch-size")]

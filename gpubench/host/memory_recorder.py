@@ -1,4 +1,4 @@
-"""Keeps the events and results of a memory run."""
+"""Records the events and results of a memory run, and shows its progress."""
 
 import time
 from collections.abc import Sequence
@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from gpubench import events
+from gpubench import events, units
 from gpubench.findings import Findings
+from gpubench.host.live import hardware, head
 from gpubench.host.recorder import LIGHTER, Progress, Recorder
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
@@ -22,6 +25,20 @@ from gpubench.settings.schema import MemorySettings
 class MemoryProgress(Progress):
     step: int | None = None
     steps: int = 1
+
+
+def describe(progress: MemoryProgress) -> str:
+    """Returns the state of a run as one line of plain text."""
+    doing = units.words(progress.doing)
+    return doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
+
+
+def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
+    """Returns the state of a run as a table."""
+    table = head(describe(progress))
+    for name, text in hardware(progress.telemetry):
+        table.add_row(name, text)
+    return Group(Text(experiment, style="bold"), table)
 
 
 class MemoryRecorder(Recorder[MemorySettings]):

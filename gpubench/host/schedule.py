@@ -262,8 +262,8 @@ def _gpu_indices(settings: RunSettings) -> list[int]:
     return [gpu.index for gpu in gpus if gpu.index is not None]
 
 
-def join(settings: RunSettings) -> NoReturn:
-    """Turns this process, started by the user's own torchrun, into a worker. Does not return."""
+def become_worker(settings: RunSettings) -> NoReturn:
+    """Turns this process, which the user's own torchrun has started, into a worker. Does not return."""
     os.environ.update(thread_environment(settings))  # before torch loads
 
     from gpubench.worker import process

@@ -1,7 +1,8 @@
 """Make a training step on CPU tensors without memory allocate as it would on CUDA.
 
-The CPU runs other kernels than CUDA, which keep other tensors for the backward pass. Within a context, each rule here
-registers CUDA's choice at torch's dispatcher, where it applies to every caller, including C++ and autograd.
+The CPU runs other kernels than CUDA, which keep other tensors for the backward pass. Each rule replaces kernels by ones
+that keep what CUDA's keep. They are registered at torch's dispatcher, where they apply to every caller, including C++
+and autograd.
 """
 
 import os
@@ -11,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,17 +22,260 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from gpubench import releases
-from gpubench.memory import autocast
-from gpubench.memory.autocast import COMPOSITE, Kernel, Met, Substitute
 from gpubench.releases import Release
 from gpubench.worker.environment import cudnn_version
+
+Capability = tuple[int, int]
+"""A compute capability as (major, minor)."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A `function` that replaces an operator's kernel at a dispatch key of torch."""
+
+    operator: str
+    """The operator's name in aten with its overload, as "softmax.int"."""
+    key: str
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """A `function` that replaces the one called `name` in a Python module."""
+
+    module: ModuleType
+    name: str
+    function: Callable[..., Any]
+
+
+COMPOSITE = "CompositeImplicitAutograd"
+"""The dispatch key of operators made of others: autograd sees only the operators that they call."""
+_UNKNOWN_GPU: Capability = (8, 0)
+"""Stands for an unknown GPU and for AMD's: it has flash attention, and cuDNN is not tried first."""
+
+Count = Callable[[], None]
+"""A function that counts one change made by a rule."""
+Applied = Counter[str]
+"""The number of changes by the name of the rule that made them."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One difference between CPU and CUDA, and the replacements that remove it."""
+
+    name: str
+    reason: str
+    """A sentence that is shown to users."""
+    changes: Callable[[Count, Capability], Iterator[Kernel | Substitute]]
+    """Yields the replacements, which call `Count` once for each tensor that they change."""
+
+
+@contextmanager
+def as_cuda(*, without: Container[str] = (), capability: Capability | None = None) -> Iterator[Applied]:
+    """Make CPU operators keep, within the context, what they would keep on a GPU of this compute capability.
+
+    The rules are made for FakeTensors. The results of real tensors change by rounding at most: where the CPU lacks a
+    kernel, they are computed as without the rules. `without` names rules to leave out. The context applies to the whole
+    process.
+    """
+    applied: Applied = Counter()
+    with ExitStack() as stack:
+        # torch itself would keep the kernels until the end of the process.
+        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        for rule in RULES:
+            if rule.name not in without:
+                count = partial(applied.update, (rule.name,))
+                for change in rule.changes(count, capability or _UNKNOWN_GPU):
+                    _apply(change, library, stack)
+        yield applied
+
+
+def _apply(change: Kernel | Substitute, library: torch.library.Library, stack: ExitStack) -> None:
+    if isinstance(change, Kernel):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*verriding a previously registered kernel")
+            library.impl(change.operator, change.function, change.key)
+    else:
+        stack.callback(setattr, change.module, change.name, getattr(change.module, change.name))
+        setattr(change.module, change.name, change.function)
+
+
+# The operators of torch.autocast("cuda"), from the AT_FORALL_ macros of ATen/autocast_mode.h, which is installed with
+# torch. They differ from those of torch.autocast("cpu") by some 170 operators: layer_norm and softmax run in
+# bfloat16 on a CPU and in float32 on CUDA; cross_entropy is cast as a whole on a CPU, and only its second half on CUDA.
+# What a kernel keeps for the backward pass has the type in which it runs.
+
+AUTOCAST_LOWER = (
+    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
+    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)  # fmt: skip
+"""Operators whose inputs are cast to autocast's type, bfloat16 or float16."""
+
+AUTOCAST_FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity",
+    "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm",
+    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
+    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+"""Operators whose inputs are cast to float32."""
+
+AUTOCAST_FP32_RESULT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)  # fmt: skip
+"""Operators whose `dtype` becomes float32 if the caller gave none."""
+
+AUTOCAST_FP32_NORM = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""Norms whose `dtype` becomes float32, each with its overload that takes a `dtype`."""
+
+AUTOCAST_WIDEST = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)  # fmt: skip
+"""Operators whose inputs are cast to float32 if one of them has that type, else to autocast's type."""
+
+AUTOCAST_REFUSED = ("binary_cross_entropy",)
+"""Operators for which autocast raises an error on CUDA; the CPU computes them in float32."""
+
+_AUTOCAST = "AutocastCPU"
+_Policy = Callable[[Callable[..., Any], Count], Callable[..., Any]]
+
+
+def _autocast(count: Count, _: Capability) -> Iterator[Kernel]:
+    """Yield kernels that give torch.autocast("cpu") the policies of CUDA.
+
+    They are registered at autocast's dispatch key, where torch has its own. There they also apply to operators that
+    other operators call in C++ (cross_entropy calls log_softmax and nll_loss), which a TorchFunctionMode does not see,
+    and autograd records the casts, as on CUDA.
+
+    Where both devices have an operator in the same list, the CPU's kernel stays, because it also caches the casts of
+    weights until autocast ends. For operators in AUTOCAST_LOWER that only CUDA has, such as einsum, each call makes a
+    copy.
+    """
+    cpu, cuda = registered(_AUTOCAST), registered("AutocastCUDA")
+    policies: list[tuple[_Policy, set[str]]] = [
+        (_lower, cuda & set(AUTOCAST_LOWER) - cpu),
+        (_float, cuda & set(AUTOCAST_FP32) - cpu),
+        (_float_result, set(AUTOCAST_FP32_RESULT)),
+        (_widest, set(AUTOCAST_WIDEST)),
+    ]
+    for policy, names in policies:
+        for name in sorted(names):
+            yield Kernel(name, _AUTOCAST, policy(_operator(name), count))
+    for name, typed in AUTOCAST_FP32_NORM.items():
+        yield Kernel(name, _AUTOCAST, _float_norm(_operator(name), _operator(typed), count))
+    for name in sorted(cpu - cuda):
+        yield Kernel(name, _AUTOCAST, torch.library.fallthrough_kernel)
+
+
+def registered(key: str) -> set[str]:
+    """Return the aten operators with a kernel at a dispatch key. CPU builds have the kernels of AutocastCUDA too."""
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+
+
+def _operator(name: str) -> Any:
+    """Return the aten operator of a name such as "softmax.int"."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _without_autocast() -> Any:
+    """Return a context in which autocast is off."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+
+
+def _is_castable(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == "cpu"
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype, count: Count) -> Any:
+    if isinstance(value, list | tuple):
+        return [_cast(item, dtype, count) for item in value]
+    if not _is_castable(value) or value.dtype is dtype:
+        return value
+    count()
+    return value.to(dtype)
+
+
+def _call(operator: Callable[..., Any], dtype: torch.dtype, count: Count, args: Any, kwargs: dict[str, Any]) -> Any:
+    with _without_autocast():
+        return operator(
+            *_cast(args, dtype, count), **{key: _cast(value, dtype, count) for key, value in kwargs.items()}
+        )
+
+
+def _lower(operator: Callable[..., Any], count: Count) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _call(operator, torch.get_autocast_dtype("cpu"), count, args, kwargs)
+
+
+def _float(operator: Callable[..., Any], count: Count) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _call(operator, torch.float32, count, args, kwargs)
+
+
+def _widest(operator: Callable[..., Any], count: Count) -> Callable[..., Any]:
+    def policy(*args: Any, **kwargs: Any) -> Any:
+        wide = any(tensor.dtype is torch.float32 for tensor in _float_tensors([*args, *kwargs.values()]))
+        return _call(operator, torch.float32 if wide else torch.get_autocast_dtype("cpu"), count, args, kwargs)
+
+    return policy
+
+
+def _float_tensors(values: list[Any] | tuple[Any, ...]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _float_tensors(value)
+        elif _is_castable(value):
+            yield value
+
+
+def _float_result(operator: Any, count: Count) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def policy(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        first = args[0]
+        if _is_castable(first) and given.get("dtype") is None:
+            given["dtype"] = torch.float32
+            if first.dtype is not torch.float32:
+                count()
+        with _without_autocast():
+            return operator(**given)
+
+    return policy
+
+
+def _float_norm(operator: Callable[..., Any], typed: Callable[..., Any], count: Count) -> Callable[..., Any]:
+    def policy(first: Tensor, p: Any = 2, *dims: Any) -> Any:
+        with _without_autocast():
+            if not _is_castable(first):
+                return operator(first, p, *dims)
+            if first.dtype is not torch.float32:
+                count()
+            # `dims` is empty, or (dim, keepdim); the typed overload has no defaults for these.
+            return typed(first, p, *(*dims, False)[: 2 * bool(dims)], dtype=torch.float32)
+
+    return policy
+
 
 Backend = Literal["cudnn", "flash", "efficient", "math"]
 _HALF = (torch.float16, torch.bfloat16)
 _CUDNN_FIRST = (9, 10)
-"""Major versions on which torch may try cuDNN first; on others it comes after math, so that it is never used."""
+"""The major compute capabilities on which torch may try cuDNN first. On others cuDNN comes last and is never used."""
 _ASSUMED_CUDNN = 91501
-"""The version assumed for a PyTorch without cuDNN, as a build for the CPU: 9.15.1."""
+"""The version of cuDNN assumed for a PyTorch without it, such as a CPU build: 9.15.1."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +292,8 @@ class Call:
     grouped: bool
 
 
-def kernels(met: Met, capability: tuple[int, int]) -> Iterator[Kernel]:
-    """Yield the kernels; `met` is called for each tensor without memory. Other tensors take the plain path."""
+def _attention(count: Count, capability: Capability) -> Iterator[Kernel]:
+    """Yield attention with the kernel that CUDA would choose; tensors with memory are computed by plain attention."""
 
     def attention(
         query: Tensor,
@@ -63,13 +309,13 @@ def kernels(met: Met, capability: tuple[int, int]) -> Iterator[Kernel]:
         call = Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if not isinstance(query, FakeTensor):
             return _math(call)
-        met()
+        count()
         return _COMPUTE[backend(call, capability)](call)
 
     yield Kernel("scaled_dot_product_attention", COMPOSITE, attention)
 
 
-def backend(call: Call, capability: tuple[int, int]) -> Backend:
+def backend(call: Call, capability: Capability) -> Backend:
     """Return the attention kernel that torch chooses on a GPU of this compute capability.
 
     Source: select_sdp_backend and what it calls, in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and
@@ -77,7 +323,7 @@ def backend(call: Call, capability: tuple[int, int]) -> Backend:
     9.22, go to flash attention here, which keeps the same tensors. Raises RuntimeError, as torch does, if
     torch.nn.attention.sdpa_kernel leaves no kernel that fits.
     """
-    choices: dict[Backend, Callable[[Call, tuple[int, int]], bool]] = {
+    choices: dict[Backend, Callable[[Call, Capability], bool]] = {
         "cudnn": _cudnn_can,
         "flash": _flash_can,
         "efficient": _efficient_can,
@@ -89,8 +335,8 @@ def backend(call: Call, capability: tuple[int, int]) -> Backend:
     return found
 
 
-def assumptions(capability: tuple[int, int] | None) -> list[str]:
-    """Return sentences on unknown conditions that decide the choice of a kernel."""
+def assumptions(capability: Capability | None) -> list[str]:
+    """Return sentences on the conditions that the choice of the attention kernel assumes."""
     if capability is None or capability[0] not in _CUDNN_FIRST or _own_cudnn() is not None:
         return []
     return [
@@ -100,12 +346,12 @@ def assumptions(capability: tuple[int, int] | None) -> list[str]:
 
 
 def _own_cudnn() -> int | None:
-    """Return this PyTorch's version of cuDNN, as 91501; None for builds without CUDA."""
+    """Return this PyTorch's version of cuDNN, such as 91501 for 9.15.1; None for a build without CUDA."""
     return None if torch.version.hip else cudnn_version()
 
 
-def cudnn_first(capability: tuple[int, int], cudnn: int, release: Release) -> bool:
-    """Say whether a release of PyTorch with this cuDNN tries cuDNN before flash attention.
+def cudnn_first(capability: Capability, cudnn: int, release: Release) -> bool:
+    """Return whether a release of PyTorch with this cuDNN tries cuDNN before flash attention.
 
     Source: check_prefer_cudnn_attention in sdp_utils.cpp. Up to 2.8 it does so only on request (pull request 138522);
     2.9 by default from cuDNN 9.9 on (162073); 2.10 and later from 9.15.1 on (169849), which their first wheels lack.
@@ -123,7 +369,7 @@ def cudnn_first(capability: tuple[int, int], cudnn: int, release: Release) -> bo
     return cudnn > 91500 and (minor in (0, 3) or every_minor)
 
 
-def _cudnn_can(call: Call, capability: tuple[int, int]) -> bool:
+def _cudnn_can(call: Call, capability: Capability) -> bool:
     keys, cudnn = call.key.shape[-2], _own_cudnn() or _ASSUMED_CUDNN
     widths = call.query.shape[-1], call.value.shape[-1]
     return (
@@ -141,7 +387,7 @@ def _cudnn_can(call: Call, capability: tuple[int, int]) -> bool:
     )
 
 
-def _flash_can(call: Call, capability: tuple[int, int]) -> bool:
+def _flash_can(call: Call, capability: Capability) -> bool:
     width = call.query.shape[-1]
     return (
         torch.backends.cuda.flash_sdp_enabled()
@@ -157,7 +403,7 @@ def _flash_can(call: Call, capability: tuple[int, int]) -> bool:
     )
 
 
-def _efficient_can(call: Call, capability: tuple[int, int]) -> bool:
+def _efficient_can(call: Call, capability: Capability) -> bool:
     types = (*_HALF, torch.float32) if capability >= (8, 0) else (torch.float16, torch.float32)
     half, width = call.query.dtype in _HALF, call.query.shape[-1]
     alignment = 8 if half and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
@@ -172,20 +418,20 @@ def _efficient_can(call: Call, capability: tuple[int, int]) -> bool:
     )
 
 
-def _small_cores(capability: tuple[int, int]) -> bool:
-    """Say whether flash attention's backward pass lacks the shared memory for wide heads."""
+def _small_cores(capability: Capability) -> bool:
+    """Return whether the GPU lacks the shared memory that flash attention's backward pass needs for wide heads."""
     return (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
 
 
 def _trains(call: Call) -> bool:
-    return torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (call.query, call.key, call.value))
 
 
 def _dense(call: Call, types: tuple[torch.dtype, ...]) -> bool:
-    """Check the conditions that all fused kernels have."""
+    """Return whether the call meets the conditions that all fused kernels have in common."""
     inputs = (call.query, call.key, call.value)
     return (
-        all(one.dim() == 4 and one.dtype is call.query.dtype and one.stride(-1) == 1 for one in inputs)
+        all(each.dim() == 4 and each.dtype is call.query.dtype and each.stride(-1) == 1 for each in inputs)
         and call.query.dtype in types
         and min(call.query.shape[-2], call.key.shape[-2]) > 0
         and (call.mask is None or call.mask.stride(-1) == 1)
@@ -193,8 +439,11 @@ def _dense(call: Call, types: tuple[torch.dtype, ...]) -> bool:
 
 
 def _heads_match(call: Call, *, grouped: bool, same_pairs: bool = True) -> bool:
-    """Check the numbers of heads. `grouped`: heads may share keys; `same_pairs`: keys and values need equal numbers."""
-    queries, keys, values = (one.shape[1] for one in (call.query, call.key, call.value))
+    """Return whether the kernel supports the numbers of heads.
+
+    `grouped`: several query heads may share a key head. `same_pairs`: keys and values need the same number of heads.
+    """
+    queries, keys, values = (tensor.shape[1] for tensor in (call.query, call.key, call.value))
     if not call.query.shape[0] == call.key.shape[0] == call.value.shape[0]:
         return False
     if not (grouped and call.grouped):
@@ -206,7 +455,7 @@ def _mask_is_plain(call: Call) -> bool:
     if call.mask is None:
         return True
     full = (*call.query.shape[:3], call.key.shape[2])
-    fits = all(one in (1, whole) for one, whole in zip(call.mask.shape[::-1], full[::-1], strict=False))
+    fits = all(size in (1, whole) for size, whole in zip(call.mask.shape[::-1], full[::-1], strict=False))
     return fits and call.mask.dim() in (2, 4) and not call.mask.requires_grad
 
 
@@ -226,10 +475,11 @@ def _cudnn(call: Call) -> Tensor:
 
 
 def _flash(call: Call) -> Tensor:
-    """Run flash attention, which pads widths that are not multiples of 8 and keeps the padded copies."""
+    """Run flash attention, which pads head widths to multiples of 8 and keeps the padded copies."""
     width = call.query.shape[-1]
     query, key, value = (
-        functional.pad(one, (0, -width % 8)) if width % 8 else one for one in (call.query, call.key, call.value)
+        functional.pad(tensor, (0, -width % 8)) if width % 8 else tensor
+        for tensor in (call.query, call.key, call.value)
     )
     scale = call.scale or width**-0.5
     out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
@@ -279,78 +529,26 @@ _COMPUTE: dict[Backend, Callable[[Call], Tensor]] = {
 }
 
 
-Capability = tuple[int, int]
-_UNKNOWN: Capability = (8, 0)
-"""Stands for an unknown GPU and for AMD's: it has flash attention, and cuDNN is not tried first."""
-
-Applied = Counter[str]
-"""How often each rule changed something; rules that changed nothing are not in it."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    name: str
-    reason: str
-    changes: Callable[[Met, Capability], Iterator[Kernel | Substitute]]
-    """Yields kernels and substitutes; `Met` is called for each tensor that they change."""
-
-
-@contextmanager
-def as_cuda(*, without: Container[str] = (), capability: Capability | None = None) -> Iterator[Applied]:
-    """Within the context, CPU operators keep what they would keep on a GPU of this compute capability.
-
-    It is meant for FakeTensors. Results of real tensors stay right except for rounding: without such a kernel on the
-    CPU, they are computed as before. `without` names rules to leave out. The context applies to the whole process.
-    """
-    applied: Applied = Counter()
-    with ExitStack() as stack:
-        # torch itself would keep the kernels until the end of the process.
-        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
-        for rule in RULES:
-            if rule.name not in without:
-                for change in rule.changes(_counting(applied, rule.name), capability or _UNKNOWN):
-                    _put(change, library, stack)
-        yield applied
-
-
-def _put(change: Kernel | Substitute, library: torch.library.Library, stack: ExitStack) -> None:
-    if isinstance(change, Kernel):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "(?s).*verriding a previously registered kernel")
-            library.impl(change.operator, change.function, change.key)
-    else:
-        stack.callback(setattr, change.module, change.name, getattr(change.module, change.name))
-        setattr(change.module, change.name, change.function)
-
-
-def _counting(applied: Applied, name: str) -> Met:
-    return lambda: applied.update((name,))
-
-
-def _autocast(met: Met, _: Capability) -> Iterator[Kernel]:
-    return autocast.kernels(met)
-
-
-def _dropout(met: Met, _: Capability) -> Iterator[Kernel]:
-    """Yield CUDA's fused dropout, where is_fused_kernel_acceptable of aten/src/ATen/native/Dropout.cpp allows it."""
+def _dropout(count: Count, _: Capability) -> Iterator[Kernel]:
+    """Yield CUDA's fused dropout, for the inputs that is_fused_kernel_acceptable accepts (ATen/native/Dropout.cpp)."""
 
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002  as in aten
         if not train or p == 0 or input.numel() == 0:
             return input
         if p == 1:
             return input.mul(torch.zeros((), dtype=input.dtype))
-        met()
+        count()
         out: Tensor = torch.ops.aten.native_dropout(input, p, train)[0]
         return out
 
     yield Kernel("dropout", COMPOSITE, dropout)
 
 
-def _rms_norm(met: Met, _: Capability) -> Iterator[Kernel]:
-    """Yield CUDA's fused kernel, which keeps its input and one number per row.
+def _rms_norm(count: Count, _: Capability) -> Iterator[Kernel]:
+    """Yield native_layer_norm in place of CUDA's fused rms_norm, which keeps its input and one number per row.
 
-    native_layer_norm keeps the same and one more number. Without the kernel, CUDA and CPU compute rms_norm from the
-    same parts.
+    native_layer_norm keeps two numbers per row. Releases without the fused kernel compute rms_norm from the same
+    operators on CUDA as on a CPU.
     """
     if not releases.installed().fuses_rms_norm:
         return
@@ -361,20 +559,20 @@ def _rms_norm(met: Met, _: Capability) -> Iterator[Kernel]:
         if not isinstance(input, FakeTensor) or mixed:
             plain: Tensor = operators._fused_rms_norm(input, shape, weight, eps)[0]
             return plain
-        met()
+        count()
         out: Tensor = operators.native_layer_norm(input, shape, weight, None, 0.0)[0]
         return out
 
     yield Kernel("rms_norm", COMPOSITE, rms_norm)
 
 
-def _softmax(met: Met, _: Capability) -> Iterator[Kernel]:
-    """Yield softmax as in aten/src/ATen/native/SoftMax.cpp, without names of dimensions."""
+def _softmax(count: Count, _: Capability) -> Iterator[Kernel]:
+    """Yield softmax and log_softmax as in aten/src/ATen/native/SoftMax.cpp, without named dimensions."""
 
     def kernel(operator: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
         def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: A002
             if isinstance(input, FakeTensor) and input.dtype is torch.float16 and dtype is torch.float32:
-                met()
+                count()
                 return operator(input, dim, True)
             return operator(input if dtype is None else input.to(dtype), dim, False)
 
@@ -384,8 +582,9 @@ def _softmax(met: Met, _: Capability) -> Iterator[Kernel]:
     yield Kernel("log_softmax.int", COMPOSITE, kernel(torch.ops.aten._log_softmax))
 
 
-def _packing(met: Met, _: Capability) -> Iterator[Substitute]:
-    if "transformers" not in sys.modules:  # then the model does not come from there either
+def _packing(count: Count, _: Capability) -> Iterator[Substitute]:
+    """Yield a find_packed_sequence_indices that finds no packed sequences in positions without memory."""
+    if "transformers" not in sys.modules:  # the model is not one of transformers
         return
     from transformers import masking_utils
 
@@ -393,7 +592,7 @@ def _packing(met: Met, _: Capability) -> Iterator[Substitute]:
 
     def find_packed_sequence_indices(position_ids: Tensor) -> Tensor | None:
         if isinstance(position_ids, FakeTensor):
-            met()
+            count()
             return None
         found: Tensor | None = plain(position_ids)
         return found
@@ -411,7 +610,7 @@ RULES = (
     Rule(
         "attention",
         "CUDA's fused attention also supports dropout, and falls back to plain attention for other inputs than the CPU",
-        kernels,
+        _attention,
     ),
     Rule("rms_norm", "CUDA has a fused rms_norm, the CPU keeps intermediate results", _rms_norm),
     Rule(
@@ -421,8 +620,8 @@ RULES = (
     ),
     Rule(
         "packing",
-        "transformers cannot read positions without memory, and would make a mask for packed sequences",
+        "transformers cannot read positions that have no memory, and would make a mask for packed sequences",
         _packing,
     ),
 )
-"""The rules. Their reasons are shown to users."""
+"""All rules, in the order in which they are applied."""

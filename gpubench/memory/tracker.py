@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
-from gpubench.memory.sharding import trials_unseen, watching
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
 from gpubench.worker.channel import Activity
@@ -123,7 +122,7 @@ class Tracker(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
         after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
         try:
-            with watching(self._resized):
+            with watch_resizes(self._resized):
                 yield
         finally:
             before.remove()
@@ -231,6 +230,47 @@ class Tracker(TorchDispatchMode):
             self._modules.pop()
         if not self._modules and self._marks[-1].phase == "forward":
             self.enter("loss")
+
+
+@contextmanager
+def hide_shape_propagation() -> Iterator[None]:
+    """Hide from dispatch modes that DTensor computes the shape of an operator's result.
+
+    DTensor does this once for each operator and shape, with fakes of whole tensors, for which no rank has memory.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    plain = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(propagator: ShardingPropagator, schema: Any) -> Any:
+        with _disable_current_modes():
+            return plain(propagator, schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = unseen  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = plain  # type: ignore[method-assign]
+
+
+@contextmanager
+def watch_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call `resized` after each `resize_` of a storage, which no dispatch mode sees.
+
+    FSDP2 allocates in this way. torch.distributed._tools.MemTracker uses the same method.
+    """
+    plain = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        plain(storage, size)
+        resized(storage)
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
 
 
 _COUNTERS = {
@@ -403,7 +443,7 @@ def measure(
     """Train `steps` steps under `tracker`, and close it at their end or at an error."""
     assert settings.precision
     assert settings.training.batch_size
-    with trials_unseen() if ranks.world_size > 1 else nullcontext(), tracker:
+    with hide_shape_propagation() if ranks.world_size > 1 else nullcontext(), tracker:
         try:
             trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))
             with open_feed(settings, ranks, device, trainer.workload) as feed:
