@@ -1,8 +1,9 @@
-"""The bars of a benchmark, whether they are met, and how a benchmark reports them.
+"""The bars of a benchmark, which are limits for its results, and the report of whether they are met.
 
-A benchmark prints its verdicts last, one per line. Its exit code is like that of `gpubench compare`: 0 if all bars are
-met, 3 if one is missed, 4 if one is undecided and none is missed; with 1 or 2 it did not finish. The file named by
-`BENCHMARK_BARS` gets the same verdicts, for programs that run several benchmarks.
+A benchmark ends its output with a verdict on each bar. Its exit code is like that of `gpubench compare`: 0 if all bars
+are met, 3 if one is missed, 4 if one is undecided and none is missed, 1 or 2 if the benchmark did not finish. The
+verdicts are also written to the file named by the environment variable `BENCHMARK_BARS`, for programs that run several
+benchmarks.
 """
 
 import os
@@ -17,27 +18,31 @@ CODES = {MET: 0, MISSED: 3, UNDECIDED: 4}
 
 
 class Bar(msgspec.Struct, frozen=True):
+    """A measured figure, its limit, and the verdict."""
+
     what: str
+    """What is measured."""
     figure: str
     """The measured figure."""
     bar: str
+    """The limit."""
     verdict: str
     by: str | None = None
-    """By how much the bar is missed."""
+    """The amount by which the bar is missed."""
 
     def __str__(self) -> str:
         return f"{self.verdict + (f' by {self.by}' if self.by else ''):<16}  {self.what}: {self.figure}, bar {self.bar}"
 
 
 def at_most(what: str, figure: float, limit: float, form: str) -> Bar:
-    """Judge a figure with an upper limit; `form` has its decimals and unit, as "{:.2f} s"."""
+    """Judge a figure with an upper limit; `form` is its format with the unit, such as "{:.2f} s"."""
     over = figure / limit - 1
     missed = f"{over:.1%}" if over > 0 else None
     return Bar(what, form.format(figure), f"at most {form.format(limit)}", MISSED if missed else MET, missed)
 
 
 def every(what: str, good: int, total: int) -> Bar:
-    """Judge a count of which all have to be good."""
+    """Judge the number of good cases, of which there must be `total`."""
     missed = total - good
     return Bar(what, f"{good} of {total}", "all", MISSED if missed else MET, str(missed) if missed else None)
 

@@ -4,8 +4,8 @@
 
 It measures one configuration several times and judges its step time in every pair of runs, as the command does (which
 from the fourth run on uses the recorded noise of earlier runs), and by their repeats alone. It also judges every pair
-of single repeats, by the interval of their steps alone and by a rank test, as many tools do. Then it applies `--null`
-to the runs. Bar: the command calls at most 5 % of the pairs of runs different.
+of single repeats, by the interval of their steps alone and by a rank test, as many tools do. Finally it estimates the
+noise of the runs with `--null`. Bar: the command calls at most 5 % of the pairs of runs different.
 """
 
 import argparse
@@ -53,14 +53,14 @@ def main() -> int:
         (group,), _ = find(["train-bench"], Path(folder))
         learned = only(null(group), [METRIC]).metrics[0]
         runs, repeats = group.runs, [single(run, index) for run in group.runs for index in range(run.repeats)]
-        ours = Outcome.of("runs, gpubench compare", runs, as_it_comes)
+        ours = Outcome.of("runs, gpubench compare", runs, as_command)
         others = (
-            Outcome.of("runs, by their repeats alone", runs, bare),
-            Outcome.of("single repeats, by their steps alone", repeats, bare),
+            Outcome.of("runs, by their repeats alone", runs, by_repeats),
+            Outcome.of("single repeats, by their steps alone", repeats, by_repeats),
             Outcome.of("single repeats, Mann-Whitney over steps (0.05)", repeats, rank_test),
         )
     headline = f"{runs[0].settings['model.name']} on {runs[0].settings['device']}"
-    print(f"{headline}: {len(runs)} runs of {arguments.repeats} repeats, all alike\n")
+    print(f"{headline}: {len(runs)} runs of {arguments.repeats} repeats each, all with the same settings\n")
     print(table([HEAD, ours.row(), *(outcome.row() for outcome in others)]))
     print(f"\n{sentence(learned)}")
     return bars.conclude([bars.at_most("pairs of equal runs called different", ours.different, NOMINAL, "{:.1%}")])
@@ -68,9 +68,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("options", nargs="*", help="of train-bench, behind --")
+    parser.add_argument("--runs", type=int, default=6, help="number of runs; default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of each run; default: %(default)s")
+    parser.add_argument("options", nargs="*", help="options of train-bench, after --")
     return parser.parse_args()
 
 
@@ -80,7 +80,7 @@ def measure(results: Path, repeats: int, options: Sequence[str]) -> None:
 
 
 def single(run: RunEvidence, index: int) -> RunEvidence:
-    """Return one repeat as a run of its own."""
+    """Return one repeat of a run as a separate run."""
     metric = run.metrics[METRIC]
     estimate = metric.repeats[index]
     alone = msgspec.structs.replace(metric, estimate=estimate, repeats=[estimate], interval=None)
@@ -109,13 +109,14 @@ class Outcome:
         return [self.name, str(total), *map(units.percent, shares)]
 
 
-def as_it_comes(baseline: RunEvidence, candidate: RunEvidence) -> str:
-    """Judge with the runs' recorded noise, and with what else the machine was doing."""
+def as_command(baseline: RunEvidence, candidate: RunEvidence) -> str:
+    """Judge as `gpubench compare` does, with the recorded noise and load of the machine."""
     found = compare(sides(baseline, candidate), metrics=[METRIC])
     return found.comparisons[0].verdicts[0].verdict
 
 
-def bare(baseline: RunEvidence, candidate: RunEvidence) -> str:
+def by_repeats(baseline: RunEvidence, candidate: RunEvidence) -> str:
+    """Judge by the repeats, or by the steps of a single repeat, alone."""
     return judge(baseline.metrics[METRIC], *sides(baseline, candidate), Circumstances()).verdict.verdict
 
 
@@ -131,11 +132,12 @@ def rank_test(baseline: RunEvidence, candidate: RunEvidence) -> str:
 
 
 def sentence(learned: NullMetric) -> str:
-    """Return what --null says about the step time."""
-    resolvable = "not known" if learned.resolvable is None else units.percent(learned.resolvable)
+    """Return a sentence on the noise of the step time that --null has estimated."""
+    resolvable = "unknown" if learned.resolvable is None else units.percent(learned.resolvable)
     return (
-        f"{learned.level.capitalize()}s differ by {units.percent(learned.spread)}; noise alone can set two apart by "
-        f"{units.percent(learned.noise_floor)}; {learned.per_side} against {learned.per_side} resolve {resolvable}."
+        f"{learned.level.capitalize()}s differ by {units.percent(learned.spread)}. Noise alone can make two of them "
+        f"differ by {units.percent(learned.noise_floor)}. The smallest detectable change with {learned.per_side} on "
+        f"each side is {resolvable}."
     )
 
 

@@ -5,12 +5,12 @@
 The times are simulated like those of training: a process's steps are autocorrelated (AR(1) with 0.8, standard deviation
 1 % of a step), and processes differ among themselves, by 1 % or not at all. Every tool gets them in its own form and
 runs with its defaults. A false verdict is a change reported where there is none, or where only the last step of one
-process was slow; pytest-benchmark reports only one direction, and so has half the occasions.
+process was slow. pytest-benchmark reports changes in one direction only, and so can be wrong half as often.
 
-For gpubench alone it also measures how often the interval of one process against another misses the truth, how often
-one slow step, the first or the last, causes a verdict, and how often any of thirteen metrics of equal runs is called a
-change. The seed is fixed. Bars: at most 5 % of gpubench's verdicts are false; intervals miss the truth in at most 7 %
-at an autocorrelation of 0.8, and 9 % at 0.9.
+For gpubench alone it also measures how often the interval of one process against another does not contain the true
+ratio, how often one slow step, the first or the last, causes a false verdict, and how often any of thirteen metrics of
+equal runs is called a change. The seed is fixed. Bars: at most 5 % of gpubench's verdicts are false; at most 7 % of the
+intervals do not contain the true ratio at an autocorrelation of 0.8, and 9 % at 0.9.
 """
 
 import argparse
@@ -54,14 +54,14 @@ MANY = 13
 
 @dataclass(frozen=True, kw_only=True)
 class Unread(RunEvidence):
-    """A run without a file of steps."""
+    """A run whose steps are not in a file."""
 
     def series(self, metric: str) -> None:
         return None
 
 
 Processes = list[list[float]]
-"""Seconds of each step of each process."""
+"""The time of each step of each process, in seconds."""
 Pair = tuple[Processes, Processes]
 
 
@@ -97,7 +97,7 @@ class Tool:
     trouble: str | None = None
 
     def judge(self, pairs: Sequence[Pair]) -> list[str]:
-        """Return one word per pair. Raises subprocess.SubprocessError or ValueError if the tool does not answer."""
+        """Return the verdict on each pair. Raises subprocess.SubprocessError or ValueError if the tool fails."""
         if self.package is None:
             return [gpubench(pair) for pair in pairs]
         with tempfile.TemporaryDirectory() as folder:
@@ -119,8 +119,8 @@ class Tool:
 
 def tools() -> list[Tool]:
     return [
-        Tool("gpubench compare, a log a process", None),
-        Tool("pyperf compare_to, a run a process", "pyperf", "verdict_pyperf.py"),
+        Tool("gpubench compare, one log per process", None),
+        Tool("pyperf compare_to, one run per process", "pyperf", "verdict_pyperf.py"),
         Tool("benchstats, all steps", "benchstats", "verdict_benchstats.py"),
         Tool("benchstats, means of processes", "benchstats", "verdict_benchstats.py", ("means",)),
         Tool("pytest-benchmark, fail on mean:1%", "pytest-benchmark", "verdict_pytest_benchmark.py", ("mean:1%",)),
@@ -131,7 +131,7 @@ def tools() -> list[Tool]:
 def scenarios() -> list[Scenario]:
     usual = [
         Scenario(f"{what}, {where}", noise, change)
-        for noise, where in ((PROCESS_NOISE, "processes differ by 1 %"), (0.0, "processes alike"))
+        for noise, where in ((PROCESS_NOISE, "processes differ by 1 %"), (0.0, "processes equal"))
         for change, what in ((0.0, "false verdicts"), (CHANGE, "+3 % found"))
     ]
     return [*usual, Scenario("false verdicts, one slow last step", 0.0, 0.0, spike=True)]
@@ -188,16 +188,17 @@ def singles(trials: int, correlation: float = AUTOCORRELATION, slow: int | None 
 
 
 def missed(verdicts: Sequence[Verdict]) -> float:
-    """Return the fraction of intervals without the truth, which is no change."""
+    """Return the fraction of intervals that do not contain 1, the true ratio."""
     return float(np.mean([not low <= 1 <= high for low, high in (one.interval or (1, 1) for one in verdicts)]))
 
 
 def changed(verdicts: Sequence[Verdict]) -> float:
+    """Return the fraction of verdicts that report a change."""
     return float(np.mean([one.verdict in ("slower", "faster") for one in verdicts]))
 
 
 def family(rng: np.random.Generator, metrics: int, repeats: int) -> Side:
-    """Return a run with this many times, each with its own noise."""
+    """Return a simulated run with this many metrics, each with its own noise."""
     found = {}
     for name in ("step_time", *(f"phase_{number}" for number in range(1, metrics))):
         values = [float(value) for value in STEP_SECONDS * (1 + rng.normal(0, PROCESS_NOISE, repeats))]
@@ -232,7 +233,9 @@ def wrong_somewhere(trials: int, metrics: int, repeats: int = 5) -> float:
 def alone(trials: int) -> list[bars.Bar]:
     """Return the bars that apply to gpubench alone."""
     found = [
-        bars.at_most(f"intervals of single processes that miss, correlation {rho}", share, most, "{:.1%}")
+        bars.at_most(
+            f"intervals of single processes without the true ratio, autocorrelation {rho}", share, most, "{:.1%}"
+        )
         for rho, most in ((0.8, 0.07), (0.9, 0.09))
         for share in [missed(singles(trials, rho))]
     ]
@@ -259,9 +262,11 @@ def row(tool: Tool) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=200, help="pairs in each column")
-    parser.add_argument("--processes", type=int, default=5, help="on each side")
-    parser.add_argument("--steps", type=int, default=60, help="of each process")
+    parser.add_argument("--trials", type=int, default=200, help="number of pairs in each column; default: %(default)s")
+    parser.add_argument(
+        "--processes", type=int, default=5, help="number of processes on each side; default: %(default)s"
+    )
+    parser.add_argument("--steps", type=int, default=60, help="number of steps of each process; default: %(default)s")
     known = list(dict.fromkeys(tool.package for tool in tools() if tool.package))
     environments.add_options(parser, known, "all")
     options = parser.parse_args()
@@ -278,7 +283,8 @@ def main() -> int:
                 tool.rates.append(rate(tool.judge(pairs), scenario))
             except (subprocess.SubprocessError, ValueError, LookupError) as error:
                 tool.trouble = f"does not run: {reason(error)}"
-    print(f"{options.trials} pairs a column, {options.processes} processes a side, {options.steps} steps each\n")
+    counts = f"{options.trials} pairs per column, {options.processes} processes per side"
+    print(f"{counts}, {options.steps} steps per process\n")
     print(table([["tool", *(scenario.name for scenario in scenarios())], *(row(tool) for tool in entered)]))
     print(f"\n{', '.join(environments.versions(options.environments / name, (name,)) for name in options.peers)}")
     return bars.conclude(

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/compare_scale.py [--rounds 3] [--quick]
 
 The runs are simulated: their steps are drawn at random, and written as `gpubench train-bench` writes them. Every case
-is a fresh process, start-up and imports included, with the file system's cache warm. Bars, for the best of the rounds
-on two noisy cores:
+is a fresh process, including start-up and imports, with a warm file system cache. Bars for the fastest round, on two
+cores that other programs use too:
 
     two small runs                 0.4 s
     two runs of 1,000,000 steps    3 s and 500 MB resident
@@ -64,17 +64,20 @@ LIBRARIES = ("typer.main", "typer._adapters", "numpy", "msgspec", "yaml", "psuti
 
 @dataclass(frozen=True)
 class Case:
+    """A comparison to measure."""
+
     name: str
     seconds: float
-    """The bar in seconds."""
+    """The largest allowed time."""
     megabytes: float | None
+    """The largest allowed resident memory; None for no limit."""
     baseline: Path
     candidate: Path
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to write: a step takes 10 ms / `speed`, with 2 % of noise and 1 % from repeat to repeat."""
+    """A simulated run, whose steps take 10 ms / `speed`, with noise of 2 % per step and 1 % per repeat."""
 
     results: Path
     experiment: str
@@ -122,7 +125,7 @@ def built(repeat: int) -> ModelBuilt:
 
 
 def cases(folder: Path, scale: float) -> list[Case]:
-    """Write the runs; `scale` shortens them."""
+    """Write the runs, with their length and number multiplied by `scale`, and return the comparisons."""
     steps, runs, few = round(1_000_000 * scale), round(1000 * scale), max(2, round(10 * scale))
     plans = [
         *(Plan(folder, "small", repeats=3, steps=60, speed=1 + seed / 50, seed=seed) for seed in range(2)),
@@ -170,16 +173,16 @@ def judge(case: Case, found: Sequence[Spent]) -> Iterator[bars.Bar]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each case")
+    parser.add_argument("--rounds", type=int, default=3, help="number of processes for each case; default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smoke test: a hundredth of the size, 1 round")
     options = parser.parse_args()
     if options.rounds < 1:
-        parser.error("--rounds: at least 1")
+        parser.error("--rounds must be at least 1")
     return options
 
 
 def imports(rounds: int) -> float:
-    """Return the seconds that Python needs to import the libraries of every comparison, a lower limit of start-up."""
+    """Return the seconds to import the libraries that every comparison needs, a lower limit of its start-up time."""
     command = [sys.executable, "-c", f"import {', '.join(LIBRARIES)}"]
     return best([observe(command)[1] for _ in range(max(rounds, 5))])
 
@@ -192,10 +195,10 @@ def main() -> int:
         try:
             found = [measure(case, rounds) for case in every]
         except subprocess.CalledProcessError as error:
-            print(f"error: gpubench compare exited {error.returncode}: {reason(error)}", file=sys.stderr)
+            print(f"error: gpubench compare exited with code {error.returncode}: {reason(error)}", file=sys.stderr)
             return 1
-    print(table([("case", "best", "rounds, s", "most memory"), *map(row, every, found)]))
-    print(f"\nImporting {', '.join(LIBRARIES)} and nothing else: {imports(rounds):.2f} s at best.")
+    print(table([("case", "fastest round", "all rounds, s", "peak memory"), *map(row, every, found)]))
+    print(f"\nImporting only {', '.join(LIBRARIES)} takes {imports(rounds):.2f} s in the fastest round.")
     return bars.conclude([bar for case, spent in zip(every, found, strict=True) for bar in judge(case, spent)])
 
 

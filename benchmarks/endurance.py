@@ -2,13 +2,13 @@
 
     .venv/bin/python benchmarks/endurance.py [--steps 10000] [--samples 5000] [--quick]
 
-It runs training and a pipeline with models that take next to no time, so that the host is as busy as possible, and each
-again with a tenth of the length. It reports the host's peak memory, including summary and report; the largest rank's
-peak memory; the additional memory of both per step or sample beyond the short run's; and the time from the last line on
-disk to the end of the process. Bars for the host: 1,000 bytes per step, 20,000 per sample, whose evaluations and
-hand-overs it keeps for the summary, and at most 10 s plus half a millisecond per step or sample to end. Bar for a rank
-of the pipeline: 1,000 bytes per sample, the difference between two equal runs. It verifies nothing, and so has no
-reason to keep any of a sample's 65,536 bytes of latent.
+It runs training and a pipeline with very fast models, so that the host is as busy as possible, and each of them again
+with a tenth of the length. It reports the peak memory of the host, including summary and report; the peak memory of the
+largest rank; the memory of both per step or sample, from the difference of the two lengths; and the time from the last
+line on disk to the end of the process. Bars for the host: 1,000 bytes per step, 20,000 bytes per sample, because it
+keeps the evaluations and hand-overs of samples for the summary, and at most 10 s plus half a millisecond per step or
+sample to end. Bar for a rank of the pipeline: 1,000 bytes per sample, which is the difference between two equal runs.
+The pipeline verifies no samples, so it need not keep their latents, of 65,536 bytes each.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from kills import SMALL, environment, gpubench
 from tables import table
 
 GLANCE = 0.2  # seconds between two readings of the memory
-UNHURRIED = 10.0  # seconds that any run may take to end
+ENDING_SECONDS = 10.0  # seconds that any run may take to end
 TRAINING = ("train-bench", *SMALL, "--repeats", "1", "--steps")
 PIPELINE = (
     *("pipe-infer", "--unet", "dummy", "--step-ms", "0.1", "--steps", "4", "--world-size", "2", "--device=cpu"),
@@ -38,21 +38,24 @@ PIPELINE = (
 class Case:
     name: str
     options: tuple[str, ...]
-    """The command without its last argument, the number."""
+    """The command without its last argument, the number of steps or samples."""
     lines: str
     """The file with a line for each step or sample."""
     bytes_each: float
-    """Bytes that the host may hold per step or sample; `rank_bytes_each` is that of a rank, None if not judged."""
+    """The memory limit of the host per step or sample."""
     rank_bytes_each: float | None
+    """The memory limit of a rank per step or sample; None for no limit."""
     seconds_each: float
+    """The time limit per step or sample for the end of the run."""
 
 
 @dataclass(frozen=True)
 class Observed:
     seconds: float
     most: int
-    """Resident bytes of the host; `rank` is that of the largest rank."""
+    """The peak of the host's resident bytes."""
     rank: int
+    """The peak of the largest rank's resident bytes."""
     ending: float
     """Seconds from the last line to the end of the process."""
 
@@ -64,8 +67,8 @@ SAMPLES = Case("samples", PIPELINE, "samples.jsonl", 20_000, 1_000, 0.0005)
 def main() -> int:
     options = parse()
     size = 0.1 if options.quick else 1.0
-    of_host, of_rank = ("host", "of a tenth", "more for each"), ("a rank", "of a tenth", "more for each")
-    rows, verdicts = [["run", "took", "to end", *of_host, *of_rank]], []
+    of_host, of_rank = ("host", "host, 1/10", "host, each"), ("rank", "rank, 1/10", "rank, each")
+    rows, verdicts = [["run", "time", "time to end", *of_host, *of_rank]], []
     for case, number in ((STEPS, options.steps), (SAMPLES, options.samples)):
         many, few = round(number * size), round(number * size / 10)
         short, long = observe(case, few), observe(case, many)
@@ -75,13 +78,15 @@ def main() -> int:
         for process, most, before, bar in of_processes:
             each = (most - before) / (many - few)
             row += [f"{most / 1e6:.1f} MB", f"{before / 1e6:.1f} MB", f"{each:,.0f} bytes"]
-            if bar is not None and not options.quick:  # some megabytes come and go
-                what = f"memory of {process} for each of {many:,} {case.name}"
+            if bar is not None and not options.quick:  # in a short run, variations of some megabytes dominate
+                what = f"memory of {process} per step or sample, in {many:,} {case.name}"
                 verdicts.append(bars.at_most(what, each, bar, "{:,.0f} bytes"))
         rows.append(row)
-        patience = UNHURRIED + case.seconds_each * many
+        limit = ENDING_SECONDS + case.seconds_each * many
         verdicts.append(
-            bars.at_most(f"from the last of {many:,} {case.name} to the end", long.ending, patience, "{:.1f} s")
+            bars.at_most(
+                f"time from the last of {many:,} {case.name} to the end of the process", long.ending, limit, "{:.1f} s"
+            )
         )
     print(table(rows))
     return bars.conclude(verdicts)
@@ -89,12 +94,12 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--samples", type=int, default=5_000)
+    parser.add_argument("--steps", type=int, default=10_000, help="training steps; default: %(default)s")
+    parser.add_argument("--samples", type=int, default=5_000, help="pipeline samples; default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smoke test: a tenth of each, memory not judged")
     options = parser.parse_args()
     if min(options.steps, options.samples) < 200:
-        parser.error("--steps, --samples: at least 200")
+        parser.error("--steps and --samples must be at least 200")
     return options
 
 

@@ -45,7 +45,7 @@ SETTLED = {"completed", "failed"}  # jobs that are not run again unless asked to
 
 
 class Refused(Exception):
-    """What cannot be done, and what to do instead."""
+    """The suite cannot do what was requested; the arguments are message and hint."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,24 +66,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [group.name for group in groups(ASSUMED)]
-    parser = argparse.ArgumentParser(description="Run what needs a GPU, in groups, and sum it up in one table.")
-    parser.add_argument("--group", action="append", choices=names, help="may be repeated; default: all, in this order")
-    parser.add_argument("--job", action="append", metavar="NAME", help="jobs whose names begin so; may be repeated")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: results/gpu-suite/<GPU>")
-    parser.add_argument("--reference", action="store_true", help="write to benchmarks/reference/<GPU>")
-    parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="default: %(default).0f")
-    parser.add_argument("--again", action="store_true", help="run also what has completed or failed before")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--dry-run", action="store_true", help="print the groups, their jobs and minutes; run nothing")
-    mode.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
+    parser = argparse.ArgumentParser(
+        description="Run the benchmarks and checks that need a GPU, and print one table of results."
+    )
     parser.add_argument(
-        "--memory", type=gibibytes, metavar="GIB", help="with --dry-run: sizes for a GPU with this much"
+        "--group", action="append", choices=names, help="run this group; may be repeated; default: all groups"
+    )
+    parser.add_argument(
+        "--job", action="append", metavar="NAME", help="run jobs whose names begin with NAME; may be repeated"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="folder for results; default: results/gpu-suite/<GPU>"
+    )
+    parser.add_argument("--reference", action="store_true", help="write to benchmarks/reference/<GPU>")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, metavar="SECONDS", help="time limit; default: %(default).0f"
+    )
+    parser.add_argument("--again", action="store_true", help="also run jobs that have already completed or failed")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--dry-run", action="store_true", help="print the groups and jobs with their times, and run nothing"
+    )
+    mode.add_argument("--rehearse", action="store_true", help="run tiny models on the CPU")
+    parser.add_argument(
+        "--memory", type=gibibytes, metavar="GIB", help="with --dry-run: show the sizes for a GPU with this memory"
     )
     options = parser.parse_args(arguments)
     if options.memory and not options.dry_run:
-        parser.error("--memory only goes with --dry-run: a run takes the memory of the GPU that is here")
+        parser.error("--memory needs --dry-run: a run uses the memory of the local GPU")
     if options.reference and options.output:
-        parser.error("--reference and --output name two places")
+        parser.error("--reference and --output name two different folders: leave one out")
     every = [job.name for group in groups(ASSUMED) for job in group.jobs]
     for name in options.job or []:
         if not any(one.startswith(name) for one in every):
@@ -99,7 +111,7 @@ def gibibytes(text: str) -> float:
 
 
 def planned(card: Card, chosen: Sequence[str] | None) -> str:
-    """The groups, their jobs and how long each should take, as Markdown."""
+    """Return a Markdown table of the groups and jobs, with the time that each should take."""
     selected = [group for group in groups(card) if not chosen or group.name in chosen]
     rows = [
         (
@@ -113,8 +125,8 @@ def planned(card: Card, chosen: Sequence[str] | None) -> str:
         for number, job in enumerate(group.jobs)
     ]
     total = sum(group.seconds for group in selected) / 60
-    sized = f"Sized for {card}; times are those of an H200. {total:.1f} min in all, in calls of {BUDGET:.0f} s.\n"
-    return f"{sized}\n{table([('group', 'about', 'job', 'about', 'shows'), *rows])}"
+    sized = f"Sized for {card}; times are those of an H200. {total:.1f} min in total, in calls of {BUDGET:.0f} s.\n"
+    return f"{sized}\n{table([('group', 'time', 'job', 'time', 'shows'), *rows])}"
 
 
 def run(options: argparse.Namespace, card: Card | None) -> int:

@@ -56,9 +56,13 @@ def write(suite: Suite, output: Path) -> None:
 
 def page(suite: Suite) -> str:
     peaks = ", ".join(f"{dtype} {peak / 1e12:g}" for dtype, peak in suite.published.items())
-    known = f"Published dense peaks: {peaks} TFLOP/s ({suite.source})." if peaks else "Its peaks are not known: no MFU."
+    known = (
+        f"Published dense peaks: {peaks} TFLOP/s ({suite.source})."
+        if peaks
+        else "The published peaks are unknown, so MFU is not computed."
+    )
     if suite.rehearsed or suite.name.endswith(SIMULATED):
-        known = "**No figure here is a measurement of a GPU.**"
+        known = "**These figures were not measured on a GPU.**"
     made = "\n".join(f"    {command}" for command in suite.called)
     text = f"# GPU suite\n\nOn {suite.title}. {known} Made by:\n\n{made}\n\n{summary(suite.jobs)}"
     text += "".join(f"\n## {one.name}\n\n```\n{one.printed}\n```\n" for one in suite.jobs if one.printed)

@@ -1,4 +1,4 @@
-"""Download the packages that a GPU machine without a network lacks.
+"""Download the packages that are missing on a GPU machine without a network.
 
     python3 -m pip list --format=freeze > image.txt             # on that machine, which has PyTorch and its CUDA
     .venv/bin/python benchmarks/gpu_wheels.py image.txt --python 3.12 --into wheels     # on one with a network
@@ -50,14 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Fetch the wheels that a GPU machine without a network lacks.")
-    parser.add_argument(
-        "image", type=Path, nargs="?", help="its `pip list --format=freeze`; default: it has PyTorch alone"
+    parser = argparse.ArgumentParser(
+        description="Download the wheels that are missing on a GPU machine without a network."
     )
-    parser.add_argument("--python", default="3.12", metavar="X.Y", help="its version of Python; default: %(default)s")
-    parser.add_argument("--machine", default="x86_64", help="its processor, as x86_64 or aarch64; default: %(default)s")
-    parser.add_argument("--into", type=Path, default=ROOT / "wheels", metavar="DIR", help="default: wheels")
-    parser.add_argument("--list", action="store_true", help="print what is lacking, and download nothing")
+    parser.add_argument(
+        "image",
+        type=Path,
+        nargs="?",
+        help="output of `pip list --format=freeze` on that machine; by default it has only PyTorch",
+    )
+    parser.add_argument(
+        "--python", default="3.12", metavar="X.Y", help="that machine's version of Python; default: %(default)s"
+    )
+    parser.add_argument(
+        "--machine", default="x86_64", help="that machine's architecture, x86_64 or aarch64; default: %(default)s"
+    )
+    parser.add_argument(
+        "--into", type=Path, default=ROOT / "wheels", metavar="DIR", help="folder for the wheels; default: wheels"
+    )
+    parser.add_argument("--list", action="store_true", help="print the missing packages, and download nothing")
     return parser.parse_args(arguments)
 
 
@@ -77,7 +88,7 @@ def lacking(image: Mapping[str, str], python: str) -> dict[str, tuple[str, str]]
         if has is None:
             found[name] = (metadata.version(name), "absent")
         elif unmet:
-            found[name] = (metadata.version(name), f"{has} is there, {' and '.join(unmet)} needed")
+            found[name] = (metadata.version(name), f"{has} is installed, {' and '.join(unmet)} is needed")
     return found
 
 

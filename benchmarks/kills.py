@@ -45,7 +45,7 @@ UNBORN = f"no {RUN} yet"
 
 @dataclass
 class Tally:
-    """Of one command."""
+    """The results of killing one command."""
 
     name: str
     finished_first: int = 0
@@ -54,7 +54,7 @@ class Tally:
     compared: Counter[str] = field(default_factory=Counter)
     asides: int = 0
     left: int = 0
-    """Processes."""
+    """The number of processes that outlived their host."""
     wrong: list[str] = field(default_factory=list)
 
     def row(self, instants: int) -> list[str]:
@@ -65,7 +65,10 @@ class Tally:
         return [self.name, *map(str, counts), states, compared, *map(str, (self.asides, self.left, len(self.wrong)))]
 
 
-HEADINGS = ["command", "instants", "ended before", "directories", "read as", "compare", "asides", "processes", "wrong"]
+HEADINGS = [
+    *("command", "instants", "ended before", "directories", "read as", "compare", "temporary files", "processes"),
+    "problems",
+]
 
 
 def main() -> int:
@@ -80,26 +83,28 @@ def main() -> int:
     print(table([HEADINGS, *(tally.row(options.instants) for tally in tallies)]))
     for tally in tallies:
         for problem in tally.wrong:
-            print(f"wrong: {tally.name}: {problem}")
+            print(f"problem: {tally.name}: {problem}")
     return bars.conclude([judge(tally, options.instants) for tally in tallies])
 
 
 def judge(tally: Tally, instants: int) -> bars.Bar:
-    """Of the kills, without runs that had ended before their instant came, and of the run after them."""
+    """Return the bar on the kills and on the run after them, without runs that had ended before they were killed."""
     total = instants - tally.finished_first + 1
     return bars.every(
-        f"{tally.name}: kills, and a run after them, with nothing wrong", total - min(total, len(tally.wrong)), total
+        f"{tally.name}: kills, and a run after them, without problems", total - min(total, len(tally.wrong)), total
     )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instants", type=int, default=50, help="of each command")
+    parser.add_argument(
+        "--instants", type=int, default=50, help="number of kills of each command; default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commands", type=lambda text: text.split(","), default=[*RUNS, COMPARE], metavar="A,B")
     options = parser.parse_args()
     if options.instants < 1:
-        parser.error("--instants: at least 1")
+        parser.error("--instants must be at least 1")
     if unknown := set(options.commands) - {*RUNS, COMPARE}:
         parser.error(f"--commands: no {', '.join(unknown)} among {', '.join((*RUNS, COMPARE))}")
     return options

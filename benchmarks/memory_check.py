@@ -1,13 +1,13 @@
-"""Is a prediction of memory right? The same training step is measured on the GPU and predicted without it.
+"""Does a memory prediction match the measurement? Measures a training step on the GPU, and predicts it without the GPU.
 
     .venv/bin/python benchmarks/memory_check.py --config=gpt2 --precision=bf16 [--device-model h200] [--read-back]
 
-Every option that is not its own goes to `gpubench memory`, twice, in parallel: the measurement needs the GPU, the
-prediction one core. Bars: 2 % on what is allocated at the peak, 5 % on the most that is reserved. The exit code is 1 if
-phases do not add up, or if the two runs have different settings. What the device holds outside the allocator is an
-assumption of the prediction: it is shown beside the measured figure, and has no bar.
+Options that this script does not know are passed to two runs of `gpubench memory` in parallel: the measurement needs
+the GPU, the prediction one core. Bars: 2 % for the memory allocated at the peak, 5 % for the largest reserved memory.
+The exit code is 1 if the categories of a phase do not sum to its total, or if the two runs have different settings. The
+memory outside the allocator is an assumption of the prediction, which is shown with the measured figure and has no bar.
 `--read-back` also reads the allocator's own snapshot of the measured run, which should show the same peak. On a CPU a
-prediction for a GPU cannot be checked: figures are shown, and not judged. Both run directories and
+prediction for a GPU cannot be checked, so figures are shown without verdicts. Both run directories and
 `memory_check.json` are kept in `--results`.
 """
 
@@ -33,7 +33,7 @@ from gpubench.settings.loading import flatten
 
 ALLOCATED, RESERVED = 0.02, 0.05
 READ_BACK = 0.02
-"""A fraction of the measured peak: a snapshot has the requested sizes, from which its reader computes blocks."""
+"""The bar for a snapshot, as a fraction of the measured peak. Its blocks are computed from requested sizes."""
 DOCUMENT = "memory_check.json"
 MEASURED, PREDICTED = "measured", "predicted"  # experiments
 ASSUMED = "h200"
@@ -48,18 +48,18 @@ SETTINGS = {
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Of one footprint. Sizes are bytes."""
+    """The sizes in one footprint, in bytes."""
 
     phase: str
-    """Of the peak, as "steady backward"."""
+    """The phase of the peak, such as "steady backward"."""
     allocated: int
-    """At the peak."""
+    """The memory allocated at the peak."""
     reserved: int | None
-    """The most; None on a CPU."""
+    """The largest reserved memory; None on a CPU."""
     other: int
-    """Bytes outside the allocator: the context and libraries."""
+    """The memory outside the allocator: context and libraries."""
     amounts: dict[str, int]
-    """By category, at the peak."""
+    """The memory at the peak by category."""
 
     @classmethod
     def of(cls, found: Footprint) -> "Figures":
@@ -79,14 +79,14 @@ class Check(msgspec.Struct, frozen=True):
     """The contents of memory_check.json."""
 
     settings: dict[str, Any]
-    """By the names in SETTINGS."""
+    """The settings of both runs, by the names in SETTINGS."""
     device: str | None
     measured: Figures
     predicted: Figures
     snapshot: int | None
-    """Bytes allocated at the peak, from the allocator's own recording."""
+    """The bytes allocated at the peak according to the allocator's own snapshot; None if it was not read."""
     broken: list[str]
-    """Violated conditions."""
+    """Descriptions of the conditions that are violated."""
 
     @property
     def judged(self) -> bool:
@@ -98,12 +98,12 @@ class Followed:
     """One of the two runs, on one rank."""
 
     settings: dict[str, Any]
-    """By the names in SETTINGS."""
+    """The settings of the run, by the names in SETTINGS."""
     found: Footprint
 
     @classmethod
     def read(cls, path: Path) -> "Followed":
-        """Read it from a run directory."""
+        """Read the run from its directory."""
         given = flatten(yaml.safe_load((path / CONFIG).read_text()))
         (found,) = msgspec.json.decode((path / MEMORY).read_bytes(), type=Footprints).ranks
         return cls({name: given[key] for name, key in SETTINGS.items()}, found)
@@ -131,12 +131,12 @@ def _unsummed(found: Footprint) -> Iterator[str]:
 def _missed(found: Check) -> Iterator[str]:
     for name, off, bar in _off(found):
         if abs(off) > bar:
-            yield f"{name}: {100 * off:+.1f} % of what was measured, bar {100 * bar:.0f} %"
+            yield f"{name}: {100 * off:+.1f} % from the measurement, bar {100 * bar:.0f} %"
 
 
 def judge(found: Check) -> Iterator[bars.Bar]:
     for name, off, bar in _off(found):
-        yield bars.at_most(f"{name}, off from what was measured", abs(off), bar, "{:.1%}")
+        yield bars.at_most(f"{name}, deviation from the measurement", abs(off), bar, "{:.1%}")
 
 
 def _off(found: Check) -> Iterator[tuple[str, float, float]]:
@@ -189,7 +189,7 @@ def command(experiment: str, results: Path, *options: str) -> list[str]:
 
 
 def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
-    """Run both. Raises subprocess.CalledProcessError if a run fails."""
+    """Make both runs and compare them. Raises subprocess.CalledProcessError if a run fails."""
     device = [f"--device={options.device}"] if options.device else []
     target = ("--predict", *_target(options.device_model))
     with subprocess.Popen(
@@ -208,7 +208,7 @@ def run(options: argparse.Namespace, passed: Sequence[str]) -> Check:
 
 
 def _target(model: str | None) -> tuple[str, ...]:
-    """Return options that name the predicted GPU: `model`, or the local one, or without a GPU an H200."""
+    """Return the options for the predicted GPU: `model`, else the local GPU, else an H200."""
     here = next(iter(visible_gpus()), None)
     if model or here is None or not here.memory_bytes:
         return (f"--device-model={model or ASSUMED}",)
@@ -222,7 +222,7 @@ def _said(command: Sequence[str]) -> str:
 
 
 def _read_back(path: Path) -> int:
-    """Return what the allocator's own recording shows as allocated at the peak."""
+    """Return the bytes allocated at the peak according to the allocator's own snapshot."""
     asked = [sys.executable, "-m", "gpubench", "memory", "--json", f"--snapshot={path}"]
     document = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
     return msgspec.convert(document["memory"], Footprints).ranks[0].peak.level.allocated

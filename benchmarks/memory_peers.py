@@ -2,14 +2,14 @@
 
     .venv/bin/python benchmarks/memory_peers.py [--rounds 2] [--only gpt2] [--peers all]
 
-The models of the presets at their own batch, in fp32 and by autocast in bf16, with AdamW, for an H200. Each answer
-comes from a fresh process, start-up included, in rounds that run forwards and backwards: the least wall-clock and
-processor time of the rounds, and the largest memory of all its processes together. `counts` is the meaning of an
-estimator's figure: all that the device must have (total), or what tensors request. No GPU is needed: if
-benchmarks/reference/h200 has a measured reference, it has a row of its own, and each figure has its ratio.
+The models are those of the presets with their default batch size, in fp32 and with autocast in bf16, trained with AdamW
+on an H200. Each estimator runs in a fresh process, in rounds of alternating order. The table shows the smallest
+wall-clock and processor time of the rounds, including start-up, and the largest memory of all processes together. The
+column `counts` gives the meaning of the peak: all memory that the device must have (total), or only that of tensors. No
+GPU is needed. If benchmarks/reference/h200 has a measurement, it is shown in a row with the ratio of each estimate.
 
-Then there are predictions for a CPU, which can be measured here: see `peers/memory_on_cpu.py`. Bar: GPT-2 124M
-predicted in 8 s and 800 MB.
+Predictions for a CPU follow, which are also measured: see `peers/memory_on_cpu.py`. Bar: GPT-2 124M predicted in 8 s
+and 800 MB.
 """
 
 import argparse
@@ -56,18 +56,21 @@ ON_CPU = (
 
 @dataclass(frozen=True)
 class Answer:
+    """A prediction or measurement, in bytes."""
+
     peak: int
-    """Bytes; the parts are bytes, too."""
     parts: Mapping[str, int | None]
 
 
 @dataclass
 class Estimator:
+    """A program that predicts the memory of a training step, and its answers."""
+
     name: str
     script: str | None
     counts: str
     requirements: tuple[str, ...] = ()
-    """What pip installs for it; its own requirements are in this environment."""
+    """The packages that pip installs for it; their requirements are in this environment."""
     folder: Path | None = None
     trouble: str | None = None
     answers: dict[Subject, Answer] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class Estimator:
             self.trouble = f"does not install: {reason(error)}"
 
     def ask(self, subject: Subject) -> None:
-        """Run it in a fresh process. Raises CalledProcessError, ValueError or LookupError without an answer."""
+        """Run the estimator in a fresh process. Raises CalledProcessError, ValueError or LookupError if it fails."""
         with tempfile.TemporaryDirectory(prefix="gpubench-memory-") as folder:
             command = predicting(subject, folder) if self.script is None else asking(self.script, subject)
             said, spent = observe(command, self.environment(), family=True)
@@ -90,7 +93,7 @@ class Estimator:
         self.spent.setdefault(subject, []).append(spent)
 
     def environment(self) -> dict[str, str]:
-        """Return variables for one thread, no network, no GPU, and no configuration of gpubench."""
+        """Return the environment variables of an estimator: one thread, no network, no GPU, no gpubench settings."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
         path = os.pathsep.join(str(one) for one in (HERE.parent, HERE, self.folder) if one)
         quiet = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -121,7 +124,7 @@ HEAD = (
 def estimators() -> list[Estimator]:
     return [
         Estimator("gpubench", None, "total"),
-        Estimator("MemTracker", "memory_memtracker.py", "what tensors ask for, on a CPU"),
+        Estimator("MemTracker", "memory_memtracker.py", "tensors on a CPU"),
         Estimator("accelerate", "memory_accelerate.py", "training using Adam", ("accelerate==1.15.0",)),
         Estimator("vram-check", "memory_vram_check.py", "total", ("vram-check==0.1.1",)),
         Estimator("torch-kitsune", "memory_kitsune.py", "total", ("torch-kitsune==0.7.0",)),
@@ -140,14 +143,14 @@ def asking(script: str, argument: object) -> list[str]:
 
 
 def predicted(results: Path) -> Answer:
-    """Return gpubench's answer, from its run directory."""
+    """Return the prediction in a run directory of gpubench."""
     (path,) = results.glob(f"*/*/{MEMORY}")
     (found,) = msgspec.json.decode(path.read_bytes(), type=Footprints).ranks
     return Answer(found.peak.level.total, parts_of(found.peak.amounts))
 
 
 def answered(said: str) -> Answer:
-    """Return a peer's answer, the last line of its output."""
+    """Return the answer in the last line of another estimator's output."""
     parts = json.loads(said.splitlines()[-1])
     return Answer(parts.pop("peak"), parts)
 
@@ -163,7 +166,7 @@ def parts_of(amounts: Amounts) -> dict[str, int | None]:
 
 
 def subjects(models: Sequence[str]) -> Iterator[Subject]:
-    """Sizes as gpubench completes the presets."""
+    """Yield the models with the sizes that gpubench chooses for the presets."""
     capacity = find_by_key(DEVICE).memory_bytes
     for model, precision in product(models, PRECISIONS):
         given = {"precision": precision, "memory.predict": "true", "memory.device_model": DEVICE}
@@ -174,7 +177,7 @@ def subjects(models: Sequence[str]) -> Iterator[Subject]:
 
 
 def references() -> dict[tuple[str, str, int], Answer]:
-    """Return what the GPU suite measured with AdamW, by model, precision and batch size."""
+    """Return the measurements of the GPU suite with AdamW, by model, precision and batch size."""
     if not REFERENCE.is_file():
         return {}
     jobs = json.loads(REFERENCE.read_text())["jobs"]

@@ -1,7 +1,7 @@
 """The training step whose memory every estimator predicts, and the format of the answers.
 
-Each estimator is a fresh process that gets the `Subject` as its only argument and prints its answer: bytes by `PARTS`,
-as far as it has them, and its `peak`.
+Each estimator is a fresh process that gets the `Subject` as its only argument and prints its answer: the bytes of the
+`peak`, and those of each of the `PARTS` that it reports.
 """
 
 import json
@@ -20,20 +20,20 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Subject:
-    """One process on one GPU, trained with AdamW as PyTorch makes it, by autocast where `precision` is bf16."""
+    """Training with AdamW in one process on one GPU, with PyTorch's defaults, and autocast if `precision` is bf16."""
 
     model: str
-    """A built-in one."""
+    """The name of a built-in model."""
     precision: str
-    """fp32 or bf16."""
+    """Either fp32 or bf16."""
     batch_size: int
     image_size: int | None
-    """Pixels each way."""
+    """The side of an image in pixels."""
     sequence_length: int | None
-    """Tokens."""
+    """The number of tokens in a sample."""
     device_model: str
     capacity: int
-    """Bytes of that device."""
+    """The memory of the device in bytes."""
 
     @classmethod
     def given(cls) -> Self:
@@ -43,7 +43,7 @@ class Subject:
         return json.dumps(asdict(self))
 
     def build(self) -> "Workload":
-        """With random weights, on the CPU or wherever new tensors go at the time."""
+        """Build the model with random weights, on the default device."""
         from gpubench.settings.schema import DataSettings, ModelSettings
         from gpubench.worker.models import build
 
@@ -57,5 +57,5 @@ class Subject:
 
 
 def answer(peak: int, **parts: int | None) -> None:
-    """Bytes; None for a part that the estimator does not report."""
+    """Print the answer of an estimator, in bytes; None stands for a part that it does not report."""
     print(json.dumps({"peak": peak, **parts}))

@@ -1,17 +1,18 @@
-"""How much does gpubench slow training down, and is the speed that it reports right?
+"""How much does gpubench slow down training, and is the throughput that it reports correct?
 
     .venv/bin/python benchmarks/overhead.py [--peers trainer,lightning,optimum-benchmark] [--rounds 6]
 
-The same training runs in a bare loop, in `gpubench train-bench`, and in the requested peers, each in a fresh process
-and the peers in virtual environments of their own. One stopwatch, independent of the contender, times the same steps of
-all. Two ratios are measured for every contender:
+The same training runs in a bare loop, in `gpubench train-bench`, and in the requested other programs, each in a fresh
+process and the other programs in their own virtual environments. One stopwatch, which is independent of the program,
+times the same steps of all. Two ratios are measured for every program:
 
-    cost    the stopwatch's rate relative to the bare loop's. Bar for gpubench: within 1 %.
-    claim   the rate it claims relative to the stopwatch's.   Bar for gpubench: within 0.5 %.
+    cost    the measured throughput divided by that of the bare loop.   Bar for gpubench: 1 within 1 %.
+    claim   the reported throughput divided by the measured one.        Bar for gpubench: 1 within 0.5 %.
 
-Rounds run forwards and backwards (A B C, C B A, ...) and a ratio is taken within a round; its 95 % interval is
-Student's t on the logarithms over rounds. If processes differ among themselves by more than the bar, that interval is
-too wide to decide, so that gpubench's loop and the bare one also alternate inside one process (peers/alternation.py).
+The order alternates between rounds (A B C, C B A, ...), and ratios are computed within a round; the 95 % interval is
+that of Student's t for the logarithms of the ratios. If processes differ among themselves by more than the bar, this
+interval is too wide to decide. Therefore gpubench's loop and the bare loop also alternate inside one process
+(peers/alternation.py).
 """
 
 import argparse
@@ -84,7 +85,7 @@ class Contender:
 
 
 def arguments(subject: Subject) -> list[str]:
-    """gpubench with its defaults, without its work after the last step, and with all choices fixed."""
+    """Return options for gpubench with all choices fixed, and without its work after the last step."""
     settings = {
         "model": "subject:gpubench_model",
         "device": subject.device,
@@ -103,7 +104,7 @@ def arguments(subject: Subject) -> list[str]:
 
 
 def rate_of(subject: Subject, first: int, steps: int) -> float:
-    """The stopwatch's samples per second over `steps` steps from the end of the one before `first`."""
+    """Return the measured samples per second over `steps` steps, beginning with `first`."""
     times = json.loads((subject.path / STOPWATCH).read_text())
     return subject.batch_size * steps / float(times[first + steps - 1] - times[first - 1])
 
@@ -111,30 +112,30 @@ def rate_of(subject: Subject, first: int, steps: int) -> float:
 def contenders() -> list[Contender]:
     return [
         Contender("bare loop", "bare.py", "the reference"),
-        Contender("gpubench", None, "claims for its steady window"),
+        Contender("gpubench", None, "reports the throughput of its steady window"),
         Contender(
             "trainer",
             "hugging_face_trainer.py",
-            "claims for the whole of train(), start-up included",
+            "reports the throughput of all of train(), including start-up",
             Environment(("transformers", "accelerate")),
         ),
         Contender(
             "lightning",
             "lightning_trainer.py",
-            "claims by ThroughputMonitor for the last steps; it waits for a GPU after each",
+            "ThroughputMonitor reports the throughput of the last steps, and synchronises after each",
             Environment(("lightning", "transformers")),
         ),
         Contender(
             "optimum-benchmark",
             "optimum_training.py",
-            "claims samples of all measured steps / mean time of one, loading left out; loads its own data",
+            "reports samples of all steps / mean step time, without data loading; loads its own data",
             Environment(("optimum-benchmark==0.6.0", "transformers<5", "datasets<5"), constrained=False),
         ),
     ]
 
 
 def run(command: Sequence[str], subject: Subject) -> str:
-    """What `command` printed. Settings of gpubench in the caller's own environment are kept from it."""
+    """Return the output of `command`, which runs without settings of gpubench in the environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
     environment |= {**subject.environment(), "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
     done = subprocess.run(
@@ -160,7 +161,7 @@ def versions(entered: Sequence[Contender], place: Path) -> Iterator[str]:
 
 
 def race(entered: Sequence[Contender], subject: Subject, rounds: int) -> None:
-    """Run every contender once per round, forwards and backwards; a peer that fails is left out."""
+    """Run every program once per round, in alternating order; a program that fails is left out of later rounds."""
     for number in range(rounds):
         for contender in entered if number % 2 == 0 else reversed(entered):
             if contender.trouble:
@@ -175,7 +176,7 @@ def race(entered: Sequence[Contender], subject: Subject, rounds: int) -> None:
 
 
 def alternate(subject: Subject, units: int, steps: int) -> list[float]:
-    """log(speed of gpubench's loop / speed of the bare one) for each unit of blocks in one process."""
+    """Return log(speed of gpubench's loop / speed of the bare loop) for each unit of blocks in one process."""
     print(f"alternating in one process: {units} units of 4 blocks of {steps} steps", file=sys.stderr)
     command = [sys.executable, str(HERE / "peers" / "alternation.py"), str(units), str(steps)]
     found: list[float] = json.loads(run(command, subject.inside(subject.path / "alternation")))
@@ -184,7 +185,7 @@ def alternate(subject: Subject, units: int, steps: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Geometric mean of paired ratios with its 95 % interval; None for fewer than two."""
+    """The geometric mean of paired ratios, with its 95 % interval, which is None for fewer than two ratios."""
 
     estimate: float
     interval: tuple[float, float] | None

@@ -1,4 +1,4 @@
-"""Run processes: measure a process with its children, limit its time, and say why it failed."""
+"""Run processes: measure a process with its children, limit its time, and find the reason of a failure."""
 
 import os
 import signal
@@ -22,9 +22,9 @@ PATIENCE = 15.0  # seconds in which an interrupted process may clean up
 class Spent:
     seconds: float
     processor: float
-    """Seconds of processor time."""
+    """Processor time in seconds."""
     megabytes: float
-    """Largest resident memory: of the largest process, or if the family was sampled, of all together."""
+    """The peak of the resident memory: of the largest process, or of all together if all were sampled."""
 
 
 def observe(
@@ -131,7 +131,7 @@ def run_for(
 
 
 def reason(error: Exception) -> str:
-    """Return the line in which a failed process says why, without its "error:"."""
+    """Return the line of a failed process's output that gives the reason, without "error:"."""
     said = error.stderr or error.stdout if isinstance(error, subprocess.CalledProcessError) else None
     return last_words(str(said or error)).removeprefix("error: ") or repr(error)
 

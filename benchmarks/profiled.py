@@ -20,23 +20,23 @@ PATIENCE = 120.0  # seconds for one trace to be read again
 class Profiled:
     headline: str
     overhead: float | None
-    """Time of a recorded step divided by that of a clean one, less 1."""
+    """The time of a step with the profiler divided by that without it, minus 1."""
     trace_bytes: int
-    """Bytes of all trace files, compressed."""
+    """The size of all trace files in bytes, compressed."""
     read_seconds: float
-    """What `gpubench profile --trace` takes for the files that the profile was made from."""
+    """The time of `gpubench profile --trace` for the same files."""
     device: dict[str, int] | None
-    """The breakdown of the lowest rank, in nanoseconds; the next two fields, too."""
+    """The breakdown of the lowest rank, in nanoseconds, like the next two fields."""
     idle: dict[str, int]
     host: dict[str, int]
     launches: int
     unlinked: int
-    """Device work without a launch in the trace."""
+    """The number of device operations without a launch in the trace."""
     findings: list[str]
-    """Findings with their largest saving and, if the fix was tried, its result."""
+    """The findings with their largest saving and, if the fix was tried, its result."""
     keep: dict[str, object]
     broken: list[str] = field(default_factory=list)
-    """Violated conditions."""
+    """Descriptions of the conditions that are violated."""
 
 
 def examine(run: Path) -> Profiled | None:
@@ -74,7 +74,7 @@ def _read_again(traces: Sequence[Path]) -> tuple[Profile | None, float]:
 
 
 class _Document(msgspec.Struct):
-    """Return what `gpubench profile --json` prints about traces."""
+    """Return the output of `gpubench profile --json` for trace files."""
 
     profile: Profile
 
@@ -89,11 +89,11 @@ def _broken(profile: Profile) -> Iterator[str]:
             if any(total != sum(parts) or min(parts, default=0) < 0 for total, parts in sums):
                 yield f"{rank.label}: {what}"
         if rank.launches and not rank.launches.calls:
-            yield f"{rank.label}: no device work has its launch"
+            yield f"{rank.label}: no device operation has a launch in the trace"
 
 
 def _sums(rank: Rank) -> dict[str, list[tuple[int, Sequence[int]]]]:
-    """Return each whole with its parts, which should add up to it."""
+    """Return each total with its parts, which should sum to it."""
     places: list[Rank | Step] = [rank, *rank.steps]
     devices = [one.device for one in places if one.device]
     return {
@@ -112,7 +112,7 @@ def _sums(rank: Rank) -> dict[str, list[tuple[int, Sequence[int]]]]:
 
 
 def _said(finding: Finding) -> str:
-    """ "too-few-workers (up to 62.0 %): confirmed 58.1 %"."""
+    """Return a text such as "too-few-workers (up to 62.0 %): confirmed 58.1 %"."""
     said = finding.id + (f" (up to {100 * finding.expected.estimate:.1f} %)" if finding.expected else "")
     trial = finding.measured
     if trial is None:
@@ -124,7 +124,7 @@ HEAD = ("profiled", "overhead", "traces", "read in", "launches", "unlinked", "sh
 
 
 def row(name: str, found: Profiled) -> list[str]:
-    """One row of a table below HEAD."""
+    """Return a row of a table with the columns HEAD."""
     return [
         name,
         "" if found.overhead is None else f"{100 * found.overhead:+.0f} %",

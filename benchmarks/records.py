@@ -34,11 +34,11 @@ class Machine(msgspec.Struct, frozen=True):
     system: str
     versions: str
     gpubench: str
-    """Its version and commit."""
+    """The version and commit of gpubench."""
 
     @classmethod
     def here(cls) -> "Machine":
-        """Read it from this machine. Raises subprocess.CalledProcessError if torch does not load."""
+        """Return the facts of this machine. Raises subprocess.CalledProcessError if torch does not load."""
         # In a separate process, so that the suite itself stays small.
         said, _ = observe([sys.executable, "-c", CAPTURE])
         found = json.loads(said)
@@ -66,7 +66,7 @@ def _commit() -> str:
 class Record(msgspec.Struct, frozen=True):
     name: str
     command: list[str]
-    """As a reader would type it."""
+    """The command as a reader would type it."""
     machine: Machine
     finished: str
     """Date and time, UTC."""
@@ -76,7 +76,7 @@ class Record(msgspec.Struct, frozen=True):
     bars: list[Bar]
     printed: str
     trouble: str
-    """Its last output, if it did not end well."""
+    """The last output of a benchmark that did not finish."""
 
     @property
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""The work of every contender, and the stopwatch that times them all in the same way.
+"""The training that every program in `overhead.py` runs, and the stopwatch that times all in the same way.
 
 Each contender is a fresh process that gets the `Subject` in its environment. It trains the same network with the same
 AdamW on the same four random batches, and writes the speed that it reports to `claim.json`; the stopwatch writes
@@ -30,9 +30,9 @@ class Subject:
     batch_size: int
     device: str
     warmup: int
-    """Steps before the stopwatch's window."""
+    """The number of steps before the measured ones."""
     steps: int
-    """Steps in it."""
+    """The number of measured steps."""
     folder: str
 
     @classmethod

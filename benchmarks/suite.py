@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, benchmarks: Sequence[Benchmark]
     try:
         return run_all(options, benchmarks)
     except KeyboardInterrupt:
-        print("interrupted; what has run is kept", file=sys.stderr)
+        print("interrupted; the results so far are kept", file=sys.stderr)
         return INTERRUPTED
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"error: {reason(error)}", file=sys.stderr)
@@ -59,7 +59,7 @@ def run_all(options: argparse.Namespace, benchmarks: Sequence[Benchmark]) -> int
         if options.only and benchmark.name not in options.only:
             continue
         if benchmark.needs and not has[benchmark.needs]:
-            say(f"{benchmark.name}: not run here, needs {benchmark.needs}")
+            say(f"{benchmark.name}: skipped, because it needs {benchmark.needs}")
             continue
         say(f"{benchmark.name}: {benchmark.question} About {benchmark.minutes:g} min")
         record = attempt(benchmark, machine, options.limit)
@@ -114,11 +114,11 @@ def parse(arguments: Sequence[str] | None, benchmarks: Sequence[Benchmark]) -> a
     parser = argparse.ArgumentParser(description="Run all benchmarks that this machine can, and write their page.")
     names = [one.name for one in benchmarks]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="may be repeated; see --list")
-    parser.add_argument("--list", action="store_true", help="list the benchmarks, and run nothing")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks with their times, and run nothing")
     parser.add_argument(
         "--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each benchmark; default: %(default).0f"
     )
-    parser.add_argument("--measured", type=Path, default=MEASURED, metavar="DIR", help="where results are kept")
+    parser.add_argument("--measured", type=Path, default=MEASURED, metavar="DIR", help="folder for results")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; default: docs/benchmarks.md")
     return parser.parse_args(arguments)
 

@@ -71,7 +71,7 @@ class Contender:
             self.trouble = f"does not install: {reason(error)}"
 
     def race(self, trace: Path, rounds: int) -> None:
-        """Run it. Raises subprocess.CalledProcessError if gpubench fails; a peer that fails is left out."""
+        """Run the program. Raises subprocess.CalledProcessError if gpubench fails; others that fail are left out."""
         try:
             self.rounds = [observe([str(self.python), "-c", self.program, str(trace)])[1] for _ in range(rounds)]
         except subprocess.CalledProcessError as error:
@@ -81,7 +81,7 @@ class Contender:
 
     @property
     def seconds(self) -> float:
-        """The best round's seconds."""
+        """The time of the fastest round in seconds."""
         return min(one.seconds for one in self.rounds)
 
     @property
@@ -176,12 +176,14 @@ def memory(at: float, index: int) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each contender")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of processes for each program; default: %(default)s"
+    )
     environments.add_options(parser, [PEER], "none")
     parser.add_argument("--quick", action="store_true", help="smoke test: a fiftieth of the size, 1 round")
     options = parser.parse_args()
     if options.rounds < 1:
-        parser.error("--rounds: at least 1")
+        parser.error("--rounds must be at least 1")
     return options
 
 
@@ -204,7 +206,7 @@ def main() -> int:
             print(f"error: {reason(error)}", file=sys.stderr)
             return 1
     print(f"a trace of {megabytes:.0f} MB\n")
-    print(table([("contender", "best", "rounds, s", "most memory"), *(one.row() for one in contenders)]))
+    print(table([("program", "fastest round", "all rounds, s", "peak memory"), *(one.row() for one in contenders)]))
     if options.peers:
         print(f"\n{environments.versions(options.environments / PEER, REQUIREMENTS)}")
     return bars.conclude(

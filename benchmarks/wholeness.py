@@ -1,4 +1,4 @@
-"""Check that everything in a run directory is readable, however its run ended."""
+"""Check that all files of a run directory are readable, also after its run was killed."""
 
 import csv
 import gzip
@@ -23,13 +23,13 @@ def asides(folder: Path) -> list[Path]:
 
 
 def complaints(folder: Path) -> Iterator[str]:
-    """Yield what is wrong with the directory of a run whose host was killed.
+    """Yield the problems in the directory of a run whose host was killed.
 
     A directory without run.json is not a run yet: nothing in it may claim to be more than its configuration.
     """
     yield from (f"{path}: {problem}" for path in _visible(folder) if (problem := _problem(path)))
     if not (folder / RUN).exists():
-        yield from (f"{path}: older than {RUN}" for path in _visible(folder) if path.name != "config.yaml")
+        yield from (f"{path}: exists without {RUN}" for path in _visible(folder) if path.name != "config.yaml")
         return
     try:
         run = Run.open(folder)
@@ -38,11 +38,11 @@ def complaints(folder: Path) -> Iterator[str]:
         return
     told, shown = run.record.status, run.status
     if told == RUNNING and shown != INTERRUPTED:
-        yield f"{folder}: its host is gone, and it is called {shown}"
+        yield f"{folder}: its host was killed, but it is shown as {shown}"
     if told not in (RUNNING, COMPLETED):
-        yield f"{folder}: nobody was there to write that it {told}"
+        yield f"{folder}: its host was killed, but run.json has the status {told}"
     if told == COMPLETED and not (run.record.ended and run.record.repeats and (folder / SUMMARY).exists()):
-        yield f"{folder}: called completed, and is not"
+        yield f"{folder}: run.json has the status completed, but the run is incomplete"
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -69,7 +69,7 @@ def _lines(content: bytes) -> None:
 
 def _page(content: bytes) -> None:
     if not content.decode().rstrip().endswith("</html>"):
-        raise ValueError("it breaks off")
+        raise ValueError("it is incomplete")
 
 
 def _table(content: bytes) -> None:

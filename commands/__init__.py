@@ -1,4 +1,4 @@
-"""The command line. It registers one module per subcommand, and is the only place that prints errors."""
+"""The command line: registers one module per subcommand, and prints all errors."""
 
 import io
 import sys
@@ -11,7 +11,7 @@ from gpubench.commands import compare, memory, pipe_infer, profile, train_bench
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
-AFTER_YOU_SECONDS = 3.0
+LET_RANK_0_EXIT_SECONDS = 3.0
 
 app = typer.Typer(
     name="gpubench",
@@ -29,8 +29,8 @@ app.command("memory", epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from gpubench import devices
 
         gpus = ", ".join(gpu.name for gpu in devices.visible_gpus()) or "no GPU"
@@ -71,14 +71,14 @@ def main() -> None:
 
 
 def show(error: GpubenchError) -> None:
-    """Prints an error on stderr; under torchrun only on one rank of each machine, because all ranks have the same."""
+    """Prints an error on stderr; under torchrun on one rank of each machine only, because all ranks have the same."""
     if launched_by_torchrun() and Ranks.from_environment().local_rank != 0:
-        time.sleep(AFTER_YOU_SECONDS)  # torchrun ends all ranks once the first one exits
+        time.sleep(LET_RANK_0_EXIT_SECONDS)  # torchrun ends all ranks once the first one exits
         return
     from rich.console import Console
     from rich.markup import escape
 
-    from gpubench.text import clean  # file names and messages of models may contain control characters
+    from gpubench.text import clean  # because file names and errors of models may contain control characters
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold red]error:[/] {escape(clean(error.message))}")

@@ -128,11 +128,19 @@ def compare(
         (json and format_ not in (None, Format.JSON), f"--json and --format {format_} contradict", "leave one out"),
         (strict and not fails, "--strict without --fail-on has no effect", 'add --fail-on "step_time>2%"'),
         (bool(unit or better) and not column, "--unit and --better describe a --column", "add --column NAME"),
-        (bool(column) and not unit, f"--column {column} needs its --unit", "such as --unit ms"),
-        (null and len(names) != 1, "--null takes one group of runs", "gpubench compare --null results/EXPERIMENT"),
-        (null and bool(fails or html), "--null compares nothing: no --fail-on, no --html", "leave them out"),
-        (null and force, "--null judges nothing that --force could change", "leave --force out"),
-        (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} form", "--format markdown or json"),
+        (bool(column) and not unit, f"--column {column} needs a --unit", "for example --unit ms"),
+        (
+            null and len(names) != 1,
+            "--null needs exactly one group of runs",
+            "gpubench compare --null results/EXPERIMENT",
+        ),
+        (
+            null and bool(fails or html),
+            "--null compares nothing, so --fail-on and --html have no effect",
+            "leave them out",
+        ),
+        (null and force, "--null compares nothing, so --force has no effect", "leave --force out"),
+        (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} output", "--format markdown or json"),
         (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
     )
     if html:
@@ -177,7 +185,7 @@ def _margin(text: str) -> float:
 
     margin = percent(text)
     if margin is None or margin >= 1:
-        raise UsageError(f"--margin {text!r} is not a percentage below 100 %", "such as --margin 0.5%")
+        raise UsageError(f"--margin {text!r} is not a percentage below 100 %", "for example --margin 0.5%")
     return margin
 
 
@@ -213,7 +221,7 @@ def _page(comparisons: "Comparisons", found: "Sequence[Side]") -> str:
 
 
 def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
-    """Writes the noise to every run that it was measured with, where later comparisons find it."""
+    """Writes the noise to the directory of every run that it was learned from, for later comparisons."""
     from gpubench.compare import noise
 
     for run in side.runs:
@@ -222,7 +230,7 @@ def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
         try:
             noise.write(learned, run.path)
         except OSError as error:
-            terminal.err.print(f"not kept in {run.path}: {error.strerror}", markup=False, soft_wrap=True)
+            terminal.err.print(f"cannot write the noise to {run.path}: {error.strerror}", markup=False, soft_wrap=True)
 
 
 def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:

@@ -132,7 +132,7 @@ def memory(
         _of_file(snapshot, trace, html, json=json)
         return
     if html:
-        raise UsageError("--html belongs to a file", "a run's own page is report.html in its directory")
+        raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
     from gpubench.memory.target import complete_memory
     from gpubench.settings.loading import load, telling
@@ -146,33 +146,37 @@ def memory(
     if print_config:
         print_configurations([run], "memory")
         return
-    beside = [_checking(run)] if check else []
-    _of_run(run, beside, verify=verify, json=json, quiet=quiet, verbose=verbose)
+    measurements = [_checking(run)] if check else []
+    _of_run(run, measurements, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 
 def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:
-    """Raises UsageError for options that would have no effect."""
+    """Raises UsageError for options that contradict each other or would have no effect."""
     from gpubench.settings.loading import COMMAND_LINE
 
     memory, device = base.settings.memory, base.settings.device
     predicting, finding = memory.predict, memory.find_batch_size
-    for wrong, said, hint in (
-        (verify and predicting, "--verify runs what memory.predict=true only predicts", "leave one of them out"),
+    for wrong, message, hint in (
+        (verify and predicting, "--verify runs each fix, and memory.predict=true runs nothing", "leave one out"),
         (
             verify and finding,
-            "--verify is for one batch size, and memory.find_batch_size=true tries several",
+            "--verify needs one batch size, and memory.find_batch_size=true tries several",
             "leave one out",
         ),
         (check and not predicting, "--check compares a prediction with a measurement", "add --predict"),
-        (check and finding, "--check is for one batch; memory.find_batch_size=true runs its own", "leave --check out"),
+        (
+            check and finding,
+            "--check needs one batch size, and memory.find_batch_size=true tries several",
+            "leave one out",
+        ),
         (
             bool(memory.device_model) and not predicting,
-            f"memory.device_model={memory.device_model} is for predictions",
+            f"memory.device_model={memory.device_model} is for predictions only",
             "add --predict, or leave it out",
         ),
         (
             bool(memory.device_model) and device == "cpu",
-            f"memory.device_model={memory.device_model} is a GPU, and device=cpu is not",
+            f"memory.device_model={memory.device_model} is a GPU, but device is cpu",
             "use --device cuda to predict for the GPU",
         ),
         (
@@ -192,11 +196,11 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
         ),
     ):
         if wrong:
-            raise UsageError(said, hint)
+            raise UsageError(message, hint)
 
 
 def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySettings]":
-    """Returns the same run as a measurement. Raises DeviceError if this machine lacks the predicted device."""
+    """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
     from gpubench.memory.target import complete_memory
     from gpubench.settings.defaults import completed
 
@@ -214,11 +218,11 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
     if launched_by_torchrun() and not is_rank_zero():
         return
     if snapshot and trace:
-        raise UsageError("--snapshot and --trace are one file each", "give one of them")
+        raise UsageError("--snapshot and --trace cannot be combined", "leave one out")
     if html:
         output.check_file(html, "--html", *filter(None, (snapshot, trace)))
     devices = of_snapshot(snapshot) if snapshot else of_trace_file(trace or Path())
-    found = max(devices, key=lambda one: one.peak.level.total)
+    found = max(devices, key=lambda device: device.peak.level.total)
     findings, label = advise(found, None), (snapshot or trace or Path()).name
     if html:
         output.write_file(html, footprint_page.page(found, findings, label))
@@ -232,7 +236,7 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
 
 def _of_run(
     run: "Configuration[MemorySettings]",
-    beside: "Sequence[Configuration[MemorySettings]]",
+    measurements: "Sequence[Configuration[MemorySettings]]",
     *,
     verify: bool,
     json: bool,
@@ -244,11 +248,13 @@ def _of_run(
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measure([run, *beside], memory_recorder.MemoryRecorder, memory_recorder, terminal)
+    outcomes = measure([run, *measurements], memory_recorder.MemoryRecorder, memory_recorder, terminal)
     stopped = try_memory_advice(run, outcomes[0], terminal, verify=verify)
-    outcomes[0] = replace(outcomes[0], summary=outcomes[0].recorder.summary())  # now that of the batch that was found
+    outcomes[0] = replace(
+        outcomes[0], summary=outcomes[0].recorder.summary()
+    )  # it may have changed to that of the batch size found
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = notebook.judge_pair(paths, ("predicted", "measured")) if beside else None
+    pair = notebook.judge_pair(paths, ("predicted", "measured")) if measurements else None
     finish(frame.to_json(outcomes, pair) if json else terminal.render(footprints.show, outcomes, pair), outcomes)
     if stopped:
         raise stopped

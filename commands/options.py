@@ -1,6 +1,6 @@
-"""The options that the commands share, with the same help texts.
+"""The options that several commands have in common.
 
-Values stay text here, so that only the settings check them.
+Their values stay text, because the settings parse and check them.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ SAMPLING, PIPELINE = "Sampling", "Pipeline"
 
 
 def option(metavar: str, help_: str, panel: str, *names: str, values: Iterable[str] = ()) -> Any:
-    """Declares an option. Shells complete `values`, or else the words of a metavar such as cpu|cuda."""
+    """Declares an option. Shells complete `values`, or the words of a metavar such as cpu|cuda."""
     known = sorted(values or (word for word in metavar.split("|") if word.islower() and "|" in metavar))
 
     def complete(incomplete: str) -> list[str]:
@@ -97,25 +97,25 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     known = fields(cls)
     named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
     found = named | parse_unknown_overrides(ctx.args, cls)
-    return found | _torchrun_s(found) if launched_by_torchrun() else found
+    return found | _world_size(found) if launched_by_torchrun() else found
 
 
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
-    """Raises UsageError for options that only a run can follow where `file` is read, the option that names it, and
-    SettingsError for those that nobody knows."""
+    """Refuses options of runs, because a file is read instead; `file` is the option that names the file.
+
+    Raises UsageError for an option that is not in `allowed`, and SettingsError for an unknown option.
+    """
     from gpubench.settings.loading import canonical, parse_unknown_overrides, refuse_unknown
 
     settings = parse_unknown_overrides(ctx.args, cls)
     refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
     for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"
-        raise UsageError(
-            f"{option} is for a new run, but {file} reads a finished one", f"leave it out, or leave {file} out"
-        )
+        raise UsageError(f"{option} is for a new run, but {file} reads a finished one", f"leave out {option} or {file}")
 
 
 def _given(ctx: typer.Context) -> dict[str, Any]:
-    """Returns the named options that the user gave, by setting."""
+    """Returns the named options that the user has set, by setting."""
     given = {
         name: value
         for name, value in ctx.params.items()
@@ -124,10 +124,12 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
     return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
 
 
-def _torchrun_s(overrides: dict[str, Any]) -> dict[str, Any]:
+def _world_size(overrides: dict[str, Any]) -> dict[str, Any]:
     """Returns the world size that torchrun has set. Raises UsageError if the command line contradicts it."""
-    decided = str(Ranks.from_environment().world_size)
-    asked = overrides.get("world_size", overrides.get("distributed.world_size", decided))
-    if asked != decided:
-        raise UsageError(f"--world-size {asked}, but torchrun started {decided} processes", "leave --world-size out")
-    return {"world_size": decided}
+    actual = str(Ranks.from_environment().world_size)
+    requested = overrides.get("world_size", overrides.get("distributed.world_size", actual))
+    if requested != actual:
+        raise UsageError(
+            f"--world-size is {requested}, but torchrun started {actual} processes", "leave out --world-size"
+        )
+    return {"world_size": actual}

@@ -22,9 +22,9 @@ def write(text: str, hint: str) -> None:
 
 
 def check_file(path: Path, option: str, *inputs: Path) -> None:
-    """Raises UsageError unless a file can be written at `path` that is none of `inputs`. Call it before the work."""
-    for one in inputs:
-        if path.exists() and one.exists() and path.samefile(one):
+    """Raises UsageError if no file can be written at `path`, or if it is one of `inputs`. Call it before the work."""
+    for read in inputs:
+        if path.exists() and read.exists() and path.samefile(read):
             raise UsageError(f"{option} {path} is an input of this command", "name another file")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a directory", f"name a file in it: {path / 'page.html'}")
@@ -35,7 +35,7 @@ def check_file(path: Path, option: str, *inputs: Path) -> None:
 def write_file(path: Path, text: str) -> None:
     """Writes a temporary file and renames it, so that readers never see an incomplete file. Raises RunFailed.
 
-    A link is kept and its target replaced. A pipe or a device is written to directly.
+    If `path` is a link, its target is replaced. A pipe or a device is written to directly.
     """
     from gpubench.runs.directory import write_document  # imported here, because help does not need it
 

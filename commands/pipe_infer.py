@@ -159,7 +159,7 @@ def show_finished(path: Path, *, json: bool) -> None:
 def resumed(
     path: Path, config: str | None, overrides: dict[str, Any], vs: list[str] | None
 ) -> "tuple[Finished, Configuration[PipeSettings]]":
-    """Returns the finished samples of the run at `path`, and its configuration for the others.
+    """Returns the finished samples of the run at `path`, and the configuration with which to make the others.
 
     The configuration has one repeat and no injected fault. Raises UsageError, RunDirectoryError or SettingsError if the
     other samples cannot be made.
@@ -170,18 +170,18 @@ def resumed(
     from gpubench.settings.schema import PipeSettings
 
     if vs:
-        raise UsageError("--resume makes the rest of one run, and --vs starts two", "leave one of them out")
+        raise UsageError("--resume completes one run, and --vs starts two", "leave one of them out")
     if config:
-        raise UsageError("--resume brings the configuration of its run", "leave --config out")
+        raise UsageError("--resume uses the configuration of its run", "leave --config out")
     if launched_by_torchrun():
-        raise UsageError("--resume does not go with torchrun", "start it without; gpubench starts the ranks itself")
+        raise UsageError("--resume cannot run under torchrun", "start it without torchrun; gpubench starts the ranks")
     old = run_at(path)
     before = load(PipeSettings, str(path / CONFIG))
-    once = {"measurement.repeats": 1, "measurement.target_precision": None}
-    asked = {canonical(PipeSettings, key): value for key, value in overrides.items()}
-    if again := [key for key in once if key in asked]:
-        raise UsageError(f"--resume makes each missing sample once, and {again[0]} asks for more", "leave it out")
-    run = load(PipeSettings, str(path / CONFIG), {"inject": None} | once | asked)
+    single = {"measurement.repeats": 1, "measurement.target_precision": None}
+    requested = {canonical(PipeSettings, key): value for key, value in overrides.items()}
+    if conflicts := [key for key in single if key in requested]:
+        raise UsageError(f"--resume makes each missing sample once, so {conflicts[0]} cannot be set", "leave it out")
+    run = load(PipeSettings, str(path / CONFIG), {"inject": None} | single | requested)
     refuse_changes(before.settings, run.settings)
     done = finished(old, run.settings)
     refuse_other_files(done, run.settings)

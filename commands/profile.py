@@ -109,7 +109,7 @@ def profile(
     (run,) = complete_all(base, None, complete)
     with telling(run.origins):
         if not run.settings.profiling.enabled:
-            raise UsageError("profiling.enabled=false leaves nothing to diagnose", "add --profiling.enabled=true")
+            raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
     if verify:
         check_trial_name(run)
     if print_config:
@@ -130,7 +130,7 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     from gpubench.trace.analyse import kernel_changes
 
     if not traces:
-        raise UsageError("--against needs a --trace to set beside", "gpubench profile --trace BEFORE --against AFTER")
+        raise UsageError("--against needs --trace", "gpubench profile --trace BEFORE --against AFTER")
     if html:
         output.check_file(html, "--html", *traces, *against)
     terminal = Terminal(quiet=False, verbosity=0)

@@ -1,9 +1,9 @@
 """The events that workers send to the host, and the messages that the host sends to workers.
 
-An event is one line of JSON with its type in the field `event`. Times are in seconds and sizes in bytes. `time` is in
-seconds since the epoch. On the host's machine it is the host's own clock (see `Job.clock`), so that steps and hardware
-samples have the same time base. Some events are also lines of files in the run directory; the names of their fields are
-persisted.
+An event is one line of JSON with its type in the field `event`. Durations are in seconds, sizes in bytes, and points in
+time in seconds since the epoch. On the host's machine, workers use the host's clock (see `Job.clock`), so that steps
+and hardware samples have the same time base. Some types are also lines of files in the run directory, so the names of
+their fields must not change.
 """
 
 from typing import Any, Literal
@@ -18,22 +18,19 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int
     epoch: int
     step: int
-    """The number of the step from 0 in each repeat, warm-up included."""
+    """The number of the step in its repeat, counted from 0 and including the warm-up."""
     time: float
     """The time at which the step began on the device's timeline."""
     total: float
     """The time from the start of this step to the start of the next, so that the steps sum to the wall time."""
     phases: dict[str, float]
-    """The time of each phase. The phases sum to `total`; `other` is the time of gpubench itself."""
+    """The duration of each phase. The durations sum to `total`; `other` is the time outside of all other phases."""
     host: float
-    """The time that the host took to issue the step."""
+    """The time that the CPU took to issue the work of the step."""
     samples: int
     loss: float | None = None
     starved: bool | None = None
-    """Whether the GPU was idle when the step began, so that the host limits the speed; None on a CPU.
-
-    The name of the field is persisted in steps.jsonl.
-    """
+    """Whether the GPU was idle when the step began, so that the CPU limits the speed; None on a CPU."""
     skipped: bool = False
     """Whether the gradient scaler found infinities and skipped the update of the parameters."""
 
@@ -43,21 +40,22 @@ BaselineKind = Literal["sequential", "replicas"]
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One activity of the loop of a pipeline's rank; also a line of timeline.jsonl.
+    """One activity in the loop of a pipeline rank; also a line of timeline.jsonl.
 
-    Work (prepare, evaluate, decode) has times of the device's timeline, and waits have times of the host's.
+    Work (prepare, evaluate, decode) is timed on the device, and waits are timed on the CPU.
     """
 
     repeat: int
     rank: int
     kind: SpanKind
     sample: int
-    """The first of its micro-batch."""
+    """The first sample of the micro-batch."""
     time: float
-    """When it began."""
+    """The time at which the activity began."""
     total: float
+    """The duration of the activity."""
     step: int | None = None
-    """The number of an evaluation, from 0 through all ranks; None for other kinds."""
+    """The number of the evaluation, counted from 0 over all ranks; None for other kinds."""
 
 
 class Handoff(msgspec.Struct, frozen=True):
@@ -68,16 +66,17 @@ class Handoff(msgspec.Struct, frozen=True):
     peer: int
     direction: Literal["send", "recv"]
     sample: int
-    """The first of its micro-batch."""
+    """The first sample of the micro-batch."""
     step: int
-    """The number of evaluations done so far."""
+    """The number of evaluations that the micro-batch has had so far."""
     sequence: int
+    """The number of the transfer between these two ranks."""
     time: float
-    """The time of its start: of packing for a send, of the header's arrival for a receive."""
+    """The time at which packing began for a send, or at which the header arrived for a receive."""
     total: float
-    """The time until the last byte is sent, or until all is received and unpacked."""
+    """The duration until the last byte is sent, or until everything is received and unpacked."""
     waited: float
-    """For a send, the time in it until the peer took the header.
+    """For a send, the part of `total` until the peer accepted the header.
 
     For a receive, the wait for the header before `time`.
     """
@@ -85,7 +84,7 @@ class Handoff(msgspec.Struct, frozen=True):
     """The size of header, manifest and padding."""
     latent_bytes: int
     state_bytes: int
-    """The size of the scheduler's tensors, and of those that its caller keeps for it."""
+    """The size of the scheduler's tensors, including those that the denoising loop keeps for the scheduler."""
     generator_bytes: int
 
     @property
@@ -102,24 +101,27 @@ class Sample(msgspec.Struct, frozen=True):
     seed: int
     prompt: str | None
     started: float
-    """The time at which rank 0 began it."""
+    """The time at which rank 0 began the sample."""
     finished: float
-    """The time at which its latent, and its image if there is one, was ready on the last rank."""
+    """The time at which the latent, and the image if there is one, was ready on the last rank."""
     sha256: str
-    """The hash of the final latent's contiguous bytes in the run's precision."""
+    """The hash of the final latent's bytes in the run's precision."""
     latent: str | None = None
+    """The path of the file with the latent, relative to the run directory."""
     image: str | None = None
-    """The path of the image in the run directory. `latent` is that of the latent."""
+    """The path of the image, relative to the run directory."""
     resumed: bool = False
-    """Whether the sample was taken over from the run that this one resumes."""
+    """Whether the sample was made by the earlier run that this run resumes."""
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_only=True):
+    """The base of all events. `rank` is the rank that sent the event."""
+
     rank: int
 
 
 class Hello(Event, frozen=True):
-    """The worker's part of the handshake: the first line of a connection. `secret` authenticates the worker."""
+    """The first line of a connection, with which a worker identifies itself. `secret` authenticates the worker."""
 
     world_size: int
     pid: int
@@ -130,19 +132,22 @@ class Hello(Event, frozen=True):
 
 
 class Heartbeat(Event, frozen=True):
-    """Shows that the rank is alive. `doing` is a phase or a stage of the set-up, and `step` the current step."""
+    """Shows that the rank is alive, and what it is doing."""
 
     doing: str
+    """The current phase of the step, or the current stage of the set-up."""
     step: int | None
     waits_for: int | None = None
-    """The rank that it waits for."""
+    """The rank that this rank waits for."""
     within: float | None = None
     """The time limit of the activity; None for the run's own limit."""
     patience_factor: float = 1.0
-    """The factor on the run's limit if `within` is None."""
+    """The factor by which the run's limit is multiplied if `within` is None."""
 
 
 class Log(Event, frozen=True):
+    """A record of the worker's log. `level` is that of the logging module."""
+
     time: float
     level: int
     logger: str
@@ -151,10 +156,14 @@ class Log(Event, frozen=True):
 
 
 class EnvironmentCaptured(Event, frozen=True):
+    """The machine, libraries and process settings, as the content of environment.json."""
+
     environment: dict[str, Any]
 
 
 class ModelBuilt(Event, frozen=True):
+    """The size of the model, and the time to build it with its optimizer and to place both on the device."""
+
     repeat: int
     parameters: int
     trainable_parameters: int
@@ -164,18 +173,23 @@ class ModelBuilt(Event, frozen=True):
 
 
 class Planned(Event, frozen=True):
-    """The number of steps of the repeat. It is sent again once a limit in seconds is converted to steps."""
+    """The number of steps of the repeat. It is sent again when a limit in seconds has been converted to steps."""
 
     repeat: int
     steps: int
 
 
 class StepsMeasured(Event, frozen=True):
+    """Steps that the device has finished since the last event."""
+
     steps: list[Step]
 
 
 class FlopsCounted(Event, frozen=True):
-    """The floating-point operations of one sample's forward and backward pass; None with the reason in `reason`."""
+    """The floating-point operations of the forward and backward pass of one sample.
+
+    The numbers are None if the operations could not be counted, and `reason` says why.
+    """
 
     model_flops_per_sample: float | None
     hardware_flops_per_sample: float | None
@@ -185,7 +199,10 @@ class FlopsCounted(Event, frozen=True):
 
 
 class PeakMeasured(Event, frozen=True):
-    """The attainable peak: the best rate of an n x n x n matrix product; None with the reason in `reason`."""
+    """The attainable peak: the highest rate of a product of two `size` x `size` matrices.
+
+    The numbers are None if it could not be measured, and `reason` says why.
+    """
 
     flops_per_s: float | None
     dtype: str
@@ -200,29 +217,33 @@ class GraphTraced(Event, frozen=True):
 
 
 class RepeatDone(Event, frozen=True):
+    """The end of a repeat on one rank, with its wall time and peak memory. GPU memory is None without a GPU."""
+
     repeat: int
     wall: float
-    """The time of the whole loop by the host's clock, with the device synchronised at both ends.
+    """The duration of the whole loop, measured on the CPU with the device synchronised at both ends.
 
-    The closure test compares it with the sum of the steps.
+    It is compared with the sum of the steps, which must be equal.
     """
     peak_allocated: int | None
-    """The GPU's peak in the steps after the warm-up, or in all steps without a warm-up; None without a GPU."""
+    """The peak of the memory held by tensors in the steps after the warm-up, or in all steps without a warm-up."""
     peak_reserved: int | None
+    """The same for the memory held by the caching allocator."""
     peak_rss: int
+    """The peak of the process's resident host memory."""
     setup_peak_allocated: int | None = None
     """The peak until the end of the warm-up, in which libraries try out algorithms; None if unknown."""
     setup_peak_reserved: int | None = None
 
 
 class TraceRecorded(Event, frozen=True):
-    """A piece of a trace file of torch.profiler. The pieces arrive in order, one file after the other."""
+    """A part of a trace file of torch.profiler. The parts arrive in order, one file after the other."""
 
     repeat: int
     name: str
     data: bytes
     last: bool
-    """Whether this is the last piece of the file."""
+    """Whether this is the last part of the file."""
 
 
 class MemoryFollowed(Event, frozen=True):
@@ -231,7 +252,7 @@ class MemoryFollowed(Event, frozen=True):
     repeat: int
     footprint: bytes
     findings: bytes | None = None
-    """The JSON of `gpubench.findings.Findings`: the advice, with the predicted saving of each fix."""
+    """The advice and the predicted saving of each fix, as the JSON of `gpubench.findings.Findings`."""
 
 
 class BatchSizesFound(Event, frozen=True):
@@ -249,45 +270,50 @@ class ReferenceWorkloadTimed(Event, frozen=True):
 
 
 class PipelineBuilt(Event, frozen=True):
-    """The facts of the pipeline, from each rank."""
+    """The properties of the pipeline, sent by each rank."""
 
     repeat: int
     model: str
     parameters: int
     """The number of parameters of the denoiser. Every rank holds all of them."""
     weights: str
-    """The sha256 of the parameters."""
+    """The SHA-256 hash of the parameters."""
     scheduler: str
+    """The class name of the scheduler."""
     timesteps: list[float]
     """The timestep of every evaluation, in order."""
     threads: int | None
-    """The number of threads in each rank's process; None on a GPU, where it does not affect the samples."""
+    """The number of threads of each rank's process; None on a GPU, where it does not affect the samples."""
     ranges: list[tuple[int, int]]
-    """The evaluations [start, end) of each rank."""
+    """The range [start, end) of evaluations of each rank."""
     latent_shape: list[int]
     """The shape of one sample's latent."""
     carried: list[str]
-    """The attributes of the scheduler, and the other values, that a hand-over contains."""
+    """The attributes of the scheduler and the other values that a hand-over contains."""
     seconds: float
     """The time to build or load the model."""
     encode_seconds: float | None = None
-    """The time to encode the prompts, on the rank that does it."""
+    """The time to encode the prompts; None on ranks that encode none."""
 
 
 class SpansMeasured(Event, frozen=True):
-    """Spans of one rank. They are not in order of time: a wait may end before work that was issued earlier."""
+    """Spans of one rank, not in order of time: a wait may end before work that was issued earlier."""
 
     spans: list[Span]
 
 
 class HandoffMeasured(Event, frozen=True):
+    """One finished transfer of a micro-batch."""
+
     handoff: Handoff
 
 
 class SampleFinished(Event, frozen=True):
+    """One finished sample, with the contents of its files."""
+
     sample: Sample
     latent: bytes | None
-    """The content of a safetensors file."""
+    """The content of a safetensors file with the final latent."""
     image: bytes | None
     """The content of a PNG file."""
 
@@ -302,34 +328,38 @@ class StageDone(Event, frozen=True):
     started: float
     ended: float
     sent: int
+    """The number of hand-overs sent."""
     received: int
+    """The number of hand-overs received."""
     peak_allocated: int | None
     peak_reserved: int | None
     peak_rss: int
 
 
 class BaselineMeasured(Event, frozen=True):
-    """The time of the same samples without a pipeline: all on one rank, or distributed over replicas."""
+    """The time to make the same samples without a pipeline: all on one rank, or distributed over replicas."""
 
     repeat: int
     kind: BaselineKind
     seconds: list[float]
     """The time of each micro-batch that this rank made."""
     wall: float
+    """The time of all of them together."""
     samples: list[int]
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """The point at which a sample of the pipeline begins to differ from its reference."""
+    """The first difference between a sample of the pipeline and its reference."""
 
     sample: int
     largest_difference: float
-    """The largest difference of the final latents."""
+    """The largest absolute difference between elements of the final latents."""
     step: int | None
-    """The first evaluation whose result differs; None if a second pass through the pipeline did not differ."""
+    """The first evaluation whose result differs; None if no difference occurred when the sample was made again."""
     rank: int | None
-    """The rank that makes this evaluation."""
+    """The rank that does this evaluation."""
     step_difference: float | None
+    """The largest absolute difference after this evaluation."""
 
 
 class Verified(Event, frozen=True):
@@ -337,7 +367,7 @@ class Verified(Event, frozen=True):
 
     repeat: int
     reference: str
-    """The program that made the references, in words."""
+    """A description of the program that made the references."""
     samples: list[int]
     sha256: list[str]
     """The hashes of the references, in the order of `samples`."""
@@ -346,6 +376,8 @@ class Verified(Event, frozen=True):
 
 
 class Failed(Event, frozen=True):
+    """The error that ended a rank."""
+
     kind: str
     """The name of the error class. A class of `gpubench.errors` determines the exit code."""
     message: str
@@ -354,7 +386,7 @@ class Failed(Event, frozen=True):
     doing: str
     step: int | None
     secondary: bool
-    """Whether a collective broke, most likely because another rank failed."""
+    """Whether the error is that of a broken collective, most likely because another rank failed."""
 
 
 class Done(Event, frozen=True):
@@ -373,26 +405,26 @@ class Job(msgspec.Struct, frozen=True):
     """The host's answer to `Hello`: the job of the worker."""
 
     worker: str
-    """The module whose function `work` does the job."""
+    """The name of the module whose function `work` does the job."""
     lighter: str
-    """The hint for a worker that runs out of memory."""
+    """The hint of the error if a worker runs out of memory."""
     settings: dict[str, Any]
     repeats: list[int]
-    """The repeats that this process runs: one in a new process, all of them under torchrun."""
+    """The numbers of the repeats that this process runs: one of them, or all under the user's own torchrun."""
     clock: tuple[float, float]
-    """(seconds since the epoch, monotonic seconds) read together by the host."""
+    """The host's clocks, read at the same time: (seconds since the epoch, monotonic seconds)."""
     machine: str
     """The host's machine; see `gpubench.ranks.machine`."""
     silence: float = 30.0
-    """The time without a message after which either end considers the other lost."""
+    """The time without a message after which host and worker consider each other lost."""
     samples: list[int] | None = None
-    """The samples to make; None for all."""
+    """The numbers of the samples to make; None for all."""
     profiled: int | None = None
-    """The last of the repeats if torch.profiler records it and it is not measured; otherwise None."""
+    """The repeat that torch.profiler records and that is not measured, always the last one; None if there is none."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True):
-    """Asks a worker on another machine to print every thread's stack."""
+    """Asks a worker on another machine to print the stacks of all threads."""
 
 
 _encoder = msgspec.json.Encoder()

@@ -1,7 +1,8 @@
-"""Reads files of unknown origin without blocking and within limits of size.
+"""Reads files of unknown origin without blocking and with limits on their size.
 
-A path in a run directory can lead to a pipe without a writer, a device without an end, or a sparse file larger than
-the memory. All of these raise OSError, like a file that cannot be read.
+A path in a run directory can lead to a pipe without a writer, an endless device, or a sparse file larger than the
+memory. All of these raise OSError, like a file that cannot be read. The module also holds the names by which files of
+gpubench are recognised.
 """
 
 import errno
@@ -12,14 +13,13 @@ from io import BufferedReader
 from pathlib import Path
 
 RUN = "run.json"
-"""The file that makes a folder a run directory, so that the config.yaml beside it is the run's."""
+"""The file by which a folder is recognised as a run directory."""
 
 TRIALS = "-verify"
-"""The suffix of an experiment whose runs try the fixes of another."""
-
+"""The suffix of an experiment whose runs try the fixes proposed for a run of another experiment."""
 
 MOST = 256 * 2**20
-"""The largest size of a document in bytes, a hundred times that of the largest document that gpubench writes."""
+"""The largest size of a document in bytes: a hundred times that of the largest document that gpubench writes."""
 LONGEST = 16 * 2**20
 """The largest length of a line in bytes. A line of steps.jsonl has about 300."""
 

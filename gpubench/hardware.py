@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 from gpubench.errors import DeviceError, did_you_mean
 
-_LEAST, _MOST = 0.88, 1.05  # reported memory over the nominal one: the driver and inline ECC keep up to a tenth
+_LEAST_MEMORY, _MOST_MEMORY = 0.88, 1.05  # reported / nominal memory: the driver and inline ECC reserve up to a tenth
 _DATA_TYPES = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "bf16": "bf16"}  # by precision setting
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device as the driver counts devices, which for an AMD MI250X is one of its two dies.
+    """The published figures of one device, as the driver counts devices: each die of an AMD MI250X is a device.
 
-    memory_bytes is the nominal size, of which the driver and inline ECC keep up to 9 %. peaks are dense FLOP/s, never
-    those with structured sparsity, at the published boost clock: "tf32", "bf16" and "fp16" on the matrix units with
-    fp32 accumulation, left out where the matrix units lack the type; "fp32" in full fp32, which on NVIDIA means the
-    vector units and on AMD the matrix units.
+    `memory_bytes` is the nominal size, of which the driver and inline ECC reserve up to 9 %. `peaks` are dense FLOP/s
+    at the published boost clock, without structured sparsity. "tf32", "bf16" and "fp16" are those of the matrix units
+    with fp32 accumulation, and missing if the matrix units do not support the type. "fp32" is full fp32, which NVIDIA
+    computes in the vector units and AMD in the matrix units.
     """
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Peak:
-    """The published peak of a device in one arithmetic, with its source."""
+    """The published dense peak of a device for one data type, with its source."""
 
     flops_per_s: float
     dtype: str
@@ -46,14 +46,17 @@ class Peak:
 def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
     """Returns the accelerator whose driver reports `name`, ignoring case and spacing; None if it is not listed.
 
-    `memory_bytes` is what the driver reports, which must suit the nominal size: it tells apart cards that share a name,
-    and a part of a card from the whole. Without it, cards that share a name are unknown unless they are equally fast.
+    `memory_bytes` is the memory that the driver reports, which must agree with the nominal size. It distinguishes cards
+    that share a name, and a part of a card from the whole card. Without it, the result is None for a name that several
+    cards of different speed share.
     """
     found = _BY_NAME.get(_normalised(name), [])
     if memory_bytes is not None:
-        found = [row for row in found if _LEAST * row.memory_bytes <= memory_bytes <= _MOST * row.memory_bytes]
-    alike = all((row.peaks, row.memory_bandwidth) == (found[0].peaks, found[0].memory_bandwidth) for row in found)
-    return found[0] if found and alike else None
+        found = [
+            row for row in found if _LEAST_MEMORY * row.memory_bytes <= memory_bytes <= _MOST_MEMORY * row.memory_bytes
+        ]
+    equal = all((row.peaks, row.memory_bandwidth) == (found[0].peaks, found[0].memory_bandwidth) for row in found)
+    return found[0] if found and equal else None
 
 
 def find_by_key(key: str) -> Accelerator:
@@ -69,9 +72,9 @@ def peak_flops(
 ) -> Peak | None:
     """Returns the dense peak of the device `name` at a precision setting: fp32, tf32, amp (fp16) or bf16.
 
-    Where `matmul_precision` says how float32 products are computed (highest, high or medium), it decides between the
-    peaks of fp32 and TF32. `memory_bytes` is as for `find_accelerator`. None if the device is not listed or its matrix
-    units lack the type; KeyError for any other precision.
+    If `matmul_precision` is given (highest, high or medium), it chooses between the peaks of fp32 and TF32.
+    `memory_bytes` is that of `find_accelerator`. Returns None if the device is not listed or its matrix units do not
+    support the type. Raises KeyError for any other precision.
     """
     dtype = _DATA_TYPES[precision]
     found = find_accelerator(name, memory_bytes)

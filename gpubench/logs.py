@@ -26,9 +26,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def render_logfmt(
     when: float, level: int, rank: int | None, logger: str, message: str, fields: Mapping[str, Any]
 ) -> str:
-    """A line of run.log: `time=... level=... rank=... logger=... msg="..." key=value ...`, JSON-quoted where needed.
+    """Returns a line of run.log: `time=... level=... rank=... logger=... msg="..." key=value ...`.
 
-    `when` is in seconds since the epoch; `rank` is None for the host process.
+    Values are quoted as in JSON where needed. `when` is in seconds since the epoch; `rank` is None for the host.
     """
     stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     pairs = {
@@ -49,7 +49,7 @@ def _quote(value: object) -> str:
 
 
 class LogfmtFormatter(logging.Formatter):
-    """Formats the records of the host in the format of the workers' records."""
+    """Formats the host's log records like the records that workers send."""
 
     def format(self, record: logging.LogRecord) -> str:
         rank = getattr(record, "rank", None)

@@ -1,4 +1,4 @@
-"""The metrics of runs: their units, better directions, definitions and data."""
+"""The types of metrics, and the definition of every metric: what it measures, its unit and its better direction."""
 
 from typing import Literal
 
@@ -6,11 +6,11 @@ from msgspec import Struct
 
 Better = Literal["lower", "higher"]
 TOO_WIDE = 2.0
-"""The ratio of an interval's ends above which a figure is shown as a range and called too noisy to quote."""
+"""The ratio of an interval's upper end to its lower end above which the metric is shown as a range, not as a figure."""
 
 
 class Distribution(Struct, frozen=True):
-    """The distribution of single steps, pooled over the repeats, in the unit of the metric."""
+    """Statistics of the single steps of all repeats, in the unit of the metric."""
 
     mean: float
     std: float | None  # Bessel-corrected; None when n < 2
@@ -24,10 +24,11 @@ class Distribution(Struct, frozen=True):
 
 
 class Metric(Struct, frozen=True):
-    """One result of a run, with all that a comparison needs whatever command wrote it.
+    """One result of a run, with all that a comparison needs.
 
-    A repeat is a new process and the independent unit. `interval` is the 95 % interval over `repeats`; None for fewer
-    than two (see `runs.summary`). `n` and `effective_n` count the steps behind the repeats.
+    A repeat is a measurement in a new process, and independent of the others. `interval` is the 95 % interval over
+    `repeats`; None for fewer than two (see `runs.summary`). `n` is the number of steps in all repeats, and
+    `effective_n` their effective sample size.
     """
 
     name: str
@@ -42,14 +43,17 @@ class Metric(Struct, frozen=True):
 
     @property
     def reach(self) -> float | None:
-        """The distance from the estimate to the farther end of the interval, as a fraction; None if unknown."""
+        """The distance from the estimate to the farther end of the interval, as a fraction of the estimate.
+
+        None without an interval.
+        """
         if self.interval is None or not self.estimate:
             return None
         return max(abs(end / self.estimate - 1) for end in self.interval)
 
     @property
     def too_noisy(self) -> bool:
-        """Whether the interval is wider than a factor of two, so that no single figure should be quoted."""
+        """Whether the ends of the interval differ by more than a factor of TOO_WIDE or have different signs."""
         if self.interval is None or self.interval[0] == self.interval[1]:
             return False
         ends = sorted(map(abs, self.interval))
@@ -57,153 +61,190 @@ class Metric(Struct, frozen=True):
 
 
 class Definition(Struct, frozen=True):
+    """The definition of a metric."""
+
     unit: str
     better: Better | None
     meaning: str
     per: Literal["job", "step"] | None = None
-    """Whether the metric grows with the ranks of a job or with the samples of a step; None for neither."""
+    """Whether the metric grows with the number of ranks ("job") or of samples in a step ("step"); None for neither."""
 
 
 RATES = ("throughput", "token_throughput", "steady_throughput", "mfu", "hfu", "mfu_of_measured_peak")
-"""The metrics of work over time. Their mean is harmonic, so that it agrees with the mean of their times."""
+"""The metrics of work per time. They are averaged by the harmonic mean, which is the mean of their times."""
 
-# In training, the steady window is the run after the warm-up, and the wall time is the host's time from the start of
-# its first step to the end of its last. A step is one optimizer step with all its gradient accumulation. In a pipeline,
-# the window is the whole makespan, fill and drain included, and a step is one evaluation of one micro-batch.
+# In training, the steady window consists of the steps after the warm-up, and its wall time is measured on the host from
+# the start of the first of them to the end of the last. A step is one optimizer step, including gradient accumulation.
+# A phase is the part of a step between two marks on the device's timeline. In a pipeline, the window is the makespan,
+# including the time to fill and drain the pipeline, and a step is one evaluation of one micro-batch.
 DEFINITIONS: dict[str, Definition] = {
     "throughput": Definition(
-        "samples/s", "higher", "samples of all ranks / wall of the steady window; of a pipeline, / makespan", "job"
+        "samples/s",
+        "higher",
+        "samples of all ranks / wall time of the steady window; for a pipeline, samples / makespan",
+        "job",
     ),
-    "token_throughput": Definition("tokens/s", "higher", "tokens of all ranks / wall of the steady window", "job"),
+    "token_throughput": Definition("tokens/s", "higher", "tokens of all ranks / wall time of the steady window", "job"),
     "mean_of_rates": Definition(
-        "samples/s", None, "mean over steady steps of samples / step time; cross-check only", "job"
+        "samples/s", None, "mean over the steady steps of samples / step time; only a cross-check of throughput", "job"
     ),
-    "step_time": Definition("s", "lower", "wall of the steady window / its steps", "step"),
-    "phase_data_wait": Definition("s", "lower", "mean time a steady step waits for its batches", "step"),
-    "phase_host_to_device": Definition("s", "lower", "mean time a steady step copies batches to the device", "step"),
-    "phase_forward": Definition("s", "lower", "mean time of a steady step in the forward pass and the loss", "step"),
+    "step_time": Definition("s", "lower", "wall time of the steady window / number of its steps", "step"),
+    "phase_data_wait": Definition(
+        "s", "lower", "mean time per steady step in which the loop waits for its batches", "step"
+    ),
+    "phase_host_to_device": Definition(
+        "s", "lower", "mean time per steady step in which batches are copied to the device", "step"
+    ),
+    "phase_forward": Definition("s", "lower", "mean time per steady step of the forward pass and the loss", "step"),
     "phase_backward": Definition(
-        "s", "lower", "mean time of a steady step in the backward pass, less exposed communication", "step"
+        "s", "lower", "mean time per steady step of the backward pass, without exposed communication", "step"
     ),
     "phase_exposed_communication": Definition(
-        "s", "lower", "mean time of a steady step in which only communication keeps the device from going on", "step"
+        "s",
+        "lower",
+        "mean time per steady step in which gradients are still communicated after the last one is computed",
+        "step",
     ),
     "phase_optimizer": Definition(
-        "s", "lower", "mean time of a steady step in the optimizer and zeroing of gradients", "step"
+        "s", "lower", "mean time per steady step of the optimizer step and of zeroing the gradients", "step"
     ),
-    "phase_other": Definition("s", "lower", "mean step time less the mean of every other phase", "step"),
+    "phase_other": Definition("s", "lower", "mean time per steady step outside of all other phases", "step"),
     "first_step_time": Definition(
-        "s", "lower", "time of the first step of a process, compilation and tuning included", "step"
+        "s", "lower", "time of the first step of a process, including compilation and autotuning", "step"
     ),
     "warmup_time": Definition("s", "lower", "sum of the times of all steps before the steady window", "step"),
     "model_build_time": Definition(
-        "s", "lower", "time to build or load the model, and its optimizer if any, and to place them on the device"
+        "s",
+        "lower",
+        "time to build or load the model and its optimizer, if it has one, and to place them on the device",
     ),
     "model_flops_per_sample": Definition(
-        "FLOP", None, "operations of one forward and backward pass over one sample, without recomputation"
+        "FLOP",
+        None,
+        "floating-point operations of one forward and backward pass over one sample, without recomputation",
     ),
     "mfu": Definition(
-        "fraction", "higher", "model_flops_per_sample x throughput / (ranks x the device's published dense peak)"
+        "fraction", "higher", "model_flops_per_sample x throughput / (ranks x published dense peak of the device)"
     ),
-    "hfu": Definition("fraction", "higher", "as mfu, with the operations of activation recomputation counted too"),
+    "hfu": Definition(
+        "fraction", "higher", "the same as mfu, but including the operations of activation recomputation"
+    ),
     "mfu_of_measured_peak": Definition(
         "fraction", "higher", "model_flops_per_sample x throughput / (ranks x measured_peak)"
     ),
     "measured_peak": Definition(
-        "FLOP/s", "higher", "operations / time of a large square matrix product in the run's precision"
+        "FLOP/s", "higher", "highest measured rate of a large square matrix product in the run's precision"
     ),
     "energy_per_sample": Definition(
-        "J", "lower", "growth of the devices' energy counters over the steady window / its samples"
+        "J", "lower", "increase of the devices' energy counters over the steady window / samples in it"
     ),
     "peak_memory_allocated": Definition(
-        "B", "lower", "most memory held by tensors on a device at once after the warm-up, largest of the ranks"
+        "B", "lower", "largest device memory held by tensors at any time after the warm-up, on the rank with the most"
     ),
     "peak_memory_reserved": Definition(
-        "B", "lower", "most memory the allocator held of a device at once after the warm-up, largest of the ranks"
+        "B",
+        "lower",
+        "largest device memory held by the caching allocator at any time after the warm-up, on the rank with the most",
     ),
     "setup_peak_memory_allocated": Definition(
         "B",
         "lower",
-        "most memory held by tensors on a device at once until the end of the warm-up, autotuning included",
+        "largest device memory held by tensors at any time until the end of the warm-up, including autotuning",
     ),
     "setup_peak_memory_reserved": Definition(
-        "B", "lower", "most memory the allocator held of a device until the end of the warm-up, autotuning included"
+        "B",
+        "lower",
+        "largest device memory held by the caching allocator until the end of the warm-up, including autotuning",
     ),
     "peak_memory_total": Definition(
-        "B", "lower", "most memory of a device in use at once, context and libraries included, largest of the ranks"
+        "B",
+        "lower",
+        "largest device memory in use at any time, including context and libraries, on the rank with the most",
     ),
     "peak_memory_rss": Definition(
-        "B", "lower", "most host memory a worker process held at once (ru_maxrss), largest of the ranks"
+        "B", "lower", "largest resident host memory of a worker process (ru_maxrss), on the rank with the most"
     ),
     "starved_steps": Definition(
-        "fraction", "lower", "steady steps that began with the GPU out of work, because the host could not keep up"
+        "fraction",
+        "lower",
+        "share of steady steps that began while the GPU was idle because the host had not issued work in time",
     ),
     "yardstick_time": Definition(
-        "s", None, "time of a fixed piece of CPU work just before and after the steps: the machine's own speed"
+        "s",
+        None,
+        "time of a fixed CPU workload, measured before and after the steps, which shows the speed of the machine "
+        "itself",
     ),
-    "final_loss": Definition("", None, "training loss of the last step, mean over ranks"),
-    "skipped_steps": Definition("steps", "lower", "steady steps whose optimizer update the gradient scaler skipped"),
+    "final_loss": Definition("", None, "training loss of the last step, mean over the ranks"),
+    "skipped_steps": Definition(
+        "steps", "lower", "number of steady steps whose optimizer update was skipped by the gradient scaler"
+    ),
     "straggler_skew": Definition(
         "fraction",
         "lower",
-        "mean over steady steps of (slowest rank's busy time - the median rank's, the lower of two) / step",
+        "mean over the steady steps of (busy time of the slowest rank - that of the lower median rank) / step time",
     ),
     "closure_error": Definition(
-        "fraction", None, "larger of |phases' sum / step time - 1| and |steps' sum / wall - 1|"
+        "fraction", None, "larger of |sum of the phases / step time - 1| and |sum of the steps / wall time - 1|"
     ),
     "makespan": Definition(
-        "s", "lower", "from the first rank's start on the first sample to the last rank's end of the last one"
+        "s", "lower", "time from the first rank's start on the first sample to the last rank's end of the last sample"
     ),
     "steady_throughput": Definition(
         "samples/s",
         "higher",
-        "samples finished after the first / time from the first one's finish to the last's",
+        "number of samples finished after the first one / time from the first one's finish to the last one's",
         "job",
     ),
-    "time_to_first_sample": Definition("s", "lower", "from the start of the makespan until a first sample is finished"),
+    "time_to_first_sample": Definition(
+        "s", "lower", "time from the start of the makespan until the first sample is finished"
+    ),
     "sample_latency": Definition(
         "s", "lower", "mean time from a sample's start on the first rank until it is finished"
     ),
     "evaluation_time": Definition(
-        "s", "lower", "mean time of one evaluation of the denoiser, with the scheduler's step, over all ranks"
+        "s",
+        "lower",
+        "mean time over all ranks of one evaluation of the denoiser and its scheduler step, for one micro-batch",
     ),
     "encode_time": Definition("s", "lower", "time to encode all prompts, before the makespan begins"),
     "decode_time": Definition("s", "lower", "mean time to decode the latents of one micro-batch"),
-    "bubble": Definition("fraction", "lower", "share of all ranks' time in the makespan in which they do not compute"),
+    "bubble": Definition(
+        "fraction", "lower", "share of the makespan in which a rank does not compute, mean over the ranks"
+    ),
     "ideal_bubble": Definition(
-        "fraction",
-        "lower",
-        "the bubble that this split has by arithmetic alone, with equal evaluations and free hand-overs",
+        "fraction", "lower", "bubble of the same split if all evaluations took equally long and hand-overs took no time"
     ),
     "pipeline_efficiency": Definition(
         "fraction",
         "higher",
-        "ideal makespan / makespan: the same work (noise, evaluations with the scheduler's step, decoding) in the same "
-        "order, with free hand-overs",
+        "ideal makespan / makespan, where the ideal is the same work (noise, evaluations with scheduler steps, "
+        "decoding) in the same order with hand-overs that take no time",
     ),
     "remainder_cost": Definition(
-        "fraction", "lower", "evaluations of the rank that has most / a fair share, total evaluations / ranks, - 1"
+        "fraction", "lower", "evaluations of the rank with the most / (total evaluations / ranks) - 1"
     ),
     "handover_bytes": Definition(
-        "B", "lower", "mean size of a hand-over: header, latents, scheduler and generator state"
+        "B", "lower", "mean size of a hand-over: header, latents, scheduler state and generator state"
     ),
     "handover_time": Definition(
-        "s", "lower", "mean time of a send from packing until the last byte has left, without the wait for its taker"
+        "s",
+        "lower",
+        "mean time of sending a hand-over, from packing to the last byte, without the wait for the receiver",
     ),
-    "sequential_makespan": Definition(
-        "s", "lower", "time of the same samples made one after another on one rank alone"
-    ),
+    "sequential_makespan": Definition("s", "lower", "time to make the same samples one after another on a single rank"),
     "pipeline_speedup": Definition("x", "higher", "sequential_makespan / makespan"),
     "replicas_bound": Definition(
         "s",
         "lower",
-        "ceil(micro-batches / ranks) x the time of one, as measured on one rank alone and with as many on a device, "
-        "else by evaluation_time",
+        "lower bound of replicas_makespan: ceil(micro-batches / ranks) x time of one micro-batch on one rank; "
+        "that time is measured alone and scaled by the number of ranks per device, or else estimated from "
+        "evaluation_time",
     ),
     "replicas_makespan": Definition(
-        "s", "lower", "time of the slowest rank where every rank makes its share of the samples from noise to the end"
+        "s", "lower", "time of the slowest rank if every rank makes its share of the samples from noise to the end"
     ),
     "verified_samples": Definition(
-        "fraction", "higher", "samples whose final latent equals, bit for bit, that of single-process diffusers"
+        "fraction", "higher", "share of samples whose final latent is bit-identical to that of single-process diffusers"
     ),
 }

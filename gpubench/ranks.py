@@ -1,4 +1,4 @@
-"""Identifies the processes of a run by the environment variables that torchrun sets."""
+"""Identifies this process among the processes of a run, by the environment variables that torchrun sets."""
 
 import os
 import socket
@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 
 STORE_SOCKET = "GPUBENCH_STORE_SOCKET"
-"""The variable with the file descriptor of the socket that the host has bound for rank 0's rendezvous store."""
+"""The variable with the file descriptor of the socket that the host has bound for the rendezvous store of rank 0."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process and the sizes of its run; a single rank if torchrun's variables are not set."""
+    """The rank of this process and the number of ranks, in the run and on this machine."""
 
     rank: int
     local_rank: int
@@ -21,9 +21,9 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """This process's place by torchrun's variables; alone unless all that it takes are set.
+        """Returns the ranks according to torchrun's variables, or a single rank unless `launched_by_torchrun`.
 
-        Schedulers set some of them, such as WORLD_SIZE, in shells that no launcher has started.
+        One variable alone means nothing: batch schedulers set some of them, such as WORLD_SIZE, in ordinary shells.
         """
         if not launched_by_torchrun():
             return cls(0, 0, 1, 1)
@@ -41,9 +41,9 @@ class Ranks:
 
 @cache
 def machine() -> str:
-    """Returns an identifier of the machine that is equal for processes with the same monotonic clock and pids.
+    """Returns an identifier that is equal for processes that share a monotonic clock and a pid namespace.
 
-    A host name is not enough: machines from the same image share it, and containers on one machine have different ones.
+    A host name is not enough: machines made from one image share it, and containers on one machine do not.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
@@ -57,5 +57,5 @@ def is_rank_zero() -> bool:
 
 
 def launched_by_torchrun() -> bool:
-    """Returns whether the user's own torchrun started this process."""
+    """Returns whether all variables that torchrun sets are set, so that a torchrun of the user started this process."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()

@@ -1,10 +1,9 @@
-"""Samples the state of the hardware during a run, in the host and never in a timed process.
+"""Samples the state of the hardware during a run. The host takes the samples, never a timed process.
 
-A sample takes the host well under a millisecond of CPU time on a machine without GPUs (about 0.1 ms with one worker),
-and records its own CPU time and duration. The host lists all processes only while other processes keep the CPU busy,
-and at a rate that takes at most a hundredth of a core. It asks NVML for the processes on a GPU only between repeats,
-because that query takes a lock of the driver that programs need to launch kernels. Values that the driver, the kernel
-or a permission withholds are left out.
+A sample costs the host about 0.1 ms of CPU time with one worker and no GPU, and records its own cost. The host lists
+all processes only while other processes keep the CPU busy, and spends at most a hundredth of a core on it. It asks NVML
+for the processes on a GPU only between repeats, because that query takes a driver lock that programs need to launch
+kernels. A value that cannot be read is left out.
 """
 
 import os
@@ -34,21 +33,21 @@ CLOCK_REASONS = {
     0x080: "HwPowerBrakeSlowdown",
     0x100: "DisplayClockSetting",
 }
-IDLE_CORES = 0.25  # cores that the background tasks of a quiet machine take
-IDLE_SHARE = 0.02  # the same as a share of all cores, on a machine with many
-STEAL = 0.02  # share of all CPU time
-CENSUS_COST = 0.01  # share of a core
-MOST_NAMED = 5  # other processes
-LEAST_NAMED = 0.02  # cores; a process with less load is not named
+IDLE_CORES = 0.25  # cores that background tasks use on an otherwise idle machine
+IDLE_SHARE = 0.02  # the same as a share of all cores, for machines with many cores
+STEAL = 0.02  # share of all CPU time below which stolen time is ignored
+LISTING_COST = 0.01  # largest share of a core for listing processes
+MOST_NAMED = 5  # largest number of other processes that are named
+LEAST_NAMED = 0.02  # cores; a process that uses less is not named
 PROC = Path("/proc")
 
 
 class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The state of one GPU; None for values that NVML does not give. `index` is NVML's, as in `devices.Gpu`.
+    """The state of one GPU. Values that NVML does not give are None. `index` is that of NVML, as in `devices.Gpu`.
 
-    `energy_j` counts since the driver was loaded and advances every 20 to 100 ms. `utilization` is the fraction of the
-    driver's last averaging period in which some kernel ran. `other_processes` counts compute processes on the GPU
-    other than the host and the workers; it is None in samples that did not ask for them.
+    `energy_j` is the energy used since the driver was loaded; the driver updates it every 20 to 100 ms. `utilization`
+    is the fraction of the driver's last averaging period in which a kernel ran. `other_processes` is the number of
+    compute processes on the GPU besides the host and the workers; it is None if the sample did not count them.
     """
 
     index: int
@@ -66,11 +65,11 @@ class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The load of the machine's CPU, and the workers' part of it, since the previous sample.
 
-    `load` and `steal` are fractions of all logical CPUs' time: busy, and taken by the hypervisor for other guests.
-    `worker_cpu` is in cores. `context_switches` counts the involuntary switches of the workers' main threads.
-    `memory_rss_bytes` is the workers' resident memory now. These three are None while there is no worker. `processes`
-    maps the names of the busiest other processes to the cores that they used since their last reading; None if they
-    were not read.
+    `load` and `steal` are the fractions of all logical CPUs' time that were busy, and that the hypervisor gave to other
+    guests. `worker_cpu` is the number of cores that the workers used, `context_switches` the number of involuntary
+    switches of their main threads, and `memory_rss_bytes` their resident memory now; these are None while there is no
+    worker. `processes` maps the names of the busiest other processes to the cores that they used since the last
+    listing; it is None if the processes were not listed.
     """
 
     load: float | None = None
@@ -113,7 +112,7 @@ class Telemetry:
             self._handles = {index: handle for index, handle in found.items() if handle is not None}
         self._cpu_times: Any = psutil.cpu_times()
         self._workers: dict[int, _Worker] = {}
-        self._census = _Census()
+        self._processes = _Processes()
 
     def watch(self, pids: Iterable[int]) -> None:
         """Replaces the watched workers by `pids`. A process that has ended already is skipped."""
@@ -128,9 +127,9 @@ class Telemetry:
         return now >= self._next_due
 
     def sample(self, *, processes: bool = False) -> TelemetrySample:
-        """Takes a sample, with the processes on the GPUs only if `processes`.
+        """Takes a sample. It counts the processes on the GPUs only if `processes` is set.
 
-        Samples that became due in the meantime are dropped.
+        Missed samples are not made up for: the next one is due `interval` seconds from now.
         """
         called = time.monotonic()
         self._next_due = called + self.interval
@@ -199,14 +198,14 @@ class Telemetry:
             memory_rss_bytes=sum(rss for _, _, rss in alive) if alive else None,
         )
         count = psutil.cpu_count() or 1
-        beside = _beside(cpu, count)
-        if beside is None or beside <= IDLE_CORES or not self._census.due():
+        other = _other_cores(cpu, count)
+        if other is None or other <= IDLE_CORES or not self._processes.due():
             return cpu
-        return msgspec.structs.replace(cpu, processes=self._census.take({os.getpid(), *self._workers}))
+        return msgspec.structs.replace(cpu, processes=self._processes.busiest_except({os.getpid(), *self._workers}))
 
 
 class _Worker:
-    """One watched process, and its counters when it was last read."""
+    """A watched worker process, and its counters at their last reading."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -214,7 +213,7 @@ class _Worker:
         self._cpu, self._switches, _ = self._counters()
 
     def usage(self) -> tuple[float, int, int]:
-        """Cores used and involuntary context switches since the last reading, and resident bytes now."""
+        """Returns the cores used and involuntary context switches since the last call, and the resident bytes now."""
         read, cpu, switches = self._read, self._cpu, self._switches
         self._cpu, self._switches, rss = self._counters()
         self._read = time.monotonic()
@@ -226,46 +225,53 @@ class _Worker:
             return times.user + times.system, switches.involuntary, self._process.memory_info().rss
 
 
-class _Census:
-    """The CPU time of every process at the last reading; empty without Linux's /proc."""
+class _Processes:
+    """The CPU time of every process of the machine at the last listing; empty without Linux's /proc."""
 
     def __init__(self) -> None:
         self._cost = 0.0
-        self._used, _ = self._look()
+        self._used, _ = self._list()
 
     def due(self) -> bool:
-        return time.monotonic() - self._taken >= self._cost / CENSUS_COST
+        """Returns whether another listing keeps within LISTING_COST."""
+        return time.monotonic() - self._listed >= self._cost / LISTING_COST
 
-    def take(self, own: set[int]) -> dict[str, float] | None:
-        """Returns the cores used since the last reading by the busiest processes not descended from `own`, by name."""
-        before, since = self._used, self._taken
-        self._used, parents = self._look()
+    def busiest_except(self, own: set[int]) -> dict[str, float] | None:
+        """Returns the cores used since the last listing by the busiest processes that do not descend from `own`.
+
+        The keys are process names. The result is None without /proc.
+        """
+        before, since = self._used, self._listed
+        self._used, parents = self._list()
         if not self._used:
             return None
         cores: defaultdict[str, float] = defaultdict(float)
         for process, (name, used) in self._used.items():
             if not _descends(process[0], own, parents):
-                cores[name] += (used - before.get(process, (name, 0.0))[1]) / max(self._taken - since, 1e-6)
+                cores[name] += (used - before.get(process, (name, 0.0))[1]) / max(self._listed - since, 1e-6)
         return _busiest([cores])
 
-    def _look(self) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[int, int]]:
-        """Returns {(pid, start): (name, seconds of CPU time)} and {pid: parent}."""
-        self._taken, began = time.monotonic(), time.thread_time()
+    def _list(self) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[int, int]]:
+        """Returns {(pid, start time): (name, seconds of CPU time)} and {pid: pid of the parent}."""
+        self._listed, began = time.monotonic(), time.thread_time()
         found: dict[tuple[int, str], tuple[str, float]] = {}
         parents: dict[int, int] = {}
         for folder in PROC.glob("[0-9]*"):
-            with suppress(OSError, ValueError, IndexError):  # it may have ended by now
+            with suppress(OSError, ValueError, IndexError):  # the process may have ended by now
                 head, _, tail = (folder / "stat").read_text(errors="replace").rpartition(")")
                 fields, pid = tail.split(), int(folder.name)
                 parents[pid] = int(fields[1])
                 seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-                found[pid, fields[19]] = spelled_out(head.partition("(")[2]), seconds  # it may hold anything
+                found[pid, fields[19]] = (
+                    spelled_out(head.partition("(")[2]),
+                    seconds,
+                )  # a name may contain any character
         self._cost = time.thread_time() - began
         return found, parents
 
 
 def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
-    for _ in range(len(parents)):  # readings while processes start and end may form a cycle
+    for _ in range(len(parents)):  # bounded, because pids that are reused during the listing may form a cycle
         if pid in ancestors or pid not in parents:
             break
         pid = parents[pid]
@@ -273,32 +279,33 @@ def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
 
 
 class OtherLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of other processes during a run's steady steps; None for unknown values."""
+    """The load of the machine by other processes during a run's steady steps. Unknown values are None."""
 
     cores: float | None
-    """The mean number of CPU cores that they kept busy, of the machine's `machine_cores` logical ones."""
+    """The mean number of CPU cores that other processes kept busy."""
     machine_cores: int | None
+    """The number of logical CPU cores of the machine."""
     processes: dict[str, float]
-    """The cores of the busiest of them by name, as far as they are visible to this process."""
+    """The cores used by the busiest other processes, by name, as far as this process can see them."""
     steal: float | None
     """The share of all CPU time that the hypervisor gave to other guests."""
     gpu_share: float | None
     """The share of checks, before and after each repeat's steady steps, in which other processes used the GPUs."""
     slowdown: float | None
-    """The possible slowdown of a step on the CPU by them, as a fraction; None on a GPU or on a quiet machine.
+    """The possible slowdown of a step on the CPU, as a fraction; None on a GPU or on an idle machine.
 
-    It is the cores that they kept busy or stole, divided by the cores that the workers used. This is the slowdown if
-    both competed for the same cores.
+    It is the number of cores that other processes or guests used, divided by the number of cores that the workers used:
+    the slowdown if both competed for the same cores.
     """
 
     @property
     def busy(self) -> bool:
-        """Whether they used more of the CPU than the background tasks of a quiet machine."""
+        """Whether other processes used more CPU time than the background tasks of an idle machine."""
         return self.cores is not None and self.cores > max(IDLE_CORES, IDLE_SHARE * (self.machine_cores or 0))
 
 
 def within(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[TelemetrySample]:
-    """Returns the samples in one of the windows, which are (start, end) in seconds since the epoch."""
+    """Returns the samples taken in any of the windows, which are (start, end) in seconds since the epoch."""
     return [sample for sample in samples if any(start <= sample.time <= end for start, end in windows)]
 
 
@@ -310,48 +317,50 @@ def other_load(
     loaders: bool,
     on_cpu: bool,
 ) -> OtherLoad | None:
-    """Returns the load of other processes in the windows; None without samples.
+    """Returns the load of other processes in the windows; None if no sample lies in them.
 
-    With data `loaders`, which are processes of the run besides the ranks, the remaining busy cores do not all belong to
-    other processes, so only visible processes count.
+    Other processes use the busy cores that the ranks do not use. If the run also has data `loaders`, which are
+    processes too, only the processes that can be listed are counted.
     """
     steady = within(samples, windows)
     if not steady:
         return None
     cpus = [sample.cpu for sample in steady if sample.cpu]
-    seen = [sum(cpu.processes.values()) for cpu in cpus if cpu.processes is not None]
-    beside = seen if loaders else [_beside(cpu, machine_cores) for cpu in cpus if machine_cores]
-    found = OtherLoad(
-        cores=_mean(beside),
+    listed = [sum(cpu.processes.values()) for cpu in cpus if cpu.processes is not None]
+    load = OtherLoad(
+        cores=_mean(listed if loaders else [_other_cores(cpu, machine_cores) for cpu in cpus if machine_cores]),
         machine_cores=machine_cores,
         processes=_named(steady) or _named(samples),
         steal=_mean([cpu.steal for cpu in cpus]),
         gpu_share=_mean(_on_gpus(samples, windows)),
         slowdown=None,
     )
-    own, steal = _mean([cpu.worker_cpu for cpu in cpus]), found.steal or 0.0
-    if not (on_cpu and own and machine_cores) or not (found.busy or steal > STEAL):
-        return found
-    taken = max(0.0, found.cores or 0.0) + steal * machine_cores
-    return msgspec.structs.replace(found, slowdown=taken / own)
+    own, steal = _mean([cpu.worker_cpu for cpu in cpus]), load.steal or 0.0
+    if not (on_cpu and own and machine_cores) or not (load.busy or steal > STEAL):
+        return load
+    others = max(0.0, load.cores or 0.0) + steal * machine_cores
+    return msgspec.structs.replace(load, slowdown=others / own)
 
 
 def _on_gpus(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Returns 1 or 0 for each check of the GPUs' processes in a window, or just before or after one."""
-    asked: list[tuple[float, float]] = []
+    """Returns, for each check of the processes on the GPUs, 1 if there were other processes and 0 if not.
+
+    The checks are those in the windows, and the last one before and the first one after each window.
+    """
+    checks: list[tuple[float, float]] = []
     for sample in samples:
-        numbers = [gpu.other_processes for gpu in sample.gpus if gpu.other_processes is not None]
-        asked += [(sample.time, float(any(numbers)))] if numbers else []
+        counts = [gpu.other_processes for gpu in sample.gpus if gpu.other_processes is not None]
+        checks += [(sample.time, float(any(counts)))] if counts else []
     found = []
     for start, end in windows:
-        first = max(0, bisect_left(asked, start, key=lambda one: one[0]) - 1)
-        last = bisect_right(asked, end, key=lambda one: one[0]) + 1
-        found += [present for _, present in asked[first:last]]
+        first = max(0, bisect_left(checks, start, key=lambda check: check[0]) - 1)
+        last = bisect_right(checks, end, key=lambda check: check[0]) + 1
+        found += [present for _, present in checks[first:last]]
     return found
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The duration of the samples of a run, in seconds of wall time."""
+    """The number of a run's samples, and their mean and largest duration in seconds of wall time."""
 
     samples: int
     mean: float
@@ -359,31 +368,33 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sampling(samples: Iterable[TelemetrySample]) -> Sampling | None:
-    """Returns the duration of the samples; None if no sample records it."""
+    """Returns the duration of the samples; None if no sample recorded its duration."""
     walls = [sample.wall for sample in samples if sample.wall is not None]
     return Sampling(samples=len(walls), mean=fmean(walls), largest=max(walls)) if walls else None
 
 
-def together(found: Sequence[OtherLoad]) -> OtherLoad | None:
-    """Returns the mean over runs, or None for no runs."""
-    if len(found) < 2:
-        return found[0] if found else None
-    means = {name: _mean([getattr(one, name) for one in found]) for name in ("cores", "steal", "gpu_share", "slowdown")}
-    cores = max((one.machine_cores for one in found if one.machine_cores), default=None)
-    return OtherLoad(machine_cores=cores, processes=_busiest([one.processes for one in found]), **means)
+def together(loads: Sequence[OtherLoad]) -> OtherLoad | None:
+    """Returns the mean of the loads of several runs; None without runs."""
+    if len(loads) < 2:
+        return loads[0] if loads else None
+    means = {
+        name: _mean([getattr(load, name) for load in loads]) for name in ("cores", "steal", "gpu_share", "slowdown")
+    }
+    cores = max((load.machine_cores for load in loads if load.machine_cores), default=None)
+    return OtherLoad(machine_cores=cores, processes=_busiest([load.processes for load in loads]), **means)
 
 
 def _named(samples: Iterable[TelemetrySample]) -> dict[str, float]:
-    """Returns the mean cores of the busiest processes by name, over the samples that list processes."""
+    """Returns the mean cores that the busiest processes used, by name, over the samples that list processes."""
     return _busiest([sample.cpu.processes for sample in samples if sample.cpu and sample.cpu.processes is not None])
 
 
-def _busiest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean cores by name, without processes below LEAST_NAMED, the largest first."""
+def _busiest(listings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean cores by process name, without processes below LEAST_NAMED, the largest first."""
     total: Counter[str] = Counter()
-    for cores in found:
+    for cores in listings:
         total.update(cores)
-    means = {name: round(busy / len(found), 3) for name, busy in total.most_common(MOST_NAMED)}
+    means = {name: round(busy / len(listings), 3) for name, busy in total.most_common(MOST_NAMED)}
     return {name: busy for name, busy in means.items() if busy >= LEAST_NAMED}
 
 
@@ -392,7 +403,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _beside(cpu: CpuSample, cores: int) -> float | None:
+def _other_cores(cpu: CpuSample, cores: int) -> float | None:
+    """Returns the number of busy cores that the workers do not use."""
     return None if cpu.load is None or cpu.worker_cpu is None else cpu.load * cores - cpu.worker_cpu
 
 

@@ -1,4 +1,4 @@
-"""Formats text for a terminal or a page: escaped control characters, tables, bars and wrapped sentences."""
+"""Formats text for a terminal or a page: escapes control characters, draws tables and bars, wraps sentences."""
 
 import re
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def clean(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Cleans a cell of a CSV. A text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    """Returns `text` for a cell of a CSV file, with an apostrophe before what a spreadsheet would run as a formula."""
     safe = clean(text)
     return f"'{safe}" if safe.startswith(("=", "+", "-", "@")) else safe
 
@@ -34,14 +34,14 @@ def words(name: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shortens `text` to `limit` characters by leaving out the middle, because names often differ at their ends."""
+    """Shortens `text` to `limit` characters by leaving out the middle, because names often differ at the end."""
     if len(text) <= limit:
         return text
     kept = limit - 1
     return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
 
 
-BAR = 24  # characters
+BAR = 24  # length of a bar in characters
 COLOURS = {
     "data_wait": "red",
     "host_to_device": "yellow",
@@ -56,27 +56,30 @@ COLOURS = {
     "data_loader": "red",
     "operators": "green",
 }
-"""The colours of the phases of a step and of the parts of a profile. Others are white."""
+"""The colours of the phases of a step and of the parts of a profile. All other parts are white."""
 
 
 def plain_table() -> Table:
+    """Returns an empty table without borders."""
     return Table(box=None, pad_edge=False, header_style="dim")
 
 
 class Fitting:
-    """Renders the first of several tables that fits without truncation, or the last one."""
+    """Renders the first of several tables that fits the terminal without truncation, or else the last one."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables = list(tables)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         unbounded = options.update(max_width=10_000)
-        fit = (one for one in self._tables if console.measure(one, options=unbounded).maximum <= options.max_width)
+        fit = (
+            table for table in self._tables if console.measure(table, options=unbounded).maximum <= options.max_width
+        )
         yield next(fit, self._tables[-1])
 
 
 def bar(share: float, part: str, length: int = BAR) -> Text:
-    """Returns a bar of `share` times `length` characters in the colour of the phase or part."""
+    """Returns a bar of `length` characters, of which `share` is filled in the colour of the phase or part."""
     filled = round(share * length)
     return Text.assemble(("█" * filled, COLOURS.get(part, "white")), ("░" * (length - filled), "bright_black"))
 

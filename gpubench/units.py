@@ -9,7 +9,7 @@ SMALLEST_PERCENT = 0.5e-4  # smaller shares round to 0 in four decimals
 
 
 def seconds(value: float) -> str:
-    """Formats a duration in the unit that leaves one to three digits before the point."""
+    """Formats a duration in the unit that gives one to three digits before the decimal point."""
     size = abs(value)
     if size >= 120:
         minutes, rest = divmod(round(value), 60)
@@ -21,7 +21,7 @@ def seconds(value: float) -> str:
 
 
 def count(value: float, unit: str = "") -> str:
-    """Formats a number with an SI prefix, such as 25.6 M."""
+    """Formats a number with an SI prefix, such as "25.6 M"."""
     for scale, prefix in _SI:
         if abs(value) >= scale:
             return f"{digits(value / scale)} {prefix}{unit}"
@@ -29,6 +29,7 @@ def count(value: float, unit: str = "") -> str:
 
 
 def rate(value: float, unit: str) -> str:
+    """Formats a rate without an SI prefix, such as "12,345 samples/s"."""
     return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{digits(value)} {unit}"
 
 
@@ -44,11 +45,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 def words(name: str) -> str:
-    """Returns an internal name as words."""
+    """Returns an internal name as words: "data_wait" becomes "data wait"."""
     return name.replace("_", " ")
 
 
 def size(value: float) -> str:
+    """Formats a number of bytes with a binary prefix, such as "1.50 GiB"."""
     for scale, unit in _BINARY:
         if abs(value) >= scale:
             return f"{digits(value / scale)} {unit}"
@@ -63,11 +65,12 @@ def percent(value: float) -> str:
 
 
 def whole_percent(value: float) -> str:
+    """Formats a fraction in percent without decimals."""
     return f"{value * 100:.0f} %"
 
 
 def difference(fraction: float) -> str:
-    """Formats a relative difference of either sign: in percent, or as a factor from 100 % on."""
+    """Formats a relative difference in percent, or as a factor if it is 100 % or more."""
     if fraction < 1:
         return percent(fraction)
     factor = 1 + fraction
@@ -98,7 +101,7 @@ def digits(value: float) -> str:
 
 
 def span(low: float, high: float, unit: str) -> str:
-    """Formats a range such as "13.4 to 331 samples/s". Both values have a unit if the units differ."""
+    """Formats a range such as "13.4 to 331 samples/s". If the units of the ends differ, both are given."""
     first, second = (quantity(end, unit) for end in (low, high))
     figure, _, named = first.partition(" ")
     if first == second:

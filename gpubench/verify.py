@@ -1,4 +1,4 @@
-"""Tries fixes: interleaves runs with a proposed change and runs without it, and judges the difference."""
+"""Tries proposed fixes and batch sizes: runs them interleaved with the unchanged run, and judges the difference."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,31 +25,36 @@ log = logging.getLogger("gpubench.verify")
 
 @dataclass(frozen=True)
 class Bench:
+    """The functions that complete, run and compare configurations."""
+
     complete: Callable[[Configuration[Any]], Configuration[Any]]
-    """Checks a configuration. Raises GpubenchError for one that cannot be run."""
+    """Completes a configuration. Raises GpubenchError if it cannot be run."""
     time: Callable[[Sequence[Configuration[Any]]], Sequence[Outcome]]
     """Runs configurations interleaved and times them. A run that fails does not end the others."""
     judge: Callable[[Outcome, Outcome], Comparisons | None]
-    """Compares the second with the first; None if one of them has no measurements."""
+    """Compares the second run with the first. Returns None if one of them has no measurements."""
 
     def throughput(self, without: Outcome, with_fix: Outcome) -> Verdict | None:
-        """Returns the verdict on the throughput, because a fix may change the work of a step; None if there is none."""
+        """Returns the verdict on the throughput, because a fix may change the work of a step.
+
+        Returns None if one of the runs has no throughput.
+        """
         judged = self.judge(without, with_fix)
-        found = judged.comparisons[0].verdicts if judged else []
-        return next((verdict for verdict in found if verdict.metric == "throughput" and verdict.ratio), None)
+        verdicts = judged.comparisons[0].verdicts if judged else []
+        return next((verdict for verdict in verdicts if verdict.metric == "throughput" and verdict.ratio), None)
 
 
-def as_it_was(run: Configuration[Any], changes: Mapping[str, Any]) -> Configuration[Any]:
-    """Returns the complete configuration of the run with `changes`, in the experiment of its trials."""
+def trial_of(run: Configuration[Any], changes: Mapping[str, Any]) -> Configuration[Any]:
+    """Returns the complete configuration of the run with `changes`, in the experiment for trials."""
     settings = run.settings
-    given = Configuration(settings, dict.fromkeys(flatten(settings.model_dump()), THE_RUN))
-    return given.with_overrides({"experiment": settings.experiment + TRIALS} | dict(changes), TRIAL)
+    base = Configuration(settings, dict.fromkeys(flatten(settings.model_dump()), THE_RUN))
+    return base.with_overrides({"experiment": settings.experiment + TRIALS} | dict(changes), TRIAL)
 
 
 def candidates(
     base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench
 ) -> tuple[dict[int, Configuration[Any]], dict[int, GpubenchError]]:
-    """Returns the configurations to run by the index of their fix, and the errors of fixes that cannot run."""
+    """Returns the configurations with the fixes, and the errors of fixes that cannot be run, by index of the fix."""
     runs: dict[int, Configuration[Any]] = {}
     refused: dict[int, GpubenchError] = {}
     for number, fix in enumerate(fixes):
@@ -69,31 +74,33 @@ def stop_if_interrupted(outcomes: Iterable[Outcome]) -> None:
 
 
 def directory(outcome: Outcome) -> str:
+    """Returns the path of the run directory."""
     return str(outcome.recorder.writer.path)
 
 
 def proposed(findings: Findings) -> list[dict[str, Any]]:
+    """Returns the fixes of the findings that have one."""
     return [finding.fix for finding in findings.findings if finding.fix]
 
 
 def with_trials(findings: Findings, trials: Iterable[Trial]) -> Findings:
-    """Returns the findings with a trial for each fix, in the order of `proposed`."""
-    tried = iter(trials)
-    judged = [
-        msgspec.structs.replace(finding, measured=next(tried)) if finding.fix else finding
+    """Returns the findings with the trials of their fixes, which are in the order of `proposed`."""
+    remaining = iter(trials)
+    with_measured = [
+        msgspec.structs.replace(finding, measured=next(remaining)) if finding.fix else finding
         for finding in findings.findings
     ]
-    return msgspec.structs.replace(findings, findings=judged)
+    return msgspec.structs.replace(findings, findings=with_measured)
 
 
 def confirmed(findings: Findings) -> list[Finding]:
-    """Returns the findings with confirmed fixes, the largest saving first."""
+    """Returns the findings whose fix is confirmed, the largest saving first."""
     found = [finding for finding in findings.findings if finding.measured and finding.measured.outcome == "confirmed"]
     return sorted(found, key=lambda finding: saved(finding.measured), reverse=True)
 
 
 def together(found: Sequence[Finding]) -> dict[str, Any]:
-    """Returns all fixes as one set of overrides. If two change the same setting, the first one applies."""
+    """Returns the fixes of all findings as one set of overrides. If two change the same setting, the first applies."""
     merged: dict[str, Any] = {}
     for finding in found:
         merged = finding.fix | merged
@@ -101,61 +108,63 @@ def together(found: Sequence[Finding]) -> dict[str, Any]:
 
 
 def saved(trial: Trial | None) -> float:
+    """Returns the estimated saving of a trial, as a fraction; 0 if there is none."""
     return trial.saving.estimate if trial and trial.saving else 0.0
 
 
 OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
-"""The outcome of a trial by the verdict on the throughput. Any other verdict is inconclusive."""
+"""The outcome of a trial by the verdict on the throughput. With any other verdict it is inconclusive."""
 
-LEAST = 3  # repeats; one pair has no interval, and Student's t is 12.7 for two pairs and 4.3 for three
+LEAST_REPEATS = 3  # one repeat has no interval, and Student's t is 12.7 for two repeats and 4.3 for three
 
 
 def verify_speed(profiled: Configuration[Any], findings: Findings, bench: Bench) -> Iterator[Findings]:
-    """Yields `findings` with the measured saving of each fix, then with that of all together and the settings to keep.
+    """Runs each proposed fix, then all confirmed ones together.
 
-    `profiled` is complete. Raises Interrupted if the user interrupts; the results yielded until then are valid.
+    Yields `findings` with the measured savings and the settings to keep, once after each of the two. `profiled` is a
+    complete configuration. Raises Interrupted if the user interrupts; the results yielded before are valid.
     """
     base = unrecorded(profiled)
     findings = with_trials(findings, _try(base, proposed(findings), bench))
     found = confirmed(findings)
-    both, best = together(found), found[0] if found else None
+    all_fixes, best = together(found), found[0] if found else None
     findings = msgspec.structs.replace(findings, keep=best.fix if best else {})
     yield findings
-    if best and both != best.fix:
-        (trial,) = _try(base, [both], bench)
+    if best and all_fixes != best.fix:
+        (trial,) = _try(base, [all_fixes], bench)
         better = trial.outcome == "confirmed" and saved(trial) >= saved(best.measured)
-        keep = both if better else best.fix
-        yield msgspec.structs.replace(findings, combination=Combination(both, trial), keep=keep)
+        keep = all_fixes if better else best.fix
+        yield msgspec.structs.replace(findings, combination=Combination(all_fixes, trial), keep=keep)
 
 
 def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
-    """Returns the profiled run's configuration as a baseline for fixes, without profiling and untimed inspections."""
+    """Returns the configuration of the profiled run without profiling, as the baseline of fixes."""
     changes = {
         "profiling.enabled": False,
-        "measurement.repeats": max(LEAST, profiled.settings.measurement.repeats),
+        "measurement.repeats": max(LEAST_REPEATS, profiled.settings.measurement.repeats),
         "logging.graph": False,
         "measurement.count_flops": False,
         "measurement.measure_peak": False,
     }
-    return as_it_was(profiled, changes)
+    return trial_of(profiled, changes)
 
 
-def _try(base: Configuration[Any], tried: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:
-    """Returns a trial for each fix, all compared with the same runs without fixes."""
-    runs, refused = candidates(base, tried, bench)
+def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:
+    """Runs the baseline and each fix, and returns a trial for each fix."""
+    runs, refused = candidates(base, fixes, bench)
     trials = {number: Trial("failed", None, None, None, error.message) for number, error in refused.items()}
     if runs:
         without, *outcomes = bench.time([base, *runs.values()])
         stop_if_interrupted([without, *outcomes])
         for number, outcome in zip(runs, outcomes, strict=True):
             trials[number] = _speed_trial(without, outcome, bench)
-    return [trials[number] for number in range(len(tried))]
+    return [trials[number] for number in range(len(fixes))]
 
 
 def _speed_trial(without: Outcome, with_fix: Outcome, bench: Bench) -> Trial:
     run, baseline = directory(with_fix), directory(without)
-    if ended := with_fix.error or without.error:
-        return Trial("failed", None, run, baseline, ended.message)
+    if error := with_fix.error or without.error:
+        return Trial("failed", None, run, baseline, error.message)
     verdict = bench.throughput(without, with_fix)
     if verdict is None or not verdict.ratio:
         return Trial("failed", None, run, baseline, "no step was measured")
@@ -165,67 +174,76 @@ def _speed_trial(without: Outcome, with_fix: Outcome, bench: Bench) -> Trial:
 
 
 NOTABLE = 0.005
-"""The share of the peak below which a change counts as no effect."""
+"""The smallest change of the peak that counts as an effect, as a fraction of the peak."""
 TIMED_STEPS = 10
 REPEATS = 3
 JUDGED: dict[str, Judged] = {"faster": "faster", "slower": "slower", "equivalent": "equivalent"}
-"""The judgement of a cost by the verdict on the throughput. Any other verdict is inconclusive."""
+"""The judgement of a cost by the verdict on the throughput. With any other verdict it is inconclusive."""
 
 
 @dataclass(frozen=True)
 class MemoryBench(Bench):
+    """The functions of `Bench`, and one that measures memory."""
+
     follow: Callable[[Sequence[Configuration[Any]]], Sequence[Outcome]]
-    """Follows the memory of configurations. A run that fails does not end the others."""
+    """Runs configurations and records their memory. A run that fails does not end the others."""
 
 
 @dataclass(frozen=True)
 class Tried:
+    """The results of trying memory fixes: their savings, and what they cost in speed."""
+
     findings: Findings
     trades: Trades
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Settings that were tried, and the runs with them."""
+    """A fix that was tried, with its runs; an empty fix stands for the baseline."""
 
     fix: dict[str, Any]
     run: Configuration[Any] | None = None
     followed: Outcome | None = None
+    """The run that recorded the memory."""
     timed: Outcome | None = None
+    """The run that measured the speed."""
     refused: GpubenchError | None = None
+    """The error if the fix cannot be run."""
 
     @property
     def error(self) -> GpubenchError | None:
-        return self.refused or next((one.error for one in (self.followed, self.timed) if one and one.error), None)
+        """The first error of the attempt."""
+        return self.refused or next((run.error for run in (self.followed, self.timed) if run and run.error), None)
 
 
 def verify_memory(
     followed: Outcome, run: Configuration[Any], findings: Findings, bench: MemoryBench
 ) -> Iterator[Tried]:
-    """Yields the saving of each fix compared with the followed run, that of all helpful fixes together, and the costs.
+    """Runs each memory fix and all confirmed ones together, and times all of them.
 
-    Yields once before the timing and once after. Raises Interrupted if the user interrupts.
+    The savings are relative to the `followed` run. Yields the results after each fix has run, after the combination has
+    run, and after the timing. Raises Interrupted if the user interrupts.
     """
-    base = untold(run)
+    base = memory_baseline(run)
     without, tried = _Attempt({}, base, followed), _follow(base, proposed(findings), bench)
     found = _judged(findings, without, tried, bench)
     yield found
-    both = together(confirmed(found.findings))
-    if both and both not in [one.fix for one in tried]:
-        tried += _follow(base, [both], bench)
+    all_fixes = together(confirmed(found.findings))
+    if all_fixes and all_fixes not in [attempt.fix for attempt in tried]:
+        tried += _follow(base, [all_fixes], bench)
         yield _judged(findings, without, tried, bench)
     if tried:
         without, *tried = _time([without, *tried], bench)
         yield _judged(findings, without, tried, bench)
 
 
-def untold(run: Configuration[Any]) -> Configuration[Any]:
-    """Returns the run's configuration without search for batch sizes, explanation and advice."""
-    return as_it_was(run, {"memory.find_batch_size": False, "memory.explain": False, "memory.advise": False})
+def memory_baseline(run: Configuration[Any]) -> Configuration[Any]:
+    """Returns the configuration of the run without batch size search, explanation and advice."""
+    return trial_of(run, {"memory.find_batch_size": False, "memory.explain": False, "memory.advise": False})
 
 
 def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[TrainSettings]:
-    """Returns the configuration as a run of train-bench, for timing."""
+    """Returns the configuration of a short train-bench run with the same settings and `changes`."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
@@ -235,55 +253,56 @@ def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Con
 
 
 def peak_of(outcome: Outcome | None) -> int | None:
-    """Returns the largest peak of the ranks in bytes; None if it is unknown."""
+    """Returns the peak in bytes, the largest of the ranks; None if the run failed or was not made."""
     recorder = outcome.recorder if outcome and not outcome.error else None
     if not isinstance(recorder, MemoryRecorder) or not recorder.footprints:
         return None
     return max(found.most for found in recorder.footprints)
 
 
-def _follow(base: Configuration[Any], tried: Sequence[dict[str, Any]], bench: MemoryBench) -> list[_Attempt]:
-    runs, refused = candidates(base, tried, bench)
+def _follow(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: MemoryBench) -> list[_Attempt]:
+    """Runs each fix and records its memory."""
+    runs, refused = candidates(base, fixes, bench)
     outcomes = dict(zip(runs, bench.follow(list(runs.values())), strict=True))
     stop_if_interrupted(outcomes.values())
     return [
         _Attempt(fix, runs.get(number), outcomes.get(number), refused=refused.get(number))
-        for number, fix in enumerate(tried)
+        for number, fix in enumerate(fixes)
     ]
 
 
 def _time(attempts: Sequence[_Attempt], bench: MemoryBench) -> list[_Attempt]:
-    """Times the attempts that ran, and returns all attempts."""
-    ready = [number for number, one in enumerate(attempts) if one.run and not one.error]
+    """Times the attempts that did not fail, and returns all attempts."""
+    ready = [number for number, attempt in enumerate(attempts) if attempt.run and not attempt.error]
     outcomes = bench.time([timed(run, {}, REPEATS) for number in ready if (run := attempts[number].run)])
     stop_if_interrupted(outcomes)
     found = dict(zip(ready, outcomes, strict=True))
-    return [replace(one, timed=found.get(number)) for number, one in enumerate(attempts)]
+    return [replace(attempt, timed=found.get(number)) for number, attempt in enumerate(attempts)]
 
 
 def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], bench: MemoryBench) -> Tried:
-    """Judges the attempts.
+    """Returns the results of the attempts.
 
-    `tried` holds the fixes in the order of the findings, then the combination if there is one.
+    `tried` has the fixes in the order of the findings, then the combination if there is one.
     """
-    trials = [_memory_trial(without, one, bench) for one in tried]
-    both = trials[len(proposed(findings)) :]
+    trials = [_memory_trial(without, attempt, bench) for attempt in tried]
+    combined = trials[len(proposed(findings)) :]
     found = msgspec.structs.replace(
         with_trials(findings, trials),
-        combination=Combination(tried[-1].fix, both[0]) if both else None,
+        combination=Combination(tried[-1].fix, combined[0]) if combined else None,
         keep=_keep(tried, trials),
     )
-    return Tried(found, weigh([_trade(one) for one in (without, *tried)]))
+    return Tried(found, weigh([_trade(attempt) for attempt in (without, *tried)]))
 
 
 def _keep(tried: Sequence[_Attempt], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Returns the settings that save most and are not slower. A saving that costs speed is left to the user."""
+    """Returns the settings with the largest saving that is not slower. Others are left to the user."""
     free = [
         (saved(trial), attempt.fix)
         for attempt, trial in zip(tried, trials, strict=True)
         if trial.outcome == "confirmed" and trial.cost and trial.cost.verdict != "slower"
     ]
-    return max(free, key=lambda one: one[0], default=(0.0, {}))[1]
+    return max(free, key=lambda pair: pair[0], default=(0.0, {}))[1]
 
 
 def _trade(attempt: _Attempt) -> Trade:
@@ -298,11 +317,11 @@ def _trade(attempt: _Attempt) -> Trade:
 
 
 def _memory_trial(without: _Attempt, attempt: _Attempt, bench: MemoryBench) -> Trial:
-    run, baseline = (directory(one.followed) if one.followed else None for one in (attempt, without))
+    run, baseline = (directory(each.followed) if each.followed else None for each in (attempt, without))
     before, after = peak_of(without.followed), peak_of(attempt.followed)
     if before is None or after is None:
         return Trial(
-            "failed", None, run, baseline, attempt.error.message if attempt.error else "no memory was followed"
+            "failed", None, run, baseline, attempt.error.message if attempt.error else "no memory was recorded"
         )
     saving = 1 - after / before
     outcome: TrialOutcome = "confirmed" if saving > NOTABLE else "worse" if saving < -NOTABLE else "no effect"
@@ -321,30 +340,32 @@ def _cost(without: Outcome | None, timed: Outcome | None, bench: MemoryBench) ->
 
 
 MOST_TRIES = 8
-"""How many further batch sizes are run, once one fits, to approach the largest that fits."""
-FINE = 0.05
-"""The relative precision of the search for the largest batch."""
-ROUGHLY = 2
-"""The repeats of each batch size. Two are enough, because half the batch size makes a large difference."""
+"""The largest number of batch sizes that are run, once one of them fits."""
+SEARCH_PRECISION = 0.05
+"""The relative precision of the search for the largest batch size."""
+SPEED_REPEATS = 2
+"""The number of repeats for each batch size. Two are enough, because half the batch size makes a large difference."""
 ORIGIN = "a batch to confirm"
 
 
 @dataclass(frozen=True)
 class Searched:
+    """The state of the search for the largest batch size."""
+
     found: BatchSizes
     best: Outcome | None
-    """The run of the largest batch that fits; None if there is none."""
+    """The run with the largest batch that fits so far; None if there is none."""
 
 
 def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> Iterator[Searched]:
-    """Runs the largest batch that should fit, and smaller ones until one fits; then times it, and fractions of it.
+    """Searches for the largest batch size that fits, beginning with the predicted one, then times it and smaller ones.
 
     Yields the results after each run. Raises Interrupted if the user interrupts, and the error of a run that failed for
     another reason than its memory.
     """
     if found.largest is None:
         return
-    base, flat = untold(run), flatten(run.settings.model_dump(mode="json"))
+    base, flat = memory_baseline(run), flatten(run.settings.model_dump(mode="json"))
     best: Outcome | None = None
     good, bad, candidate = 0, found.largest + 1, found.largest
     while good < candidate < bad and (not good or len(found.confirmed) < MOST_TRIES):
@@ -358,13 +379,13 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> I
         confirmed = [*found.confirmed, Confirmed(candidate, total, reason)]
         found = msgspec.structs.replace(found, largest=good or None, confirmed=confirmed)
         yield Searched(found, best)
-        if good and bad - good <= max(1, FINE * good):
+        if good and bad - good <= max(1, SEARCH_PRECISION * good):
             break
         candidate = (good + bad) // 2
     if not good:
         return
     sizes = sorted(worth_timing(good))
-    outcomes = bench.time([timed(base, overrides(size, flat), ROUGHLY) for size in sizes])
+    outcomes = bench.time([timed(base, overrides(size, flat), SPEED_REPEATS) for size in sizes])
     stop_if_interrupted(outcomes)
     speeds = [
         Speed(size, throughput.estimate)

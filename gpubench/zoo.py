@@ -1,6 +1,6 @@
-"""The built-in models: published architectures with random weights, and a tiny one of each family for tests and demos.
+"""The built-in models: published architectures with random weights, and a tiny model of each family for tests.
 
-Every dropout is 0, even if the published recipe has 0.1, so that a run is deterministic for a given seed, fused
+Dropout is 0 everywhere, even where the published recipe has 0.1, so that a run is deterministic for a given seed, fused
 attention is available on every device, and FLOPs are comparable. No model needs a network connection.
 """
 
@@ -14,7 +14,7 @@ from gpubench.errors import ModelError, did_you_mean
 
 
 class Task(StrEnum):
-    """The task of a model, which determines the content of its batches (see `models.py`)."""
+    """The task of a model, which determines the content of its batches (see `worker/models.py`)."""
 
     image_classification = "image-classification"
     causal_lm = "causal-lm"
@@ -33,7 +33,7 @@ TASK_OF_SUFFIX = {
 }
 """The tasks of transformers' model classes, by the end of the class name."""
 LONGEST = {Task.causal_lm: 1024, Task.masked_lm: 512}
-"""The default number of tokens in a sequence, if the model takes as many."""
+"""The default number of tokens in a sequence; the model's own limit if that is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class ModelSpec:
 
 
 _POSITIONS = {"BertConfig": 512, "GPT2Config": 1024}
-"""The number of positions by configuration class, if a configuration does not give it."""
+"""The number of positions by configuration class, for configurations that do not give it."""
 
 _RESNET = partial(
     ModelSpec,
@@ -167,7 +167,7 @@ _SPECS = (
         image_size=32,
         batch_size_cpu=8,
         batch_size_cuda=64,
-        description="two ViT layers, 32 wide",
+        description="two ViT layers of width 32",
     ),
     _BERT(
         name="bert-base",
@@ -192,7 +192,7 @@ _SPECS = (
         sequence_length=32,
         batch_size_cpu=8,
         batch_size_cuda=64,
-        description="two BERT layers, 32 wide; a token per byte, and the last is [MASK]",
+        description="two BERT layers of width 32; one token per byte, plus [MASK] as the last token",
     ),
     _GPT2(
         name="gpt2",
@@ -210,7 +210,7 @@ _SPECS = (
         sequence_length=32,
         batch_size_cpu=8,
         batch_size_cuda=64,
-        description="two GPT-2 layers, 32 wide; a token per byte",
+        description="two GPT-2 layers of width 32; one token per byte",
     ),
     _LLAMA(
         name="llama-3.2-1b",
@@ -238,7 +238,7 @@ _SPECS = (
         sequence_length=2048,
         batch_size_cpu=1,
         batch_size_cuda=2,
-        description="the shape of Llama 3.2 1B: 1.24B parameters, tied embeddings",
+        description="the architecture of Llama 3.2 1B: 1.24B parameters, tied embeddings",
     ),
     _LLAMA(
         name="llama-tiny",
@@ -248,7 +248,7 @@ _SPECS = (
         sequence_length=32,
         batch_size_cpu=8,
         batch_size_cuda=64,
-        description="two Llama layers, 32 wide; a token per byte",
+        description="two Llama layers of width 32; one token per byte",
     ),
     _SD_UNET(
         name="sd15-unet",
@@ -274,7 +274,7 @@ _SPECS = (
         image_size=64,
         batch_size_cpu=4,
         batch_size_cuda=32,
-        description="Stable Diffusion's UNet with two levels, 8 and 16 wide",
+        description="the UNet of Stable Diffusion with two levels of width 8 and 16",
     ),
     _UNET(
         name="unet2d",
@@ -282,7 +282,7 @@ _SPECS = (
         image_size=64,
         batch_size_cpu=1,
         batch_size_cuda=16,
-        description="UNet2DModel as diffusers configures it: 274M parameters",
+        description="UNet2DModel with the default configuration of diffusers: 274M parameters",
     ),
     _UNET(
         name="unet2d-tiny",
@@ -297,7 +297,7 @@ _SPECS = (
         image_size=16,
         batch_size_cpu=4,
         batch_size_cuda=32,
-        description="UNet2DModel with two levels, 8 and 16 wide",
+        description="UNet2DModel with two levels of width 8 and 16",
     ),
 )
 
@@ -305,7 +305,7 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def is_builtin(name: str) -> bool:
-    """Returns whether `name` is a built-in model."""
+    """Returns whether `name` is that of a built-in model."""
     return name in MODELS
 
 

@@ -43,7 +43,7 @@ def main(strategy: str, accumulation: int, folder: Path) -> None:
     settings = settings.model_copy(update={"backend": "gloo"})
     distributed.setup_ddp(settings, ranks, distributed.open_store(ranks, 60), cpu)
     calls: list[int] = []
-    module = distributed.share(model(), settings, Precision.fp32, cpu, lambda: calls.append(1))
+    module = distributed.wrap(model(), settings, Precision.fp32, cpu, lambda: calls.append(1))
     assert len(dist.distributed_c10d._world.pg_map) == (2 if separate else 1)
     inputs, targets = (part.chunk(ranks.world_size)[ranks.rank].chunk(accumulation) for part in batch())
     for micro in range(accumulation):

@@ -182,9 +182,9 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
-        ("return None", "the loss must be a scalar tensor with a gradient, and is a NoneType"),
-        ("return module(batch)", "the loss must be a scalar tensor with a gradient, and is a tensor of shape (8, 8)"),
-        ("return module(batch).mean().detach()", "and is one that depends on no tensor with gradients"),
+        ("return None", "the loss must be a scalar tensor with a gradient, but is a NoneType"),
+        ("return module(batch)", "the loss must be a scalar tensor with a gradient, but is a tensor of shape (8, 8)"),
+        ("return module(batch).mean().detach()", "but is a scalar that depends on no tensor with a gradient"),
     ],
 )
 def test_a_loss_that_cannot_be_trained_on_is_named(tmp_path: Path, code: str, complaint: str) -> None:
@@ -201,7 +201,7 @@ def test_a_batch_of_the_wrong_size_is_refused_because_every_rate_would_be_wrong(
     )
     done = gpubench("train-bench", "--model", "greedy:make", "-q", results=tmp_path / "results", cwd=tmp_path)
     assert done.code == 2
-    assert error_of(done) == "a batch of 8 samples was requested, and its first tensor holds 11"
+    assert error_of(done) == "a batch of 8 samples was requested, but its first tensor has 11"
 
 
 def test_a_stream_that_is_exactly_used_up_is_a_whole_run_and_one_that_is_too_short_is_named(tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_a_stream_that_is_exactly_used_up_is_a_whole_run_and_one_that_is_too_sho
     assert exact.code == 0, exact.stderr
     short = gpubench(*common, "--steps", "11", results=tmp_path / "short", cwd=tmp_path)
     assert short.code == 2
-    assert error_of(short) == "the data ran out, and cannot be read a second time"
+    assert error_of(short) == "the data ended, and cannot be read a second time"

@@ -250,14 +250,14 @@ def test_a_corrupt_image_is_named_with_message_and_hint_intact(images: DataSetti
         list(batches.epoch(0))
     assert caught.value.message.startswith(f"image {broken} cannot be read: ")
     assert "\n" not in caught.value.message
-    assert caught.value.hint == "replace the file or take it out of the folder"
+    assert caught.value.hint == "replace the file, or remove it from the folder"
 
 
 def test_more_folders_than_classes_and_a_missing_size_are_told(images: DataSettings) -> None:
     assert opened(images, Task.image_classification, classes=2)
-    with pytest.raises(DataError, match="2 folders, and the model has 1 classes"):
+    with pytest.raises(DataError, match="2 folders, but the model has 1 classes"):
         opened(images, Task.image_classification, classes=1)
-    with pytest.raises(DataError, match="does not say how large"):
+    with pytest.raises(DataError, match="the size of the model's images is unknown"):
         opened(images, None, image_size=None)
 
 
@@ -340,7 +340,7 @@ def test_text_shorter_than_a_sequence_is_told(text: DataSettings) -> None:
 def test_a_vocabulary_larger_than_the_models_is_told(text: DataSettings, tokenizer: Path) -> None:
     assert opened(text, Task.causal_lm, vocab_size=256)
     assert opened(text, Task.masked_lm, vocab_size=257)
-    with pytest.raises(DataError, match="vocabulary of 256, and the model's is 255"):
+    with pytest.raises(DataError, match="vocabulary of 256 tokens, but the model has 255"):
         opened(text, Task.causal_lm, vocab_size=255)
     with pytest.raises(DataError, match="vocabulary of 257, and the model's is 256"):
         opened(text, Task.masked_lm, vocab_size=256)

@@ -13,7 +13,7 @@ from gpubench.errors import DeviceError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
 from gpubench.releases import installed
 from gpubench.settings.schema import Device, DistributedSettings, Precision
-from gpubench.worker.distributed import is_broken_collective, pick_device, setup_ddp, share
+from gpubench.worker.distributed import is_broken_collective, pick_device, setup_ddp, wrap
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_rank_alone_needs_no_process_group() -> None:
     module = nn.Linear(1, 1)
     setup_ddp(settings, Ranks(0, 0, 1, 1), None, cpu)
     assert not torch.distributed.is_initialized()
-    assert share(module, settings, Precision.fp32, cpu, lambda: None) is module
+    assert wrap(module, settings, Precision.fp32, cpu, lambda: None) is module
 
 
 def test_ranks_come_from_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def test_marks_are_recycled(device: torch.device) -> None:
     for number in range(50):
         timer.begin(number)
         timer.enter("forward")
-        assert timer._now
-        seen |= {id(mark) for _, mark in timer._now.marks}
+        assert timer._current
+        seen |= {id(mark) for _, mark in timer._current.marks}
         timer.issued(0, 1, [])
         torch.cuda.synchronize(device)
         list(timer.collect())

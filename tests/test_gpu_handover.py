@@ -169,4 +169,4 @@ def test_the_memory_of_a_batch_is_not_used_again_before_its_evaluations_are_done
 def test_streams_beside_the_evaluations_have_a_higher_priority() -> None:
     with beside_evaluations(DEVICE):
         assert torch.cuda.current_stream().priority < torch.cuda.default_stream().priority
-    assert CudaClock(DEVICE)._reading.priority < torch.cuda.default_stream().priority
+    assert CudaClock(DEVICE)._read_stream.priority < torch.cuda.default_stream().priority

@@ -246,5 +246,5 @@ def test_packages_that_an_image_lacks_or_has_too_old_are_named_and_pytorch_never
     found = wheels.lacking(image, "3.12")
     assert "jinja2" not in found
     assert "pyyaml" not in found
-    assert found["numpy"][1].startswith("1.21.0 is there, ")
+    assert found["numpy"][1].startswith("1.21.0 is installed, ")
     assert found["msgspec"][1] == "absent"

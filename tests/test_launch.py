@@ -91,7 +91,7 @@ def test_a_worker_without_a_heartbeat_is_silent_and_without_progress_stuck(
     worker("channel.activity.doing = 'backward'; channel.activity.step = 4; time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"made no progress for \d+ s, in backward of step 4"):
         said(stall_timeout=3.0)
-    monkeypatch.setattr(supervision, "SILENCE", 1.5)
+    monkeypatch.setattr(supervision, "LONGEST_SILENCE", 1.5)
     worker("channel._closing.set(); time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"has been silent for \d+ s"):
         said()

@@ -207,7 +207,9 @@ def test_what_was_measured_stands_though_nothing_can_be_predicted(tmp_path: Path
     done = gpubench(*run, results=tmp_path / "measured", cwd=tmp_path)
     assert not done.code, done.stderr
     assert followed(done.run).ranks[0].phases[-1].stage == "steady"
-    assert "no advice: the step cannot be predicted" in (done.run / "run.log").read_text()
+    assert (
+        "the savings of fixes cannot be predicted: the step cannot be predicted" in (done.run / "run.log").read_text()
+    )
     refused = gpubench(*run, "--predict", results=tmp_path / "predicted", cwd=tmp_path)
     assert "_local_scalar_dense" in complaint(refused)[0]
 
@@ -267,19 +269,22 @@ def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Cal
     [
         (("--snapshot", "none.pickle"), "none.pickle"),
         (("--trace", "none.json"), "none.json"),
-        (("--snapshot", "a", "--trace", "b"), "one file each"),
+        (("--snapshot", "a", "--trace", "b"), "cannot be combined"),
         (("--snapshot", "a", "--batch-size", "3"), "--batch-size is for a new run"),
-        (("--html", "x.html"), "--html belongs to a file"),
+        (("--html", "x.html"), "--html needs --snapshot or --trace"),
         (("--predict", "--device-model", "h20x"), "no accelerator is called 'h20x'"),
         (("--predict",), "no GPU model is given"),
         (("--predict", "--device-memory", "80Foo"), "is no size"),
-        (("--predict", "--verify", "--device-model", "h200"), "--verify runs what memory.predict=true only predicts"),
+        (
+            ("--predict", "--verify", "--device-model", "h200"),
+            "--verify runs each fix, and memory.predict=true runs nothing",
+        ),
         (("--check",), "--check compares a prediction with a measurement"),
         (("--spare", "5%"), "--spare is for --find-batch-size"),
         (("--find-batch-size", "--spare", "100%"), "less than 1"),
         (("--find-batch-size", "--device", "cpu"), "no limit for a CPU's memory"),
         (("--find-batch-size", "--verify"), "memory.find_batch_size=true tries several"),
-        (("--device-model", "h200"), "memory.device_model=h200 is for predictions"),
+        (("--device-model", "h200"), "memory.device_model=h200 is for predictions only"),
         (("--snapshot", "a", "--verify"), "--verify is for a new run"),
         (("--batch-size", "0"), "greater than or equal to 1"),
         (("--profiling.enabled=true",), "is a setting of train-bench, profile and pipe-infer, not of memory"),

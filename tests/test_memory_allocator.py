@@ -211,8 +211,8 @@ def test_what_does_not_fit_is_told_with_what_is_there() -> None:
     allocator.allocate(3 * MIB)
     with pytest.raises(OutOfDeviceMemory) as told:
         allocator.allocate(46 * MIB)
-    assert (told.value.asked, told.value.allocated, told.value.reserved) == (46 * MIB, 3 * MIB, 30 * MIB)
-    assert str(told.value) == "48,234,496 bytes do not fit beside 3,145,728 allocated, 31,457,280 reserved"
+    assert (told.value.requested, told.value.allocated, told.value.reserved) == (46 * MIB, 3 * MIB, 30 * MIB)
+    assert str(told.value) == "48,234,496 bytes do not fit: 3,145,728 bytes are allocated and 31,457,280 bytes reserved"
 
 
 def test_free_memory_in_a_segment_in_use_is_of_no_help() -> None:

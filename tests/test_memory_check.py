@@ -63,9 +63,9 @@ def test_each_bar_that_is_missed_is_named_with_by_how_much(check: Callable[..., 
     read_back = round(1.5 * real.peak.level.allocated)
     found = check(real, foretold, read_back)
     assert found.broken == [
-        "allocated: -10.0 % of what was measured, bar 2 %",
-        "reserved: +10.0 % of what was measured, bar 5 %",
-        "read back: +50.0 % of what was measured, bar 2 %",
+        "allocated: -10.0 % from the measurement, bar 2 %",
+        "reserved: +10.0 % from the measurement, bar 5 %",
+        "read back: +50.0 % from the measurement, bar 2 %",
     ]
 
 

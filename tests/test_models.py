@@ -256,7 +256,7 @@ def test_sizes_come_from_the_data_settings_else_from_the_model() -> None:
     ("name", "data", "message"),
     [
         ("gpt2-tiny", {"sequence_length": 65}, "65 exceeds the 64 positions"),
-        ("vit-tiny", {"image_size": 4}, "4 does not hold one patch"),
+        ("vit-tiny", {"image_size": 4}, "4 is smaller than a patch of ViTForImageClassification"),
         ("unet2d-tiny", {"image_size": 17}, "17 does not suit UNet2DModel"),
         ("sd15-unet-tiny", {"image_size": 100}, "100 does not suit UNet2DConditionModel"),
     ],

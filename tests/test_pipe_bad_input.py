@@ -354,8 +354,12 @@ def test_a_run_of_another_command_has_nothing_to_resume(command_line: CommandLin
     [
         (["--resume", "nowhere"], "nowhere is not a run directory", "give results/"),
         (["--resume", ""], ". is not a run directory", "give results/"),
-        (["--resume", "x", "--config", "tiny"], "--resume brings the configuration of its run", "leave --config out"),
-        (["--resume", "x", "--vs", "split=even"], "--resume makes the rest of one run", "leave one of them out"),
+        (["--resume", "x", "--config", "tiny"], "--resume uses the configuration of its run", "leave --config out"),
+        (
+            ["--resume", "x", "--vs", "split=even"],
+            "--resume completes one run, and --vs starts two",
+            "leave one of them out",
+        ),
     ],
 )
 def test_what_cannot_be_resumed_is_refused(
@@ -368,8 +372,8 @@ def test_what_cannot_be_resumed_is_refused(
     ("arguments", "error"),
     [
         (["--vs", "split=balanced"], "--vs starts fresh processes, which torchrun does not"),
-        (["--world-size", "3"], "--world-size 3, but torchrun started 2 processes"),
-        (["--resume", "x"], "--resume does not go with torchrun"),
+        (["--world-size", "3"], "--world-size is 3, but torchrun started 2 processes"),
+        (["--resume", "x"], "--resume cannot run under torchrun"),
         (["--measurement.target_precision=1%"], "a target precision takes fresh processes"),
     ],
 )

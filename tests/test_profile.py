@@ -221,7 +221,7 @@ def test_a_trace_as_json_is_one_document(tmp_path: Path, command_line: Callable[
         (("--against", "x.json"), "--against needs a --trace"),
         (("--html", "x.html"), "--html belongs to --trace"),
         (("--device", "mps"), "its profiler records no work of it"),
-        (("--profiling.enabled=false",), "leaves nothing to diagnose"),
+        (("--profiling.enabled=false",), "records no profile to diagnose"),
         (("--steps", "2", "--training.warmup_steps=0"), "= 11 steps, and the run has 2"),
         (("--profiling.unit=epoch",), "counts training.epochs"),
     ],

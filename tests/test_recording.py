@@ -19,7 +19,7 @@ from gpubench.host import live, live_pipeline, schedule
 from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
-from gpubench.host.supervision import BEATS, SILENCE
+from gpubench.host.supervision import LONGEST_SILENCE, SHORTEST_SILENCE
 from gpubench.pipeline import defaults
 from gpubench.report import frame, notebook, training
 from gpubench.runs import directory
@@ -118,7 +118,9 @@ def test_both_ends_of_a_link_between_machines_give_up_after_the_deadline_of_a_pi
         with pytest.raises(RunFailed, match="far enough"):
             schedule.measure(recorder, [0], None, lambda recorder: None)
         recorder.close("failed", recorder.summary())
-    assert [job.silence for job in jobs] == [8.0, BEATS, SILENCE], "no less than a busy machine may take"
+    assert [job.silence for job in jobs] == [8.0, SHORTEST_SILENCE, LONGEST_SILENCE], (
+        "no less than a busy machine may take"
+    )
 
 
 def test_a_disk_without_room_for_the_samples_that_are_taken_over_leaves_no_run_that_seems_to_go_on(

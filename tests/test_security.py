@@ -24,7 +24,7 @@ from gpubench.report.terminal import Terminal
 from gpubench.runs import directory
 from gpubench.settings.loading import COMMANDS, fields
 from gpubench.text import cell
-from gpubench.worker.environment import SECRETIVE
+from gpubench.worker.environment import SECRET_PARTS
 
 CommandLine = Callable[..., Finished]
 
@@ -96,7 +96,7 @@ def test_markup_is_made_of_text_in_the_source_and_pages_escape_all_else() -> Non
 def test_no_setting_is_a_secret() -> None:
     names = {name for kind in COMMANDS.values() for name in fields(kind)}
     parts = {part for name in names for part in re.split(r"[._]", name.upper())}
-    assert not parts & {*SECRETIVE, "PASSWORD", "CREDENTIALS"}
+    assert not parts & {*SECRET_PARTS, "PASSWORD", "CREDENTIALS"}
 
 
 def test_a_run_directory_holds_no_secret_of_the_environment_or_of_git(

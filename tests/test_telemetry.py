@@ -22,7 +22,7 @@ from gpubench.telemetry import (
     GpuSample,
     Telemetry,
     TelemetrySample,
-    _Census,
+    _Processes,
     energy_between,
     other_load,
     sampling,
@@ -340,12 +340,12 @@ def test_the_processes_that_keep_the_cpu_busy_beside_the_workers_are_named(tmp_p
 def test_processes_that_the_host_and_the_workers_started_are_not_other_processes(tmp_path: Path) -> None:
     child = subprocess.Popen([shell(tmp_path, "our own"), "-c", SPINNING])
     try:
-        census, taken = _Census(), psutil.Process(child.pid)
+        census, taken = _Processes(), psutil.Process(child.pid)
         while taken.cpu_times().user < 0.2:
             time.sleep(0.02)
-        assert "our own" not in (census.take({os.getpid()}) or {})
+        assert "our own" not in (census.busiest_except({os.getpid()}) or {})
         time.sleep(0.2)
-        assert "our own" in (census.take(set()) or {})
+        assert "our own" in (census.busiest_except(set()) or {})
     finally:
         child.kill()
         child.wait()

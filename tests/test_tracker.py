@@ -276,7 +276,7 @@ def test_a_fix_that_is_predicted_to_save_next_to_nothing_is_not_proposed(monkeyp
     assert [one.id for one in kept] == ["1", "2"], "fused it is already, and twice the batch takes more"
     assert kept[0] == given[1], "words need no prediction"
     assert kept[1].expected == Saving(1 - after.most / before.most)
-    assert after.most < before.most * (1 - forecast.LEAST)
+    assert after.most < before.most * (1 - forecast.LEAST_SAVING)
 
 
 class Twice(nn.Module):

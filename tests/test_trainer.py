@@ -7,7 +7,7 @@ from torch._subclasses import FakeTensorMode
 
 from gpubench.settings.schema import DataSettings, ModelSettings
 from gpubench.worker.models import build
-from gpubench.worker.training import lay_out
+from gpubench.worker.training import to_channels_last
 
 
 def convolutions() -> nn.Module:
@@ -31,21 +31,21 @@ def strides(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def test_weights_in_nhwc_have_the_strides_that_module_to_gives_them() -> None:
     ours, torchs = convolutions(), convolutions().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    lay_out(ours)
+    to_channels_last(ours)
     assert strides(ours) == strides(torchs)
     assert strides(ours)["2.weight"] == (8, 1, 8, 8), "of a 1x1 convolution, as of any other"
 
 
 def test_a_resnet_in_nhwc_has_the_strides_that_module_to_gives_it() -> None:
     ours, torchs = (build(ModelSettings(name="resnet-tiny"), DataSettings(), 0).module for _ in range(2))
-    lay_out(ours)
+    to_channels_last(ours)
     assert strides(ours) == strides(torchs.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 def test_weights_without_memory_are_laid_out_too() -> None:
     with FakeTensorMode():
         module = convolutions()
-        lay_out(module)
+        to_channels_last(module)
     assert strides(module)["2.weight"] == (8, 1, 8, 8)
 
 
@@ -54,7 +54,7 @@ def test_ddp_has_no_gradient_to_copy_into_another_layout() -> None:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         module = nn.Sequential(nn.Conv2d(8, 16, 1), nn.Conv2d(16, 4, 1))
-        lay_out(module)
+        to_channels_last(module)
         shared = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
         images = torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last)
         for _ in range(3):

@@ -26,9 +26,9 @@ from gpubench.settings.defaults import complete, completed
 from gpubench.settings.loading import Configuration, flatten, load
 from gpubench.settings.schema import MemorySettings, TrainSettings
 from gpubench.verify import (
-    FINE,
     MOST_TRIES,
     NOTABLE,
+    SEARCH_PRECISION,
     MemoryBench,
     Searched,
     Tried,
@@ -251,7 +251,7 @@ def test_the_largest_that_is_found_fits_and_is_near_the_largest_that_does(
     assert found.largest <= true <= 2 * found.largest
     assert found.largest in machine.batches
     if len(machine.batches) < MOST_TRIES:
-        assert true - found.largest < max(1, FINE * found.largest)
+        assert true - found.largest < max(1, SEARCH_PRECISION * found.largest)
 
 
 def test_what_the_allocator_holds_after_the_peak_has_to_fit_as_well(run: Configuration[Any]) -> None:

@@ -1,11 +1,11 @@
-"""Starts the workers of a run, listens to all of them, and leaves none behind.
+"""Starts the workers of a run, receives their events, and ends all of them.
 
-Workers connect to a Unix socket on one machine, and to a TCP port with a secret from other machines. A client without
-the secret gets no answer, delays nobody and is disconnected within seconds. The port closes once all ranks are
-connected.
+Workers connect to a Unix socket if all are on one machine, and otherwise to a TCP port, with a secret. A client without
+the secret gets no answer, does not delay the workers, and is disconnected within seconds. The port is closed when all
+ranks are connected.
 
-Every rank on this machine is a subprocess with the variables that torchrun would give it. Under the user's own torchrun
-only rank 0's worker is started here and the others connect.
+Every rank on this machine is a subprocess with the variables that torchrun would set. Under the user's own torchrun,
+only rank 0's worker is started here, and the others connect.
 """
 
 import logging
@@ -35,22 +35,22 @@ from gpubench.ranks import STORE_SOCKET, Ranks
 from gpubench.worker import channel
 
 LONGEST_HANDSHAKE = 4096  # bytes
-HANDSHAKE_SECONDS = 10.0  # deadline for a handshake; a rank sends its own as soon as it connects
-MOST_UNAUTHENTICATED = 64  # unauthenticated clients at a time, besides the expected ranks
+HANDSHAKE_SECONDS = 10.0  # time limit of a handshake, which a rank sends as soon as it is connected
+MOST_UNAUTHENTICATED = 64  # largest number of unauthenticated clients besides the expected ranks
 
 
 class Listener:
-    """The listening socket of a run, and the clients that have not completed the handshake."""
+    """The listening socket of a run, and the clients that have not completed the handshake yet."""
 
     def __init__(self, world_size: int, one_machine: bool) -> None:
-        """Listens on a Unix socket if `one_machine`, otherwise on a TCP port."""
+        """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port."""
         self._world_size = world_size
         self._folder = private_folder()
         self._unauthenticated: list[Peer] = []  # oldest first
         self.socket, self.address, self.secret = listen(self._folder if one_machine else None)
 
     def accept(self) -> Peer | None:
-        """Accepts a connection, not authenticated yet. Returns None if the client has already disconnected."""
+        """Accepts a connection, without authentication. Returns None if the client has already disconnected."""
         try:
             connection, _ = self.socket.accept()
         except OSError:
@@ -61,39 +61,39 @@ class Listener:
         return client
 
     def authenticate(self, client: Peer, line: bytes, present: Container[int]) -> bool:
-        """Sets the client's `hello` and returns True if `line` is a valid handshake.
+        """Returns whether `line` is a valid handshake, and if so sets the client's `hello`.
 
         A handshake is valid if it has the run's secret and world size, and a rank that is not in `present`.
         """
         hello = _read(line)
-        known = (
+        valid = (
             hello is not None
             and secrets.compare_digest(hello.secret.encode(), self.secret.encode())
             and hello.world_size == self._world_size
             and 0 <= hello.rank < self._world_size
             and hello.rank not in present
         )
-        if known:
+        if valid:
             client.hello = hello
             self._unauthenticated.remove(client)
-        return known
+        return valid
 
     def forget(self, client: Peer) -> None:
-        """Removes a client whose connection has ended or is about to be closed."""
+        """Removes a client whose connection is closed or about to be closed."""
         with suppress(ValueError):
             self._unauthenticated.remove(client)
 
     def overdue(self, now: float) -> list[Peer]:
-        """The clients to disconnect: those past the handshake deadline, and the oldest if there are too many."""
-        crowd = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - self._world_size)
+        """Returns the clients to disconnect: those past the time limit, and the oldest if there are too many."""
+        excess = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - self._world_size)
         return [
-            one
-            for number, one in enumerate(self._unauthenticated)
-            if number < crowd or now - one.heard > HANDSHAKE_SECONDS
+            client
+            for number, client in enumerate(self._unauthenticated)
+            if number < excess or now - client.heard > HANDSHAKE_SECONDS
         ]
 
     def close(self) -> list[Peer]:
-        """Stops listening. Returns the clients that are still unauthenticated."""
+        """Stops listening. Returns the clients that are not authenticated yet."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self.socket.close()
         return list(self._unauthenticated)
@@ -108,7 +108,7 @@ def _read(line: bytes) -> events.Hello | None:
 
 
 def private_folder() -> Path:
-    """Creates a folder that only this user can enter. Its path is short enough for a Unix socket's 107 bytes."""
+    """Creates a folder that only this user can read. Its path is short enough for a Unix socket (107 bytes)."""
     usual = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="gpubench-", dir=usual if len(os.fsencode(usual)) < 80 else "/tmp"))
 
@@ -124,8 +124,7 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
         listener.bind(str(path))
         listener.listen()
         return listener, f"unix:{path}", ""
-    # Workers on other machines must reach this socket, so loopback is not enough. A client without the secret gets
-    # no answer.
+    # Not on loopback, because workers on other machines must reach this socket.
     both = socket.has_dualstack_ipv6()
     listener = socket.create_server(
         ("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both, backlog=socket.SOMAXCONN
@@ -136,16 +135,16 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
     return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
 
 
-EXIT_TICK = 0.01  # seconds between looks at workers that are about to exit
-TICK = 0.1  # seconds between checks of the deadlines when no event arrives
-GRACE = 1.0  # seconds to wait after the first sign of a failure, in which another rank may report its cause
-SHUTDOWN = 10.0  # seconds that a worker may take to exit after its last event
+EXIT_TICK = 0.01  # seconds between two checks whether the workers have exited
+TICK = 0.1  # seconds between two checks of the time limits if no event arrives
+GRACE = 1.0  # seconds after the first sign of a failure in which another rank may report the cause
+SHUTDOWN = 10.0  # seconds in which a worker must exit after its last event
 
 output_log = logging.getLogger("gpubench.worker.output")
 
 
 class Workers:
-    """The worker processes of one or more repeats: a context manager that ends all of them on exit."""
+    """The worker processes of one or several repeats: a context manager that ends all of them on exit."""
 
     def __init__(
         self,
@@ -155,14 +154,14 @@ class Workers:
         stall_timeout: float,
         under_torchrun: bool = False,
     ) -> None:
-        """Starts the workers. `environment` is added to this process's own; `stall_timeout` is in seconds."""
+        """Starts the workers. `environment` is added to that of this process; `stall_timeout` is in seconds."""
         self.world_size = world_size
         self.peers: dict[int, Peer] = {}
         self._job = job
         self._stall_timeout = stall_timeout
         self._selector = selectors.DefaultSelector()
         self._failures: list[tuple[float, events.Failed]] = []
-        self._trouble_since: float | None = None
+        self._failing_since: float | None = None
         self._output: deque[str] = deque(maxlen=60)
         self._unfinished = b""
         self._started = time.monotonic()
@@ -180,11 +179,11 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(patience=SHUTDOWN if kind is None else 0.0)
+        self.close(timeout=SHUTDOWN if kind is None else 0.0)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers on this machine."""
+        """The process ids of the connected workers on this machine."""
         return [peer.hello.pid for peer in self.peers.values() if peer.hello and peer.here]
 
     @property
@@ -195,26 +194,24 @@ class Workers:
     def stream(self) -> Iterator[events.Message | None]:
         """Yields the workers' events in order of arrival, and None about every `TICK` seconds.
 
-        Ends when every rank has sent Done. Raises the error that a rank reported, or WorkerLost for a rank that died
-        without a report, never connected, or makes no progress.
+        Ends when every rank has sent Done. Raises the error that a rank has reported, or WorkerLost if a rank died
+        without a report, did not connect, or makes no progress.
         """
         while sum(peer.done for peer in self.peers.values()) < self.world_size:
             for key, _ in self._selector.select(TICK):
                 yield from key.data(key.fileobj)
-            self._look_for_trouble()
+            self._check()
             yield None
 
-    def close(self, patience: float) -> None:
-        """Ends every process of the run. The workers have `patience` seconds to exit by themselves."""
+    def close(self, timeout: float) -> None:
+        """Ends every process of the run. Workers that have not exited after `timeout` seconds are killed."""
         self._close_listener()
-        family = [
-            process for child in self._children for process in _family(child.pid)
-        ]  # before their parents are gone
-        if not self._wait(patience) and patience:
-            output_log.warning("the workers did not exit within %.0f s of their last event: killed", patience)
+        processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
+        if not self._wait(timeout) and timeout:
+            output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
-        for process in family:
+        for process in processes:
             _ignore_gone(process.kill)
         _kill(self._children)
         self._selector.close()
@@ -229,7 +226,7 @@ class Workers:
 
     def _read(self, peer: Peer) -> Iterator[events.Message]:
         if peer.connection.fileno() < 0:
-            return  # closed a moment ago, while the events of other connections were read
+            return  # closed while the events of other connections were read
         try:
             data = peer.connection.recv(1 << 20)
         except BlockingIOError:
@@ -264,7 +261,7 @@ class Workers:
         peer.heard = peer.progressed = time.monotonic()
         self.peers[peer.hello.rank] = peer
         peer.connection.setblocking(True)
-        with suppress(OSError):  # a rank that died during the handshake is detected like any other
+        with suppress(OSError):  # a rank that died during the handshake is detected later
             peer.connection.sendall(events.encode(self._job))
         peer.connection.setblocking(False)
         if len(self.peers) == self.world_size:
@@ -280,6 +277,7 @@ class Workers:
         self._listener = None
 
     def _note(self, peer: Peer, message: events.Message) -> None:
+        """Updates what is known about the rank that sent `message`."""
         now = time.monotonic()
         peer.heard = now
         if isinstance(message, events.Heartbeat):
@@ -321,8 +319,8 @@ class Workers:
                 self._output.append(text)
                 output_log.info("%s", text)
 
-    def _look_for_trouble(self) -> None:
-        """Raises the most likely cause once a rank has failed, died or stopped making progress."""
+    def _check(self) -> None:
+        """Raises the most likely cause if a rank has failed, died or stopped making progress."""
         now, codes = time.monotonic(), [child.poll() for child in self._children]
         for client in self._listener.overdue(now) if self._listener else ():
             self._hang_up(client)
@@ -330,8 +328,8 @@ class Workers:
         unfinished = any(rank not in self.peers or not self.peers[rank].done for rank in ended)
         lost = any(peer.lost is not None for peer in self.peers.values())
         if self._failures or lost or unfinished:
-            self._trouble_since = self._trouble_since or now
-            if now - self._trouble_since >= GRACE:
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since >= GRACE:
                 raise blame(self.peers, self.world_size, self._failures, codes, self.output)
         elif stall := stalled(self.peers, self.world_size, now, self._started, self._stall_timeout):
             self._dump_stacks()
@@ -346,14 +344,14 @@ class Workers:
                 _ignore_gone(lambda pid=peer.hello.pid: os.kill(pid, signal.SIGUSR1))  # type: ignore[misc]
             else:
                 _ignore_gone(lambda line=peer.connection: line.send(events.encode(events.DumpStacks())))  # type: ignore[misc]
-            self._keep_printing(GRACE / self.world_size)  # one rank after the other, or their lines would mix
+            self._read_output_for(GRACE / self.world_size)  # one rank after the other, so that their lines do not mix
 
-    def _wait(self, patience: float) -> bool:
-        """Waits for the workers to exit, and reads what they print: a full pipe would block them.
+    def _wait(self, timeout: float) -> bool:
+        """Waits for the workers to exit, and reads their output, because a full pipe would block them.
 
-        Returns whether all of them exited within `patience` seconds.
+        Returns whether all of them exited within `timeout` seconds.
         """
-        ends = time.monotonic() + patience
+        ends = time.monotonic() + timeout
         while any(child.poll() is None for child in self._children):
             if time.monotonic() >= ends:
                 return False
@@ -361,8 +359,8 @@ class Workers:
             time.sleep(EXIT_TICK)
         return True
 
-    def _keep_printing(self, seconds: float) -> None:
-        """Keeps what the workers print in the next `seconds`."""
+    def _read_output_for(self, seconds: float) -> None:
+        """Reads the output of the workers for `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for key, _ in self._selector.select(min(TICK, seconds)):
@@ -371,7 +369,7 @@ class Workers:
 
 
 def _start(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
-    """Starts `ranks` workers. Returns them in order of rank, and one pipe with the output of all of them."""
+    """Starts `ranks` workers. Returns them in order of rank, and a pipe with the output of all of them."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     children: list[subprocess.Popen[bytes]] = []
@@ -382,7 +380,7 @@ def _start(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess
             for rank in range(ranks):
                 child = subprocess.Popen(
                     [sys.executable, "-m", "gpubench.worker.process"],
-                    env={**os.environ, **environment, **(_as_torchrun(rank, ranks, store) if store else {})},
+                    env={**os.environ, **environment, **(_torchrun_variables(rank, ranks, store) if store else {})},
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     stderr=writing,
@@ -397,10 +395,10 @@ def _start(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess
     return children, os.fdopen(reading, "rb", buffering=0)
 
 
-def _as_torchrun(rank: int, ranks: int, store: socket.socket) -> dict[str, str]:
-    """The environment variables that torchrun would set for a rank.
+def _torchrun_variables(rank: int, ranks: int, store: socket.socket) -> dict[str, str]:
+    """Returns the environment variables that torchrun would set for a rank.
 
-    Rank 0 holds the rendezvous store, on a socket that this process has bound already.
+    Rank 0 runs the rendezvous store, on a socket that this process has already bound.
     """
     variables = {
         "RANK": str(rank),
@@ -414,13 +412,14 @@ def _as_torchrun(rank: int, ranks: int, store: socket.socket) -> dict[str, str]:
 
 
 def _kill(children: Iterable["subprocess.Popen[bytes]"]) -> None:
-    """Kills the process groups of the children, with all their descendants in them."""
+    """Kills the process groups of the children, including descendants in the same group."""
     for child in children:
         _ignore_gone(lambda pid=child.pid: os.killpg(pid, signal.SIGKILL))  # type: ignore[misc]
         child.wait()
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _tree(pid: int) -> list[psutil.Process]:
+    """Returns the process and its descendants; an empty list if it has ended."""
     try:
         parent = psutil.Process(pid)
         return [*parent.children(recursive=True), parent]
@@ -429,5 +428,6 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _ignore_gone(action: Callable[[], object]) -> None:
+    """Calls `action`, and ignores the error if its process or connection no longer exists."""
     with suppress(psutil.NoSuchProcess, OSError):
         action()

@@ -1,4 +1,4 @@
-"""The live view of a run: a table if stderr is a terminal, otherwise plain lines."""
+"""Shows the progress of a run: a table if stderr is a terminal, and otherwise plain lines."""
 
 import time
 from statistics import fmean
@@ -15,14 +15,14 @@ from gpubench.host.recorder import Progress, Recorder, TrainProgress
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import BAR, Fitting, bar
 
-REDRAW_SECONDS = 0.5  # the host shares the machine with the workers, so it redraws rarely
-LINE_SECONDS = 5.0
+REDRAW_SECONDS = 0.5  # seconds between two redraws; few, because the host shares the machine with the workers
+LINE_SECONDS = 5.0  # seconds between two lines
 
 P = TypeVar("P", bound=Progress, contravariant=True)
 
 
 class Drawing(Protocol[P]):
-    """How to show the progress of one command. This module itself is the drawing for training."""
+    """Describes the progress of a command's runs. This module is the drawing of training runs."""
 
     def describe(self, progress: P) -> str:
         """Returns the progress as one line of plain text."""
@@ -32,7 +32,7 @@ class Drawing(Protocol[P]):
 
 
 class View(Protocol):
-    """A context manager that shows the state of a run each time it is called."""
+    """A context manager that shows the progress of a run each time it is called."""
 
     def __call__(self, recorder: Recorder[Any]) -> None: ...
 
@@ -44,7 +44,7 @@ class View(Protocol):
 
 
 class Silence:
-    """The view for -q: it shows nothing."""
+    """Shows nothing, for the option -q."""
 
     def __call__(self, recorder: Recorder[Any]) -> None:
         pass
@@ -59,23 +59,23 @@ class Silence:
 
 
 class Lines(Silence):
-    """Prints one line every few seconds, for logs and pipes."""
+    """Prints a line every few seconds, for logs and pipes."""
 
     def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
         self._console = console
         self._drawing = drawing
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
 
     def __call__(self, recorder: Recorder[Any]) -> None:
         now = time.monotonic()
-        if now - self._said < LINE_SECONDS:
+        if now - self._printed < LINE_SECONDS:
             return
-        self._said = now
+        self._printed = now
         self._console.print(self._drawing.describe(recorder.progress), soft_wrap=True, highlight=False)
 
 
 class LiveTable(Silence):
-    """Redraws a table in place, and erases it when the run is over so that only the report remains."""
+    """Redraws a table in place. It is erased at the end of the run, so that only the report remains."""
 
     def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
         self._drawing = drawing
@@ -113,12 +113,12 @@ def describe(progress: TrainProgress) -> str:
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
-    """Returns the state of a run as a table. A terminal too narrow for the bars gets the table without them."""
+    """Returns the state of a run as a table. The bars are left out if the terminal is too narrow for them."""
     return Group(Text(experiment, style="bold"), Fitting(_table(progress, length) for length in (BAR, 0)))
 
 
 def _table(progress: TrainProgress, length: int) -> Table:
-    """Builds the table with bars of `length` characters."""
+    """Returns the table with bars of `length` characters."""
     table = head(progress.place)
     if progress.step is None:
         table.add_row("", units.words(progress.doing))
@@ -142,7 +142,7 @@ def _table(progress: TrainProgress, length: int) -> Table:
 
 
 def head(now: str) -> Table:
-    """Returns the first rows of every view as a table of two columns, to which a view adds its own rows."""
+    """Returns a table of two columns with the first row of every view, to which a view adds its own rows."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -164,6 +164,7 @@ def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
 
 
 def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
+    """Returns (name, state) of each GPU and of the CPU; an empty list without a sample."""
     rows: list[tuple[str, str]] = []
     if sample is None:
         return rows
@@ -178,6 +179,6 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
         rows.append((f"GPU {gpu.index}", "   ".join(parts)))
     if sample.cpu and sample.cpu.load is not None:
         memory = sample.cpu.memory_rss_bytes
-        held = f"   {units.size(memory)} in the workers" if memory else ""
-        rows.append(("CPU", f"{units.whole_percent(sample.cpu.load)} busy{held}"))
+        used = f"   {units.size(memory)} in the workers" if memory else ""
+        rows.append(("CPU", f"{units.whole_percent(sample.cpu.load)} busy{used}"))
     return rows

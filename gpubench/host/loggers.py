@@ -1,6 +1,6 @@
 """Writes metrics to epochs.jsonl, summary.json, summary.csv, TensorBoard and Weights & Biases.
 
-Only `MetricLogger` writes them. It runs in the host, so no tracker takes time from a step.
+They are written only by `MetricLogger`, which runs in the host, so that no tracker slows down a step.
 """
 
 import csv
@@ -30,7 +30,7 @@ log = logging.getLogger("gpubench.host.loggers")
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """One line of epochs.jsonl: rank 0's totals over one pass through the data, warm-up included."""
+    """One line of epochs.jsonl: the totals of rank 0 over one pass through the data, including the warm-up."""
 
     repeat: int
     epoch: int
@@ -42,37 +42,42 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class Tracker(Protocol):
-    """A destination for scalars."""
+    """A program that stores scalars and shows them as curves."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Writes what is buffered."""
 
-    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None: ...
+    def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
+        """Adds values at the time `when`, in seconds since the epoch."""
 
-    def graph(self, definition: bytes) -> None: ...
+    def graph(self, definition: bytes) -> None:
+        """Adds the model as a serialised TensorBoard GraphDef."""
 
-    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None: ...
+    def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None:
+        """Adds the settings and the metrics of the run, and ends the tracker."""
 
 
 class MetricLogger:
-    """Turns rank 0's steps into epochs and scalars, and the summary into files."""
+    """Writes the steps of rank 0 as epochs and scalars, and the summary to files."""
 
     def __init__(self, writer: RunWriter, settings: LoggingSettings, config: Mapping[str, Any], text: str) -> None:
-        """`config` maps dot-keys to values, and `text` is the same as YAML. Raises UsageError if a tracker fails to
-        start.
+        """`config` maps dot-keys to values, and `text` is the same configuration as YAML.
+
+        Raises UsageError if a tracker cannot be started.
         """
         self._writer = writer
         self._config = config
-        self._epoch: _Pass | None = None
+        self._epoch: _OpenEpoch | None = None
         self._trackers: list[Tracker] = [TensorBoard(writer.path / TENSORBOARD, text)]
         if settings.wandb:
             self._trackers.append(WeightsAndBiases(writer.path, settings, config))
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Adds rank 0's next steps."""
+        """Adds the next steps of rank 0."""
         for step in steps:
             if self._epoch and (step.epoch, step.repeat) != (self._epoch.epoch, self._epoch.repeat):
                 self._end_epoch()
-            self._epoch = self._epoch or _Pass(step.repeat, step.epoch)
+            self._epoch = self._epoch or _OpenEpoch(step.repeat, step.epoch)
             self._epoch.take(step)
             values = {
                 "rank0/step_time": step.total,
@@ -86,31 +91,33 @@ class MetricLogger:
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
         """Sends values to every tracker; `when` is in seconds since the epoch.
 
-        The value of a metric has the metric's name and unit. The name of one rank's value begins with "rank<r>/".
+        The value of a metric has the name and unit of the metric. Names of values of one rank begin with "rank<r>/".
         """
-        self._tell(lambda tracker: tracker.scalars(repeat, step, when, values))
+        self._send(lambda tracker: tracker.scalars(repeat, step, when, values))
 
     def graph(self, definition: bytes) -> None:
-        self._tell(lambda tracker: tracker.graph(definition))
+        """Sends the model as a serialised TensorBoard GraphDef to every tracker."""
+        self._send(lambda tracker: tracker.graph(definition))
 
     def flush(self) -> None:
-        """Writes what is buffered, so that curves are visible during the run."""
-        self._tell(lambda tracker: tracker.flush())
+        """Flushes every tracker, so that curves are visible during the run."""
+        self._send(lambda tracker: tracker.flush())
 
     def summary(self, summary: Summary) -> None:
-        """Writes summary.json and summary.csv. Each repeat may call it again."""
+        """Writes summary.json and summary.csv, which replace those of earlier repeats."""
         document = {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)}
         self._writer.replace(SUMMARY, document)
         self._writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
 
     def close(self, summary: Summary, succeeded: bool = True) -> None:
+        """Ends the epoch, writes the summary, and closes every tracker."""
         self._end_epoch()
         self.summary(summary)
         results = {metric.name: metric.estimate for metric in summary.metrics}
-        self._tell(lambda tracker: tracker.close(self._config, results, succeeded))
+        self._send(lambda tracker: tracker.close(self._config, results, succeeded))
 
-    def _tell(self, message: Callable[[Tracker], None]) -> None:
-        """Sends `message` to every tracker. A tracker that fails is dropped, so that the run goes on."""
+    def _send(self, message: Callable[[Tracker], None]) -> None:
+        """Calls `message` with every tracker. A tracker that fails gets no more data, and the run continues."""
         for tracker in list(self._trackers):
             try:
                 message(tracker)
@@ -125,7 +132,7 @@ class MetricLogger:
 
 
 @dataclass
-class _Pass:
+class _OpenEpoch:
     """The totals of an epoch that has not ended yet."""
 
     repeat: int
@@ -135,7 +142,7 @@ class _Pass:
     seconds: float = 0.0
     losses: int = 0
     loss: float = 0.0
-    """The sum over the `losses` steps that have a loss."""
+    """The sum of the losses of the `losses` steps that have one."""
 
     def take(self, step: Step) -> None:
         self.steps += 1
@@ -158,7 +165,7 @@ class _Pass:
 
 
 def to_csv(metrics: Sequence[Metric]) -> str:
-    """Returns the metrics as CSV, one line per metric."""
+    """Returns the metrics as CSV, with one line per metric."""
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
@@ -170,9 +177,10 @@ def to_csv(metrics: Sequence[Metric]) -> str:
 
 
 class TensorBoard:
-    """Writes event files without torch.utils.tensorboard, which would load torch into the host.
+    """Writes TensorBoard event files, without torch.utils.tensorboard, which would load torch into the host.
 
-    Each repeat has its own folder for its curves. The configuration, graph and hyperparameters belong to the run.
+    The curves of each repeat are in a folder of their own. The configuration, the graph and the hyperparameters are in
+    that of the run.
     """
 
     def __init__(self, folder: Path, config: str) -> None:
@@ -225,10 +233,10 @@ class TensorBoard:
         self._write(name, Event(wall_time=when, step=step, summary=summary))
 
     def _write(self, name: str, event: Any) -> None:
-        """Adds an event to the file of the folder `name`. Raises OSError.
+        """Adds an event to the file in the folder `name`. Raises OSError if it cannot be written.
 
-        Writes the records itself because TensorBoard's EventFileWriter reopens the file for each record, in a thread
-        where an error is lost.
+        TensorBoard's EventFileWriter is not used, because it reopens the file for each record, in a thread in which
+        errors are lost.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -253,7 +261,7 @@ def _plain(value: Any) -> bool | float | str:
 
 
 class WeightsAndBiases:
-    """The optional `wandb` extra, which keeps all its files in the run directory."""
+    """Sends the values to Weights & Biases, which is optional. It keeps its files in the run directory."""
 
     def __init__(self, folder: Path, settings: LoggingSettings, config: Mapping[str, Any]) -> None:
         import wandb
@@ -277,10 +285,10 @@ class WeightsAndBiases:
         self._run.log({**{f"repeat-{repeat}/{name}": value for name, value in values.items()}, "step": step})
 
     def flush(self) -> None:
-        """Does nothing: wandb sends its data by itself."""
+        """Does nothing, because wandb sends its data by itself."""
 
     def graph(self, definition: bytes) -> None:
-        """Does nothing: wandb cannot show a TensorBoard graph."""
+        """Does nothing, because wandb cannot show a TensorBoard graph."""
 
     def close(self, hyperparameters: Mapping[str, Any], results: Mapping[str, float], succeeded: bool) -> None:
         self._run.summary.update(dict(results))

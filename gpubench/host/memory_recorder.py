@@ -23,6 +23,8 @@ from gpubench.settings.schema import MemorySettings
 
 @dataclass
 class MemoryProgress(Progress):
+    """The progress of a memory run: the current step, and the number of steps."""
+
     step: int | None = None
     steps: int = 1
 
@@ -42,7 +44,7 @@ def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
 
 
 class MemoryRecorder(Recorder[MemorySettings]):
-    """One run of `gpubench memory`."""
+    """Records one run of `gpubench memory`."""
 
     command = "memory"
     worker = "gpubench.memory.worker"
@@ -76,7 +78,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
             case events.Heartbeat(rank=0):
                 self.progress.doing, self.progress.step = event.doing, event.step
             case events.MemoryFollowed():
-                self._take(event)
+                self._keep_footprint(event)
             case events.BatchSizesFound():
                 self.keep_batch_sizes(msgspec.json.decode(event.found, type=BatchSizes))
             case _:
@@ -91,7 +93,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
         return len({repeat for repeat, _ in self._found})
 
     def sum_up(self) -> Summary:
-        """Returns the peaks, each as the maximum over the ranks."""
+        """Returns the summary of the peaks, each of which is the maximum over the ranks."""
         by_repeat = [
             [found for (repeat, _), found in self._found.items() if repeat == number]
             for number in sorted({repeat for repeat, _ in self._found})
@@ -108,27 +110,28 @@ class MemoryRecorder(Recorder[MemorySettings]):
         return self.advice
 
     def conclude(self, findings: Findings) -> None:
-        """Keeps the advice on how to save memory, and replaces it once the advice has been tried."""
+        """Writes the advice on how to save memory. Called again, it replaces the advice, for example by results."""
         self.advice = findings
         self.writer.replace(FINDINGS, findings)
 
     def adopt(self, other: "MemoryRecorder") -> None:
-        """Takes over the footprints of another run that measured the same settings."""
+        """Adds the footprints of another run that measured the same settings."""
         self._found |= other._found
         self.writer.replace(MEMORY, Footprints(self.footprints))
         self.writer.update(repeats=self.completed())
         self.metrics.summary(self.summary())
 
     def keep_batch_sizes(self, found: BatchSizes) -> None:
-        """Keeps the predicted batch sizes, and replaces them once they have been tried."""
+        """Writes the batch sizes that fit. Called again, it replaces them, for example by measured ones."""
         self.batch_sizes = found
         self.writer.replace(BATCH_SIZES, found)
 
     def keep_trades(self, trades: Trades) -> None:
+        """Writes the savings of the fixes with their costs in speed."""
         self.trades = trades
         self.writer.replace(TRADES, trades)
 
-    def _take(self, event: events.MemoryFollowed) -> None:
+    def _keep_footprint(self, event: events.MemoryFollowed) -> None:
         found = msgspec.json.decode(event.footprint, type=Footprint)
         if event.rank == 0 and (event.repeat, event.rank) not in self._found:
             self.metrics.scalars(event.repeat, 0, time.time(), scalars(found))

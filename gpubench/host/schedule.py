@@ -1,4 +1,4 @@
-"""The host's schedule of a benchmark: which repeat of which run is next, and when to stop."""
+"""Runs a benchmark in the host: chooses which repeat of which run is next, and when the runs end."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ log = logging.getLogger("gpubench.host.schedule")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """A finished run, with the error that ended it, if any."""
 
     recorder: Recorder[Any]
     status: str
@@ -42,15 +42,15 @@ class Outcome:
 def run(
     recorders: Sequence[Recorder[Any]], watch: Callable[[Recorder[Any]], None], *, independent: bool = False
 ) -> list[Outcome]:
-    """Runs every recorder's repeats, interleaved A B B A where there are several, and closes their directories.
+    """Runs all repeats of the recorders, and closes their directories. Several runs are interleaved as A B B A.
 
-    `watch` is called about ten times a second with the current recorder. An error ends all runs; what was measured is
-    kept, and every affected outcome holds the error. With `independent`, a failed run does not end the others, unless
-    it is the first run, which the others are compared with.
+    `watch` is called about ten times a second with the current recorder. An error ends all runs; the measurements so
+    far are kept, and every outcome that it affects has the error. With `independent`, a failed run does not end the
+    others, unless it is the first one, which the others are compared with.
     """
     error: BaseException | None = None
     failures: dict[int, BaseException] = {}
-    with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # a batch system's signal has the effect of Ctrl-C
+    with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # signals of a batch system act like Ctrl-C
         try:
             _measure_all(recorders, watch, independent, failures)
         except KeyboardInterrupt as interrupt:
@@ -59,9 +59,8 @@ def run(
             )
         except BaseException as caught:
             error = caught
-    with _on_signals(
-        signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    ):  # a second Ctrl-C must not interrupt this
+    # A second Ctrl-C must not interrupt the closing.
+    with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if isinstance(error, RunFailed):
             for recorder in recorders:
                 recorder.diagnose()  # from the traces recorded so far
@@ -69,18 +68,18 @@ def run(
         for recorder in recorders:
             own = failures.get(id(recorder))
             outcomes.append(_close(recorder, own if isinstance(own, GpubenchError) else error, own is not None))
-    if launched_by_torchrun():  # torchrun ends all ranks once one has exited, but this one still has to report
+    if launched_by_torchrun():  # torchrun ends all ranks when one has exited, but this one still has to report
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if error and not isinstance(error, GpubenchError):
-        raise error  # a bug; what was measured is kept
+        raise error  # a bug; the measurements are kept
     return outcomes
 
 
 def _failure_before(interrupt: KeyboardInterrupt) -> RunFailed | None:
-    """Returns the failure that had ended the run before the signal came, or None.
+    """Returns the failure that had ended the run before the signal arrived, or None.
 
-    When a run fails, the host closes its connections, the ranks exit, and torchrun sends the host SIGTERM. That signal
-    is a consequence of the failure and not its cause.
+    When a run fails, the host closes its connections, the ranks exit, and torchrun sends SIGTERM to the host. The
+    signal is then a consequence of the failure and not its cause.
     """
     before = interrupt.__context__
     while before and not isinstance(before, RunFailed):
@@ -94,7 +93,7 @@ def _measure_all(
     independent: bool,
     failures: dict[int, BaseException],
 ) -> None:
-    """Runs every repeat, then diagnoses the profiled ones. `failures` receives each recorder's error, by its id()."""
+    """Runs every repeat, then diagnoses the profiled ones. Adds the error of a recorder to `failures`, by its id()."""
     for recorder, repeats, profiled in schedule(recorders, failures):
         if id(recorder) in failures:
             continue
@@ -113,14 +112,14 @@ def open_runs(
     configurations: Sequence[Configuration[S]],
     argv: Sequence[str],
 ) -> list[Recorder[S]]:
-    """Opens a run directory for each configuration, or for none if one fails. Raises the same errors as `Recorder`."""
+    """Opens a run directory for each configuration. If one fails, closes the others and raises the error."""
     recorders: list[Recorder[S]] = []
     try:
         for configuration in configurations:
-            recorders.append(recorder(configuration, argv))  # noqa: PERF401 - what was opened must be closed
+            recorders.append(recorder(configuration, argv))  # noqa: PERF401 - open ones must be closed after an error
     except BaseException as error:
         for opened in recorders:
-            _close(opened, error, touched=False)
+            _close(opened, error, is_own=False)
         raise
     for opened in recorders:
         others = [other.writer.path.name for other in recorders if other is not opened]
@@ -133,8 +132,8 @@ def schedule(
 ) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
     """Yields (recorder, repeats to measure, repeat to profile or None) in the order in which they run.
 
-    Each repeat has new processes, except under torchrun, where all repeats of a run share its processes. `failures`
-    holds the id() of each failed recorder and may grow during the iteration; a failed recorder gets no more repeats.
+    Each repeat has new processes, except under the user's own torchrun, where all repeats of a run share its processes.
+    `failures` has the id() of each failed recorder, which gets no more repeats, and may grow during the iteration.
     """
     if launched_by_torchrun():
         for recorder in recorders:
@@ -143,7 +142,7 @@ def schedule(
             yield recorder, list(range(number)), number if recorder.settings.profiling.enabled else None
         return
     number = 0
-    while number == 0 or any(needs_more(one, number) for one in recorders if id(one) not in failures):
+    while number == 0 or any(needs_more(each, number) for each in recorders if id(each) not in failures):
         for recorder in recorders if number % 2 == 0 else reversed(recorders):
             yield recorder, [number], None
         number += 1
@@ -153,11 +152,11 @@ def schedule(
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:
-    """Returns whether a run with `done` repeats needs another. A run without times has no target precision."""
+    """Returns whether a run needs another repeat after `done`. The target precision applies to runs with step times."""
     measurement: RepeatSettings = recorder.settings.measurement
     if measurement.target_precision is None:
         return done < measurement.repeats
-    throughputs = recorder.throughputs()  # this summarises all steps, so it is called only when needed
+    throughputs = recorder.throughputs()  # called only when needed, because it summarises all steps
     if done and not throughputs:
         return done < measurement.repeats
     if done >= measurement.max_repeats:
@@ -169,12 +168,13 @@ def needs_more(recorder: Recorder[Any], done: int) -> bool:
 def measure(
     recorder: Recorder[Any], repeats: list[int], profiled: int | None, watch: Callable[[Recorder[Any]], None]
 ) -> None:
-    """Starts the workers for `repeats` and for the repeat to profile, and handles their events until they are done."""
+    """Runs the workers for `repeats` and for the repeat to profile, and records their events."""
     settings = recorder.settings
-    wanted = settings.measurement.max_repeats if settings.measurement.target_precision else settings.measurement.repeats
+    measurement = settings.measurement
+    planned = measurement.max_repeats if measurement.target_precision else measurement.repeats
     recorder.profiled = profiled
     if repeats:
-        recorder.begin_repeat(repeats[0], wanted)
+        recorder.begin_repeat(repeats[0], planned)
     else:
         recorder.begin_recorded()
     recorder.listen_to_log(True)
@@ -210,7 +210,7 @@ def _listen(
 ) -> None:
     flushed = 0.0
     watched: list[int] = []
-    place = ""  # the first sample is taken before the workers use the GPUs
+    place = ""  # differs from every place, so that the first sample is taken before the workers use the GPUs
     for event in workers.stream():
         if event is not None:
             recorder.take(event)
@@ -219,21 +219,21 @@ def _listen(
             watched = workers.pids
             telemetry.watch(watched)
         now = time.monotonic()
-        border = recorder.progress.place != place
-        if border or telemetry.due(now):
+        is_new_place = recorder.progress.place != place
+        if is_new_place or telemetry.due(now):
             place = recorder.progress.place
-            recorder.sample(telemetry.sample(processes=border))
+            recorder.sample(telemetry.sample(processes=is_new_place))
         if now - flushed >= FLUSH_SECONDS:
             recorder.flush()
             flushed = now
         watch(recorder)
-    recorder.sample(telemetry.sample(processes=True))  # the energy counter is needed at the end of the window too
+    recorder.sample(telemetry.sample(processes=True))  # energy needs a reading at the end of the window
 
 
 def thread_environment(settings: RunSettings) -> Mapping[str, str]:
     """Returns the environment variables that a worker needs before it imports torch.
 
-    performance.cpu_threads replaces the user's own OMP settings for threads, so that the recorded setting is true.
+    performance.cpu_threads replaces OMP settings of the user, so that the recorded number of threads is right.
     """
     threads = str(settings.performance.cpu_threads)
     variables = {
@@ -242,7 +242,7 @@ def thread_environment(settings: RunSettings) -> Mapping[str, str]:
         "OMP_WAIT_POLICY": settings.performance.omp_wait_policy,
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",  # models are built from configurations, so no worker may wait for a network
+        "HF_HUB_OFFLINE": "1",  # models are built from configurations, without a network
     }
     if settings.performance.expandable_segments:
         names = releases.installed().allocator_variables
@@ -271,23 +271,23 @@ def become_worker(settings: RunSettings) -> NoReturn:
     process.leave(process.main())
 
 
-def _close(recorder: Recorder[Any], error: BaseException | None, touched: bool) -> Outcome:
-    """Closes a run. `touched` tells whether the error happened in this recorder's own repeat."""
+def _close(recorder: Recorder[Any], error: BaseException | None, is_own: bool) -> Outcome:
+    """Closes a run. `is_own` tells whether the error occurred in a repeat of this run, and not of another one."""
     status: str = directory.COMPLETED
     summary = recorder.summary()
     if error is None and (error := recorder.refutation(summary)):
-        touched = True
+        is_own = True
     if error:
-        status = directory.INTERRUPTED if isinstance(error, Interrupted) or not touched else directory.FAILED
+        status = directory.INTERRUPTED if isinstance(error, Interrupted) or not is_own else directory.FAILED
     expected = error if isinstance(error, GpubenchError) else RunFailed(repr(error)) if error else None
     try:
         recorder.close(status, summary, expected)
-    except RunFailed as broken:  # for example a full disk; the figures can still be shown
-        status, expected = directory.FAILED, expected or broken
+    except RunFailed as failure:  # for example a full disk; the results can still be shown
+        status, expected = directory.FAILED, expected or failure
         try:
             recorder.writer.finish(status, expected.record())
-        except RunFailed as unsaid:
-            log.warning("%s; run.json may still say %r although the run has failed", unsaid, directory.RUNNING)
+        except RunFailed as failure:
+            log.warning("%s; run.json may still say %r although the run has failed", failure, directory.RUNNING)
     return Outcome(recorder, status, summary, expected)
 
 
@@ -297,6 +297,7 @@ def _interrupt(*_: object) -> None:
 
 @contextmanager
 def _on_signals(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+    """Handles the signals with `handler` within the context."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

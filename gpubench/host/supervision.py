@@ -1,4 +1,4 @@
-"""The host's view of its workers: their connections, their last known activity, and which one caused a failure."""
+"""What the host knows about its workers: their connections, their activity, and which of them caused a failure."""
 
 import signal
 import socket
@@ -10,43 +10,50 @@ from gpubench.errors import GpubenchError, HandoverError, SettingsError, UsageEr
 from gpubench.ranks import machine
 from gpubench.worker.channel import EVERYONE
 
-STARTUP = 120.0  # minimum deadline for a worker to import torch and connect on a busy machine, in seconds
-BEATS = 5.0  # shortest deadline for a heartbeat, because a busy machine may delay one, in seconds
-SILENCE = 30.0  # seconds without a heartbeat (one a second) before a rank counts as stopped
+STARTUP = 120.0  # seconds that a worker always has to import torch and connect, on a busy machine too
+SHORTEST_SILENCE = 5.0  # seconds by which a busy machine may delay a heartbeat
+LONGEST_SILENCE = 30.0  # seconds without a heartbeat (one per second) after which a rank counts as lost
 
 
-def silence(patience: float) -> float:
-    """Returns after how many seconds without a heartbeat a rank counts as lost, and for a rank, the host.
+def silence(time_limit: float) -> float:
+    """Returns the seconds without a message after which host and rank consider each other lost.
 
-    `patience` is the deadline for progress, in seconds.
+    `time_limit` is the time limit for progress, in seconds.
     """
-    return max(BEATS, min(SILENCE, patience))
+    return max(SHORTEST_SILENCE, min(LONGEST_SILENCE, time_limit))
 
 
 @dataclass(eq=False)
 class Peer:
-    """One connection, which belongs to a rank once it has completed the handshake. Times are monotonic, in seconds."""
+    """A connection, which belongs to a rank after the handshake. Times are monotonic, in seconds."""
 
     connection: socket.socket
     hello: events.Hello | None = None
+    """The handshake; None before it."""
     buffer: bytearray = field(default_factory=bytearray)
+    """The bytes of an incomplete line."""
     heard: float = 0.0
+    """The time of the last message."""
     progressed: float = 0.0
+    """The time of the last change of `position`, or of the last event that reports work."""
     position: tuple[str, int | None] = ("starting", None)
+    """The activity and the step in the last heartbeat."""
     waits_for: int | None = None
     within: float | None = None
     patience_factor: float = 1.0
     done: bool = False
+    """Whether the rank has sent Done."""
     lost: float | None = None
+    """The time at which the connection ended before Done."""
 
     @property
     def here(self) -> bool:
         """Whether the rank runs on this machine, so that its pid is valid here."""
         return self.hello is not None and self.hello.machine == machine()
 
-    def patience(self, ordinary: float) -> float:
-        """Returns how long this rank may make no progress, in seconds. `ordinary` is the run's deadline in seconds."""
-        return self.within or ordinary * self.patience_factor
+    def time_limit(self, run_limit: float) -> float:
+        """Returns the seconds after which this rank must have made progress; `run_limit` is the run's time limit."""
+        return self.within or run_limit * self.patience_factor
 
     def __str__(self) -> str:
         assert self.hello
@@ -54,6 +61,7 @@ class Peer:
 
     @property
     def where(self) -> str:
+        """The current activity in words, such as "in backward of step 3"."""
         doing, step = self.position
         doing = units.words(doing)
         if doing == "a step":
@@ -70,11 +78,11 @@ def blame(
     exit_codes: Sequence[int | None],
     output: Sequence[str],
 ) -> GpubenchError:
-    """Returns the earliest cause of a failure: a rank's own error or its death.
+    """Returns the earliest cause of a failure: an error that a rank has reported, or the death of a rank.
 
-    A broken collective counts only if there is no other cause. The message begins with the ranks that had the error,
-    unless all of them had it. `failures` holds (time received, event). `exit_codes` belong to the ranks that were
-    started here: negative for a signal, None for a running process. `output` is the last lines that they printed.
+    A broken collective is returned only if there is no other cause. The message begins with the ranks that had the
+    error, unless all had it. `failures` holds (time received, event). `exit_codes` are those of the ranks that were
+    started on this machine: negative for a signal, None for a running process. `output` is their last output.
     """
     causes: list[tuple[bool, float, GpubenchError]] = []
     reporters: dict[str, list[int]] = {}
@@ -99,36 +107,36 @@ def blame(
 
 
 def _names_its_ranks(kind: type[GpubenchError], failure: events.Failed, machines: int) -> bool:
-    """Returns whether the message needs no rank in front of it.
+    """Returns whether the message is complete without the rank that reported it.
 
     All ranks have the same settings, the ranks of one machine have the same files and devices, and the error of a
-    hand-over names both of its ends.
+    hand-over names the sender and the receiver.
     """
     everywhere = (SettingsError, HandoverError) if machines > 1 else (UsageError, HandoverError)
     return issubclass(kind, everywhere) or failure.message.startswith(f"rank {failure.rank} ")
 
 
 def _ranks(numbers: Sequence[int], world_size: int) -> str:
-    """Returns "rank 3: " or "ranks 1 and 3: ", or "" if these are all ranks."""
+    """Returns "rank 3: " or "ranks 1 and 3: "; the empty string for all ranks."""
     if len(numbers) == world_size:
         return ""
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {units.listed(map(str, sorted(numbers)))}: "
 
 
 def _lost(
-    who: str, did: str, when: str, ranks: Sequence[int], exit_codes: Sequence[int | None], output: Sequence[str]
+    subject: str, verb: str, when: str, ranks: Sequence[int], exit_codes: Sequence[int | None], output: Sequence[str]
 ) -> WorkerLost:
-    """Returns the error for `ranks`; `did` says what happened to them if their exit codes do not."""
+    """Returns the error for `ranks`; its message uses `verb` if no exit code of them is known."""
     codes = [exit_codes[rank] for rank in ranks if rank < len(exit_codes)]
     code = next((code for code in codes if code is not None), None)
     if code is not None:
-        did = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        verb = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
     hint = "run.log holds the worker's output"
     if code == -signal.SIGKILL:
         hint = "the kernel kills a process when the machine runs out of memory: see dmesg, or try a smaller batch"
-    elif words := [line.strip() for line in output if any(character.isalnum() for character in line)]:
-        hint += f"; its last line: {words[-1][:200]}"
-    return WorkerLost(f"{who} {did}{when}", hint)
+    elif lines := [line.strip() for line in output if any(character.isalnum() for character in line)]:
+        hint += f"; its last line: {lines[-1][:200]}"
+    return WorkerLost(f"{subject} {verb}{when}", hint)
 
 
 def _signal_name(number: int) -> str:
@@ -139,22 +147,22 @@ def _signal_name(number: int) -> str:
 
 
 def stalled(
-    peers: Mapping[int, Peer], world_size: int, now: float, started: float, patience: float
+    peers: Mapping[int, Peer], world_size: int, now: float, started: float, time_limit: float
 ) -> WorkerLost | None:
     """Returns the error for a rank that has stopped, or None.
 
-    A rank has stopped if it has not connected since `started`, sends no heartbeat, or makes no progress for `patience`.
-    Times are monotonic, in seconds.
+    A rank has stopped if it has not connected since `started`, sends no heartbeat, or has made no progress within
+    `time_limit`. Times are monotonic, in seconds.
     """
     missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
-    if missing and now - started > max(STARTUP, patience):
+    if missing and now - started > max(STARTUP, time_limit):
         return WorkerLost(
             f"rank {missing} has not reported {now - started:.0f} s after the start",
             "run.log holds the workers' output; measurement.stall_timeout sets the time limit",
         )
     running = [peer for peer in peers.values() if not peer.done]
-    silent = [peer for peer in running if now - peer.heard > silence(peer.patience(patience))]
-    stuck = [peer for peer in running if now - peer.progressed > peer.patience(patience)]
+    silent = [peer for peer in running if now - peer.heard > silence(peer.time_limit(time_limit))]
+    stuck = [peer for peer in running if now - peer.progressed > peer.time_limit(time_limit)]
     # A rank that waits for one that makes progress is not stuck.
     stuck = [peer for peer in stuck if (cause := _cause(peer, peers)).done or cause in silent or cause in stuck]
     if not silent and not stuck:
@@ -178,16 +186,16 @@ def stalled(
 
 
 def _cause(peer: Peer, peers: Mapping[int, Peer]) -> Peer:
-    """Follows the chain of ranks that wait for one another from `peer`, and returns its last rank."""
+    """Returns the last rank of the chain that begins with `peer` and in which each rank waits for the next one."""
     chain = [peer]
-    while (wanted := chain[-1].waits_for) is not None and not chain[-1].done:
-        if wanted == EVERYONE:  # not stuck as long as any of them makes progress
+    while (awaited := chain[-1].waits_for) is not None and not chain[-1].done:
+        if awaited == EVERYONE:  # the rank that has made progress most recently
             busy = [
                 other for other in peers.values() if not (other in chain or other.done or other.waits_for == EVERYONE)
             ]
             other = max(busy, key=lambda other: other.progressed, default=None)
         else:
-            other = peers.get(wanted)
+            other = peers.get(awaited)
         if other is None or other in chain:
             break
         chain.append(other)

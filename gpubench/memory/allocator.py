@@ -1,14 +1,14 @@
-"""A model of PyTorch's caching allocator, and of what libraries take outside it. All sizes and addresses are bytes.
+"""A model of PyTorch's caching allocator, and of the memory that libraries use outside it. All sizes are in bytes.
 
-The allocator follows c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13, the native
-backend with its default settings; docstrings give the names of the functions there. It manages blocks of memory, pools
-of free blocks, and the segments that the pools get from the driver. Not modelled are the settings max_split_size_mb,
+The model follows c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13, the native backend
+with its default settings; docstrings name the functions there in parentheses. It has blocks of memory, pools of free
+blocks, and segments that the pools get from the driver. It does not include the settings max_split_size_mb,
 garbage_collection_threshold and roundup_power2_divisions, private pools (CUDA graphs, MemPool), and memory that a
 second stream still uses when it is freed: freed memory is available at once.
 
-Outside the allocator are cuBLAS's workspaces and the CUDA context. cuBLAS gets a workspace for each of its handles on
-each stream, and keeps it to the end of the process. Each thread has its own handle: the one that runs the forward pass,
-and the one in which autograd runs the backward pass. From PyTorch 2.15 on, a product takes a workspace and frees it.
+Outside the allocator are the workspaces of cuBLAS and the CUDA context. cuBLAS has a workspace for each handle on each
+stream, and keeps it until the end of the process. Each thread has its own handle: the thread of the forward pass, and
+the thread in which autograd runs the backward pass. From PyTorch 2.15 on, each product allocates and frees a workspace.
 """
 
 from array import array
@@ -26,14 +26,18 @@ from gpubench.memory.history import Counts, History, Mark, Reading
 MIB = 2**20
 
 HANDLES = 2
-"""Handles of a training step on one stream; a forward pass alone needs one. A snapshot of a training step on a Hopper
-shows two blocks of 33,554,432 bytes, one of a forward pass shows one."""
+"""The number of cuBLAS handles of a training step on one stream; a forward pass alone needs one.
+
+A snapshot of a training step on a Hopper shows two blocks of 33,554,432 bytes, and one of a forward pass shows one.
+"""
 
 CONTEXT = 512 * MIB
-"""An assumption of what a process takes outside the allocator, which depends on the GPU, its driver and the loaded
-kernels. Reported were 287 MB after one kernel (PyTorch pull request 86509), about 400 MB (PyTorch issue 109888), and
-426 MiB for the bare context on an RTX 6000 Ada under PyTorch 2.10 with CUDA 13 (unsloth-zoo pull request 1053), all
-with lazy loading; the kernels of a training step come on top."""
+"""The assumed memory of a process outside the allocator. It depends on the GPU, the driver and the loaded kernels.
+
+Users have reported 287 MB after one kernel (PyTorch pull request 86509), about 400 MB (PyTorch issue 109888), and 426
+MiB for the context alone on an RTX 6000 Ada with PyTorch 2.10 and CUDA 13 (unsloth-zoo pull request 1053). All of these
+are with lazy loading; the kernels of a training step need more.
+"""
 
 _OLDER = 2 * 4096 * 1024 + 8 * 16 * 1024
 _HOPPER = 32 * MIB
@@ -56,7 +60,7 @@ _GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the fir
 
 
 def capability(key: str) -> tuple[int, int] | None:
-    """Return the compute capability of an accelerator of the hardware table, as (8, 0); None for AMD's accelerators.
+    """Return the compute capability of an accelerator in `hardware`, such as (8, 0); None for AMD's accelerators.
 
     Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
     """
@@ -65,16 +69,16 @@ def capability(key: str) -> tuple[int, int] | None:
 
 
 def blas_workspace(capability: tuple[int, int] | None) -> int:
-    """Return the bytes of a workspace for one handle on one stream, by compute capability; None stands for AMD.
+    """Return the size of cuBLAS's workspace for one handle on one stream; a capability of None stands for AMD.
 
-    It is 32 MiB from Hopper on; before it two times 4096 KiB and eight times 16 KiB, which is 8,519,680 bytes. Products
-    that go to cuBLASLt share it. Source: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13,
-    parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces. Before pull requests 175344 and 175879, of early
-    2026, Blackwell had the older size, and cuBLASLt 1 MiB of its own. CUBLAS_WORKSPACE_CONFIG in the environment
-    changes it.
+    It is 32 MiB from Hopper on. Before Hopper it is two times 4096 KiB and eight times 16 KiB, which is 8,519,680
+    bytes. cuBLASLt shares it. Source: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13, parseChosenWorkspaceSize
+    and unified_cublas_and_lt_workspaces. Before pull requests 175344 and 175879 of early 2026, Blackwell had the older
+    size, and cuBLASLt a workspace of 1 MiB of its own. The environment variable CUBLAS_WORKSPACE_CONFIG, which changes
+    the size, is not considered.
 
-    On AMD hipBLASLt takes 76 MiB (parseCUDABlasLtWorkspaceSize); a product that goes to rocBLAS adds one workspace of
-    32 MiB, or of 128 MiB on an MI300 and later.
+    On AMD hipBLASLt uses 76 MiB (parseCUDABlasLtWorkspaceSize). A product that rocBLAS computes needs another one
+    of 32 MiB, or of 128 MiB on an MI300 and later, which is not included.
     """
     if capability is None:
         return _HIPBLASLT
@@ -82,14 +86,14 @@ def blas_workspace(capability: tuple[int, int] | None) -> int:
 
 
 _ADDRESS_SPACE = 1 << 60
-"""Bytes of an expandable segment. A real one is 9/8 of the device, and continues in another one when it is full."""
+"""The size of an expandable segment. A real one has 9/8 of the device's memory, and is followed by another if full."""
 
 
 class Driver:
-    """A device that gives memory up to `capacity` bytes (no limit if None), and addresses.
+    """A device driver that provides up to `capacity` bytes of memory (None for no limit), and addresses.
 
-    Addresses only rise, and none is given twice. The real driver's addresses need not rise, so that of two free blocks
-    of the same size in two segments the real allocator may choose the other one.
+    Addresses always increase, and are never reused. Those of a real driver need not increase, so that the real
+    allocator may choose the other one of two free blocks of the same size.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -98,13 +102,14 @@ class Driver:
         self._next = 1 << 21
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes if that much is left; return whether it was."""
+        """Take `size` bytes if they are available, and return whether they were."""
         if self._capacity is not None and self.taken + size > self._capacity:
             return False
         self.taken += size
         return True
 
     def give_back(self, size: int) -> None:
+        """Return `size` bytes to the device."""
         self.taken -= size
 
     def addresses(self, size: int) -> int:
@@ -115,7 +120,7 @@ class Driver:
 
 
 class Block:
-    """A part of a segment between two neighbours (Block); it has no memory if it is not `mapped`."""
+    """A part of a segment between two neighbours (Block). It has addresses but no memory if it is not `mapped`."""
 
     __slots__ = ("address", "after", "before", "held", "mapped", "pool", "requested", "size")
 
@@ -130,6 +135,7 @@ class Block:
         self.after: Block | None = None
 
     def put_between(self, before: "Block | None", after: "Block | None") -> None:
+        """Set both neighbours, and this block as theirs."""
         self.before, self.after = before, after
         if before:
             before.after = self
@@ -138,7 +144,7 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream and one size class (BlockPool), in segments requested one by one.
+    """The free blocks of one stream and one size class (BlockPool).
 
     A block is split if at least `least_rest` bytes remain.
     """
@@ -148,17 +154,17 @@ class Pool:
         self._least_rest = least_rest
         self._free: dict[int, Block] = {}
         self._order: list[tuple[int, int]] = []
-        """Size and address of the free blocks, sorted."""
+        """The (size, address) of each free block, sorted."""
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest free block; 0 if there is none."""
+        """The size of the largest free block; 0 if there is none."""
         return self._order[-1][0] if self._order else 0
 
     def take(self, size: int) -> Block | None:
-        """Take the smallest free block of at least `size` bytes, the lowest of equals (get_free_block).
+        """Remove and return the smallest free block of at least `size` bytes (get_free_block).
 
-        Returns None if there is none.
+        Of several blocks of this size, it is that with the lowest address. Returns None if there is none.
         """
         place = self._place(size)
         return None if place is None else self._pop(place)
@@ -173,7 +179,7 @@ class Pool:
         return Block(self, self._driver.addresses(segment), segment)
 
     def hold(self, block: Block, size: int) -> None:
-        """Use the first `size` bytes of a taken block, or all of it (should_split, alloc_found_block)."""
+        """Mark a block as used, and split off what exceeds `size` bytes (should_split, alloc_found_block)."""
         block.held = True
         if block.size - size >= self._least_rest:
             rest = Block(self, block.address + size, block.size - size)
@@ -210,7 +216,7 @@ class Pool:
         self._pop(bisect_left(self._order, (block.size, block.address)))
 
     def _merge(self, block: Block) -> None:
-        """Merge with the neighbours that are free too (try_merge_blocks)."""
+        """Merge the block with the neighbours that are free (try_merge_blocks)."""
         before, after = block.before, block.after
         if before and not before.held and before.mapped == block.mapped:
             self._remove(before)
@@ -224,7 +230,7 @@ class Pool:
 
 
 class ExpandablePool(Pool):
-    """A pool with one segment that begins as addresses without memory and maps pages on demand (ExpandableSegment)."""
+    """A pool whose only segment has addresses without memory at first, and maps pages on demand (ExpandableSegment)."""
 
     def __init__(self, driver: Driver, least_rest: int, page: int) -> None:
         super().__init__(driver, least_rest)
@@ -234,7 +240,7 @@ class ExpandablePool(Pool):
         self._add(Block(self, self._base, _ADDRESS_SPACE, mapped=False))
 
     def _place(self, size: int) -> int | None:
-        """Return the index of the best fit; a block before unmapped addresses counts with what it can grow to."""
+        """Return the index of the best-fitting block, with the size to which it can grow; None if none fits."""
         place = super()._place(size)
         if place is None:
             return None
@@ -243,15 +249,17 @@ class ExpandablePool(Pool):
         return place
 
     def _extent(self, place: int) -> int:
+        """Return the size of a free block together with unmapped addresses behind it."""
         block = self._free[self._order[place][1]]
         return block.size + (block.after.size if block.after and not block.after.mapped else 0)
 
     def grow(self, size: int, segment: int) -> Block | None:
-        """Map pages at the lowest addresses with enough space (try_allocate_expandable_block).
+        """Return a block of at least `size` bytes, for which pages are mapped (try_allocate_expandable_block).
 
-        If the driver has too little memory, pages that were already mapped stay mapped and free.
+        It has the lowest possible addresses. Returns None if the driver has too little memory; pages that were already
+        mapped then stay mapped and free.
         """
-        block = self._stretch(size)
+        block = self._first_block_to_expand(size)
         if not block.mapped and not self._map(block, size):
             return None
         while block.size < size:
@@ -262,16 +270,16 @@ class ExpandablePool(Pool):
         self._remove(block)
         return block
 
-    def _stretch(self, size: int) -> Block:
-        """Return the first of neighbouring free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
+    def _first_block_to_expand(self, size: int) -> Block:
+        """Return the first of adjacent free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
         unmapped = (block for _, block in sorted(self._unmapped.items()))
         starts = (block.before if block.before and not block.before.held else block for block in unmapped)
         return next(start for start in starts if _is_large_enough(start, size))
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map pages behind the first `size` bytes of a block, or all of it (map_block).
+        """Map pages for the first `size` bytes of a block, or for all of it (map_block).
 
-        Returns False if the driver has too few pages.
+        Returns False if the driver has too little memory.
         """
         mapped = -(-min(size, block.size) // self._page) * self._page
         if not self._driver.take(mapped):
@@ -289,25 +297,25 @@ class ExpandablePool(Pool):
         """Return completely free pages to the driver (unmap_block)."""
         for block in list(self._free.values()):
             skipped = -(block.address - self._base) % self._page
-            whole = (block.size - skipped) // self._page * self._page
-            if whole > 0:
-                self._unmap(block, skipped, whole)
+            unmapped = (block.size - skipped) // self._page * self._page
+            if unmapped > 0:
+                self._unmap(block, skipped, unmapped)
 
-    def _unmap(self, block: Block, skipped: int, whole: int) -> None:
-        """Unmap `whole` bytes after `skipped` bytes, and leave free blocks on both sides where something remains."""
+    def _unmap(self, block: Block, skipped: int, unmapped: int) -> None:
+        """Unmap `unmapped` bytes after the first `skipped` bytes; what remains on both sides stays free."""
         self._remove(block)
-        behind = block.size - skipped - whole
+        behind = block.size - skipped - unmapped
         if skipped:
             first = Block(self, block.address, skipped)
             first.put_between(block.before, block)
             self._add(first)
         if behind:
-            last = Block(self, block.address + skipped + whole, behind)
+            last = Block(self, block.address + skipped + unmapped, behind)
             last.put_between(block, block.after)
             self._add(last)
-        block.address, block.size, block.mapped = block.address + skipped, whole, False
+        block.address, block.size, block.mapped = block.address + skipped, unmapped, False
         self.release(block)
-        self._driver.give_back(whole)
+        self._driver.give_back(unmapped)
 
     def _add(self, block: Block) -> None:
         if block.mapped:
@@ -323,6 +331,7 @@ class ExpandablePool(Pool):
 
 
 def _is_large_enough(start: Block, size: int) -> bool:
+    """Return whether `start` and the free blocks behind it have `size` bytes together."""
     length = 0
     block: Block | None = start
     while block and not block.held and length < size:
@@ -336,24 +345,24 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Rules:
-    """The allocator's constants, with their names in PyTorch, and two settings."""
+    """The constants of the allocator, with their names in PyTorch, and two settings."""
 
     block: int = 512
-    """kMinBlockSize: every size is rounded up to a multiple of it."""
+    """kMinBlockSize: sizes of blocks are rounded up to a multiple of it."""
     small: int = _MIB
     """kSmallSize: allocations up to this size go to the small pool."""
     small_segment: int = 2 * _MIB
-    """kSmallBuffer: a segment of the small pool, or a page of it if segments are expandable."""
+    """kSmallBuffer: the size of a segment of the small pool, or of a page if segments are expandable."""
     large_segment: int = 20 * _MIB
-    """large_segment_size: a segment of the large pool, or a page of it."""
+    """large_segment_size: the size of a segment of the large pool, or of a page if segments are expandable."""
     own_segment: int = 10 * _MIB
-    """kMinLargeAlloc: from this size on, an allocation that fits nowhere gets a segment of its own size."""
+    """kMinLargeAlloc: from this size on, an allocation that needs a new segment gets one of its own size."""
     own_rounding: int = 2 * _MIB
-    """kRoundLarge: that size is rounded up to a multiple of it."""
+    """kRoundLarge: the size of such a segment is rounded up to a multiple of it."""
     expandable: bool = False
-    """expandable_segments:True."""
+    """Whether expandable_segments:True is set."""
     capacity: int | None = None
-    """What the driver can give in total; None for no limit."""
+    """The memory that the driver can provide; None for no limit."""
 
     def rounded(self, size: int) -> int:
         """Return the size of the block for `size` bytes (round_size)."""
@@ -373,11 +382,13 @@ class Rules:
 
 
 class OutOfDeviceMemory(Exception):
-    """The driver has too little memory even after all completely free segments were returned. Sizes are bytes."""
+    """The driver has too little memory, even after all completely free segments were returned. Sizes are in bytes."""
 
-    def __init__(self, asked: int, allocated: int, reserved: int) -> None:
-        super().__init__(f"{asked:,} bytes do not fit beside {allocated:,} allocated, {reserved:,} reserved")
-        self.asked = asked
+    def __init__(self, requested: int, allocated: int, reserved: int) -> None:
+        super().__init__(
+            f"{requested:,} bytes do not fit: {allocated:,} bytes are allocated and {reserved:,} bytes reserved"
+        )
+        self.requested = requested
         self.allocated = allocated
         self.reserved = reserved
 
@@ -395,8 +406,10 @@ class CachingAllocator:
 
     @property
     def counts(self) -> Counts:
-        """The counters that torch.cuda.memory_stats calls allocation.all.allocated and .freed, num_alloc_retries and
-        num_ooms; the last two are unknown for a driver without a limit."""
+        """The counters allocation.all.allocated and .freed, num_alloc_retries and num_ooms of torch.cuda.memory_stats.
+
+        The last two are None for a driver without a limit.
+        """
         limited = self._rules.capacity is not None
         return Counts(
             allocations=self._allocations,
@@ -408,26 +421,24 @@ class CachingAllocator:
 
     @property
     def requested(self) -> int:
-        """Bytes that were requested and not freed."""
+        """The bytes that have been requested and not freed."""
         return self._requested
 
     @property
     def allocated(self) -> int:
-        """Bytes of the blocks in use."""
+        """The size of all blocks in use."""
         return self._allocated
 
     @property
     def reserved(self) -> int:
-        """Bytes that the driver has given."""
+        """The memory that the driver has provided."""
         return self._driver.taken
 
     def allocate(self, size: int, stream: int = 0) -> int:
-        """Allocate `size` bytes (malloc), and return their address, or 0 for 0 bytes, which take nothing.
+        """Allocate `size` bytes (malloc) and return their address; 0 bytes need no memory and have the address 0.
 
-        Addresses are made up, but their distances are those within one segment.
-
-        Raises:
-            OutOfDeviceMemory: the bytes do not fit into `Rules.capacity`.
+        Within a segment, distances between addresses are real. Raises OutOfDeviceMemory if the bytes do not fit into
+        `Rules.capacity`.
         """
         if not size:
             return 0
@@ -445,15 +456,11 @@ class CachingAllocator:
         self._allocated += block.size
         return block.address
 
-    def free(self, handle: int) -> None:
-        """Free what `allocate` returned.
-
-        Raises:
-            KeyError: `handle` is not allocated.
-        """
-        if not handle:
+    def free(self, address: int) -> None:
+        """Free the memory at an address that `allocate` returned. Raises KeyError if it is not allocated."""
+        if not address:
             return
-        block = self._held.pop(handle)
+        block = self._held.pop(address)
         self._frees += 1
         self._requested -= block.requested
         self._allocated -= block.size
@@ -491,37 +498,38 @@ class CachingAllocator:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A history as the allocator would process it.
+    """What the allocator does with a history.
 
     The arrays are int64, in bytes, with one element per position of the history: the value after the event at that
-    position. If the capacity does not suffice, they end before the event that fails, and `exhausted` is the position of
-    that event; the readings end at the last mark that was reached.
+    position. If the capacity is too small, they end before the event that fails, and the readings end at the last mark
+    before it.
     """
 
     requested: NDArray[np.int64]
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
     readings: list[Reading]
-    """The readings that the device's allocator would give, one for each mark."""
+    """The readings of the device's allocator, one for each mark."""
     exhausted: int | None
+    """The position of the event that fails; None if the capacity is large enough."""
     counts: Counts
 
 
 def replay(history: History, rules: Rules) -> Replayed:
-    """Replay the history's requests in order, on one stream, with an empty allocator."""
+    """Replay the allocations and frees of a history with an empty allocator, on one stream."""
     allocator = CachingAllocator(rules)
-    handles = [0] * len(history.allocations)
+    addresses = [0] * len(history.allocations)
     levels = array("q")
     exhausted = None
     for position, (index, begins) in enumerate(_events(history)):
         if begins:
             try:
-                handles[index] = allocator.allocate(history.allocations[index].size)
+                addresses[index] = allocator.allocate(history.allocations[index].size)
             except OutOfDeviceMemory:
                 exhausted = position
                 break
         elif index >= 0:
-            allocator.free(handles[index])
+            allocator.free(addresses[index])
         levels.extend((allocator.requested, allocator.allocated, allocator.reserved))
     requested, allocated, reserved = np.array(levels, np.int64).reshape(-1, 3).T
     return Replayed(
@@ -530,7 +538,7 @@ def replay(history: History, rules: Rules) -> Replayed:
 
 
 def _events(history: History) -> list[tuple[int, bool]]:
-    """Return for each position the index of the allocation that begins or ends there, -1 if none does."""
+    """Return, for each position, the index of the allocation there (-1 if there is none) and whether it begins."""
     events = [(-1, False)] * history.length
     for index, allocation in enumerate(history.allocations):
         events[allocation.begin] = (index, True)
@@ -540,10 +548,12 @@ def _events(history: History) -> list[tuple[int, bool]]:
 
 
 def _readings(marks: Sequence[Mark], allocated: NDArray[np.int64], reserved: NDArray[np.int64]) -> list[Reading]:
-    """Return the readings; a peak counts from the previous mark, including what was allocated at that mark."""
-    ours, driver = (np.concatenate(([0], counts)) for counts in (allocated, reserved))
+    """Return the readings at the marks. A peak is that since the previous mark, including the memory at that mark."""
+    tensors, driver = (np.concatenate(([0], counts)) for counts in (allocated, reserved))
     reached = [mark.at for mark in marks if mark.at <= len(allocated)]
     return [
-        Reading(at, int(ours[at]), int(driver[at]), int(ours[start : at + 1].max()), int(driver[start : at + 1].max()))
+        Reading(
+            at, int(tensors[at]), int(driver[at]), int(tensors[start : at + 1].max()), int(driver[start : at + 1].max())
+        )
         for start, at in pairwise([0, *reached])
     ]

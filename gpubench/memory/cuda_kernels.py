@@ -245,14 +245,14 @@ def _float_result(operator: Any, count: Count) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
 
     def policy(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | kwargs
+        arguments = dict(zip(names, args, strict=False)) | kwargs
         first = args[0]
-        if _is_castable(first) and given.get("dtype") is None:
-            given["dtype"] = torch.float32
+        if _is_castable(first) and arguments.get("dtype") is None:
+            arguments["dtype"] = torch.float32
             if first.dtype is not torch.float32:
                 count()
         with _without_autocast():
-            return operator(**given)
+            return operator(**arguments)
 
     return policy
 

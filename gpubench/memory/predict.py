@@ -1,7 +1,8 @@
-"""Predict the memory of a training step on a GPU that is not here, by running it on tensors without memory.
+"""Predict the memory of a training step on any GPU, by running the step on tensors without memory.
 
-All tensors are fake CPU tensors, since a CPU build of PyTorch cannot trace a backward pass on fake CUDA tensors. What
-CUDA does differently is added: operators in `cuda_kernels`, and memory outside of operators in `allocator`.
+All tensors are fake CPU tensors, because a CPU build of PyTorch cannot run a backward pass on fake CUDA tensors. The
+differences of CUDA are added: those of operators by `cuda_kernels`, memory outside of operators by `allocator`. For
+several ranks, this process becomes rank 0 with simulated collectives.
 """
 
 import sys
@@ -63,16 +64,16 @@ RECURRENT = "cuDNN computes it in memory of its own, whose size is unknown"
 
 
 def build_without_memory(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
-    """Return what `build` returns, made under a FakeTensorMode."""
+    """Return the workload of `build` with tensors without memory. Call it under a FakeTensorMode."""
     with _buildable():
         workload = build(model, data, seed)
-        if any(_parted(tensor) for tensor in (*workload.module.parameters(), *workload.module.buffers())):
+        if any(_views_are_separate(tensor) for tensor in (*workload.module.parameters(), *workload.module.buffers())):
             workload.module._apply(lambda tensor: tensor.detach())
     return workload
 
 
 def refuse_unknown(module: nn.Module, cuda: bool) -> None:
-    """Raise ModelError for modules that cannot be predicted. On a CPU, oneDNN's LSTM has hidden memory too."""
+    """Raise ModelError for modules with memory of unknown size: recurrent ones on CUDA, and oneDNN's LSTM on a CPU."""
     kinds = nn.RNNBase if cuda else nn.LSTM
     for path, part in module.named_modules():
         if isinstance(part, kinds):
@@ -83,19 +84,19 @@ def refuse_unknown(module: nn.Module, cuda: bool) -> None:
             )
 
 
-def _parted(tensor: Tensor) -> bool:
-    """Say whether views of the tensor would not share its storage, as with fakes that copy.deepcopy made."""
+def _views_are_separate(tensor: Tensor) -> bool:
+    """Return whether views of the tensor have another storage, as those of a fake tensor from copy.deepcopy have."""
     return bool(tensor.untyped_storage()._cdata != tensor.detach().untyped_storage()._cdata)
 
 
 @contextmanager
 def _buildable() -> Iterator[None]:
-    """Make initialisation and Module.to() work with tensors without memory.
+    """Make weight initialisation and Module.to() work with tensors without memory.
 
-    Where torch redraws weights until their values fit, they stay as they are, as torch does for meta tensors.
-    Module.to() replaces parameters instead of swapping them, which fakes do not support.
+    Where torch draws weights again until their values are in range, nothing is drawn, as for meta tensors. Module.to()
+    replaces parameters instead of swapping their contents, which fake tensors do not support.
     """
-    drawing, apply = torch.nn.init._no_grad_trunc_normal_, nn.Module._apply
+    truncated_normal, apply = torch.nn.init._no_grad_trunc_normal_, nn.Module._apply
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor
     nn.Module._apply = _applied  # type: ignore[method-assign]
     try:
@@ -103,28 +104,28 @@ def _buildable() -> Iterator[None]:
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by copy.deepcopy
             yield
     finally:
-        torch.nn.init._no_grad_trunc_normal_, nn.Module._apply = drawing, apply  # type: ignore[method-assign]
+        torch.nn.init._no_grad_trunc_normal_, nn.Module._apply = truncated_normal, apply  # type: ignore[method-assign]
 
 
 def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """As `nn.Module._apply`, in its order: the children first. Parameters are replaced, and tied ones stay tied."""
+    """Apply `function` to all parameters and buffers, as `nn.Module._apply` does; tied parameters stay tied."""
     return _replaced(module, function, recurse, {})
 
 
 def _replaced(
-    module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool, made: dict[Tensor, nn.Parameter]
+    module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool, replacements: dict[Tensor, nn.Parameter]
 ) -> nn.Module:
     if recurse:
         for part in module.children():
-            _replaced(part, function, recurse, made)
+            _replaced(part, function, recurse, replacements)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            if parameter not in made:
+            if parameter not in replacements:
                 new = nn.Parameter(function(parameter.detach()), parameter.requires_grad)
                 for key, value in parameter.__dict__.items():
-                    new.__dict__.setdefault(key, value)  # what a model notes on its parameters
-                made[parameter] = made[new] = new
-            module._parameters[name] = made[parameter]
+                    new.__dict__.setdefault(key, value)  # attributes that the model has added
+                replacements[parameter] = replacements[new] = new
+            module._parameters[name] = replacements[parameter]
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = function(buffer)
@@ -133,13 +134,13 @@ def _replaced(
 
 @contextmanager
 def simulated_ranks(world_size: int) -> Iterator[None]:
-    """Make this process rank 0 of `world_size`; collectives return at once and move nothing.
+    """Make this process rank 0 of `world_size` ranks, with collectives that return at once and transfer nothing.
 
-    This is for FakeTensors: DDP and FSDP2 run unchanged, except where DDP reads a tensor's values. An existing process
-    group is left alone and restored afterwards.
+    It is made for FakeTensors. DDP and FSDP2 run unchanged, except where DDP reads the values of a tensor. An existing
+    process group is not used, and restored afterwards.
     """
     with ExitStack() as stack:
-        stack.enter_context(_alone_in_a_group(world_size))
+        stack.enter_context(_fake_group(world_size))
         stack.enter_context(hide_shape_propagation())
         for place, name, function in (
             (distributed, "_verify_param_shape_across_processes", lambda *_: None),
@@ -152,7 +153,8 @@ def simulated_ranks(world_size: int) -> Iterator[None]:
 
 
 @contextmanager
-def _alone_in_a_group(world_size: int) -> Iterator[None]:
+def _fake_group(world_size: int) -> Iterator[None]:
+    """Make torch's fake process group the default group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
     if find_spec("torch.distributed._meta_registrations") is None:  # before PyTorch 2.11
@@ -165,30 +167,32 @@ def _alone_in_a_group(world_size: int) -> Iterator[None]:
         yield
     finally:
         if outer is not None:
-            distributed_c10d._update_default_pg(outer)  # before the destruction, which would include all groups
+            distributed_c10d._update_default_pg(outer)  # first, because destroying the default group destroys all
         dist.destroy_process_group(own)
-        sys.excepthook = hook  # the group's hook adds a rank to every line
+        sys.excepthook = hook  # init_process_group has installed one that adds the rank to every line
 
 
 def _averaged(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average as DDP's all-reduce does, in place; the fake group's own one has no result to continue with."""
+    """Replace DDP's all-reduce by a finished one, in place; that of the fake group has no result."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def _rebuilding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a DDP._pre_forward that rebuilds the buckets with tensors that have memory."""
+
     def pre_forward(ddp: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            with _Readable():  # type: ignore[no-untyped-call]
+            with _RealBucketIndices():  # type: ignore[no-untyped-call]
                 ddp.reducer._rebuild_buckets()
         return plain(ddp, *inputs, **kwargs)
 
     return pre_forward
 
 
-class _Readable(TorchDispatchMode):
-    """Give memory to the int32 tensors in which DDP exchanges its assignment of buckets, as it reads them back.
+class _RealBucketIndices(TorchDispatchMode):
+    """Give memory to the int32 tensors with the indices of DDP's buckets, because DDP reads their values.
 
     Source: sync_bucket_indices in torch/csrc/distributed/c10d/reducer.cpp.
     """
@@ -197,64 +201,66 @@ class _Readable(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-        fake = any(isinstance(one, FakeTensor) for one in tensors) or kwargs.get("dtype", torch.int32) != torch.int32
-        if fake:
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if is_fake or kwargs.get("dtype", torch.int32) != torch.int32:
             return func(*args, **kwargs)
         with _disable_current_modes():
             return func(*args, **kwargs)
 
 
 def _distributed_assumptions(settings: DistributedSettings) -> list[str]:
-    """Return sentences on what a prediction for GPUs leaves out of a rank's memory.
+    """Return sentences on the memory of a rank that a prediction for several GPUs does not include.
 
-    The size of NCCL's buffers depends on links, channels and algorithms. Reported were 544 MB for a group of two A100
-    and 688 MB for a larger one (NCCL issue 964), and 1.6 GB for one communicator (NCCL issue 864).
+    The size of NCCL's buffers depends on links, channels and algorithms. Users have reported 544 MB for a group of two
+    A100, 688 MB for a larger group (NCCL issue 964), and 1.6 GB for one communicator (NCCL issue 864).
     """
     found = [
-        f"this is rank 0 of {settings.world_size}, and the others take as much; NCCL's own buffers are not included, "
-        "and can take some hundred MB of each GPU or more"
+        f"this is rank 0 of {settings.world_size}; the others need as much; NCCL's buffers are not included, and can "
+        "need some hundred MB of each GPU or more"
     ]
     if settings.strategy == "fsdp2":
         found.append(
-            "FSDP2 gathers and reduces on streams of its own, for which the allocator has separate pools: more may be "
-            "reserved than predicted"
+            "FSDP2 gathers and reduces on separate streams, for which the allocator has separate pools: it may reserve "
+            "more memory than predicted"
         )
     return found
 
 
 HOST = torch.device("cpu")
-OF_FAKES = ("packing",)
-"""Rules that correct effects of tensors without values, on any device."""
+FOR_FAKES = ("packing",)
+"""Rules of `cuda_kernels` that are needed for fake tensors on any device."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_int_mm", "linear"})
-"""Operators that cuBLAS computes, for which it takes a workspace."""
+"""Operators that cuBLAS computes with a workspace."""
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Prediction:
+    """The predicted history of a run."""
+
     history: History
     applied: Applied
-    """How often each rule changed something."""
+    """The number of changes by each rule of `cuda_kernels`."""
 
 
 class _Tracker(Tracker):
-    """A tracker that adds the memory that libraries take outside of operators."""
+    """A tracker that adds the memory that libraries allocate outside of operators."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(HOST)
         self._workspace = blas_workspace(target.capability) if target.cuda else 0
         self._host = (torch.ops.aten.lift_fresh.default,) if target.cuda else ()
-        """Operators with which torch.tensor() makes tensors that stay on the host, as optimizers' step counters."""
+        """Operators of torch.tensor(), whose tensors stay on the host, such as the step counters of optimizers."""
         self._handles: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         name = func.overloadpacket.__name__
         if name in PRODUCTS and self._workspace and self.phase in ("forward", "loss", "backward"):
             self._take_workspace(f"aten::{name}")
-        return made
+        return result
 
     def _take_workspace(self, operator: str) -> None:
         kept = releases.installed().keeps_blas_workspaces
@@ -270,10 +276,10 @@ class _Tracker(Tracker):
         return super()._see(tensor, func)
 
 
-class _Scaled(Autocast):
-    """amp without a gradient scaler, which would read values that fake tensors do not have.
+class _UnscaledAmp(Autocast):
+    """The precision amp without a gradient scaler, which would read values that fake tensors do not have.
 
-    A scaler adds only scalars to the memory, because it scales in place.
+    The memory lacks only some scalars, because a scaler scales in place.
     """
 
     dtype = torch.float16
@@ -285,12 +291,12 @@ def predict(
     activity: Activity,
     steps: int,
     without: Sequence[str] = (),
-) -> Predicted:
-    """Return the history of `steps` steps of complete settings, as on `target`.
+) -> Prediction:
+    """Return the memory history of `steps` steps on `target`, for complete settings.
 
-    `without` names corrections to leave out. Raises ModelError with the name of an operator that cannot be traced.
+    `without` names rules to leave out. Raises ModelError with the name of an operator that cannot be predicted.
     """
-    settings = _as_predicted(settings, target)
+    settings = _for_target(settings, target)
     assert settings.precision
     tracker = _Tracker(target)
     world_size = settings.distributed.world_size
@@ -302,10 +308,10 @@ def predict(
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             built = _moved(settings, tracker) if target.cuda else build_without_memory
             stack.enter_context(tracker)
-            numbers = _arithmetic(settings.precision)
-            trainer = load(settings, ranks, HOST, activity, tracker, numbers, built)
+            precision = _arithmetic(settings.precision)
+            trainer = load(settings, ranks, HOST, activity, tracker, precision, built)
             refuse_unknown(trainer.workload.module, target.cuda)
-            left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in OF_FAKES]
+            left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in FOR_FAKES]
             with as_cuda(without=left_out, capability=target.capability) as applied:
                 follow(trainer, _batches(settings, ranks, trainer.workload), tracker, steps)
             history = tracker.history()
@@ -315,7 +321,7 @@ def predict(
             history.notes += _distributed_assumptions(settings.distributed) if world_size > 1 else []
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise _unpredictable(str(error.func)) from error
-    except ModelError as error:  # raised as the model was built
+    except ModelError as error:  # raised while the model was built
         if not isinstance(error.__cause__, DataDependentOutputException | DynamicOutputShapeException):
             raise
         raise _unpredictable(str(error.__cause__.func)) from error
@@ -323,11 +329,11 @@ def predict(
         if ".numpy() is not supported" not in str(error):
             raise
         raise _unpredictable(".numpy()") from error
-    return Predicted(history, applied)
+    return Prediction(history, applied)
 
 
 def _moved(settings: TrainSettings, tracker: Tracker) -> Callable[[ModelSettings, DataSettings, int], Workload]:
-    """Builds the model now, and returns what moves it to the GPU: building it takes memory of the host alone."""
+    """Build the model in host memory, which is not recorded, and return a function that moves it to the GPU."""
     workload = build_without_memory(settings.model, settings.data, settings.seed)
 
     def move(*_: object) -> Workload:
@@ -342,19 +348,20 @@ def _moved(settings: TrainSettings, tracker: Tracker) -> Callable[[ModelSettings
 def _unpredictable(reading: str) -> ModelError:
     return ModelError(
         f"the step cannot be predicted: {reading} reads values, which tensors without memory do not have",
-        "measure it on a machine with a GPU, or remove what reads values (.item(), .numpy(), boolean masks, unique)",
+        "measure it on a machine with a GPU, or remove operations that read values (.item(), .numpy(), boolean masks, "
+        "unique)",
     )
 
 
 def samples(settings: TrainSettings) -> int | None:
-    """Return the number of samples for each rank; None if the data is synthetic or the number is unknown."""
+    """Return the number of samples per rank; None if the data is synthetic or the number is unknown."""
     if settings.data.source.startswith("synthetic"):
         return None
-    one = _one_sample(settings)
+    single = _one_sample(settings)
     with FakeTensorMode(allow_non_fake_inputs=True):
         workload = build_without_memory(settings.model, settings.data, settings.seed)
     world_size = settings.distributed.world_size
-    with open_feed(one, Ranks(0, 0, world_size, world_size), HOST, workload) as feed:
+    with open_feed(single, Ranks(0, 0, world_size, world_size), HOST, workload) as feed:
         return feed.batches_per_epoch
 
 
@@ -362,39 +369,44 @@ def _one_sample(settings: TrainSettings) -> TrainSettings:
     return apply_overrides(settings, {"training.batch_size": 1, "data.workers": 0, "data.pin_memory": False})
 
 
-def _as_predicted(settings: TrainSettings, target: Target) -> TrainSettings:
-    """Return the settings with the target's defaults made explicit, so that the local CPU does not choose others."""
+def _for_target(settings: TrainSettings, target: Target) -> TrainSettings:
+    """Return the settings with the defaults of the target, which would otherwise be those of the local device."""
     changes: dict[str, Any] = {"performance.compile": False, "training.read_loss": False}
     changes["training.optimizer_impl"] = optimizer_impl(settings, target.cuda)
     return apply_overrides(settings, changes)
 
 
 def _arithmetic(precision: Precision) -> Arithmetic:
-    return _Scaled(HOST) if precision is Precision.amp else arithmetic(precision, HOST)
+    return _UnscaledAmp(HOST) if precision is Precision.amp else arithmetic(precision, HOST)
 
 
 def _batches(settings: TrainSettings, ranks: Ranks, workload: Workload) -> Any:
-    """Return the batches: synthetic ones are on the device; of other data one sample is read, whose shape is used."""
+    """Return an endless iterator over batches.
+
+    Synthetic batches are on the device. Of other data, one sample is read, and enlarged to a batch.
+    """
     assert settings.training.batch_size
     if settings.data.source == "synthetic":
         return Epochs(open_feed(settings, ranks, HOST, workload), settings.training.batch_size)
     if workload.make_batch is not None and settings.data.source == "synthetic-host":
         make_batch, size = workload.make_batch, settings.training.batch_size
-        return Copied(lambda: make_batch(size))
-    one = _one_sample(settings)
-    with _disable_current_modes(), open_feed(one, ranks, HOST, workload) as feed:
+        return CopiedBatches(lambda: make_batch(size))
+    single = _one_sample(settings)
+    with _disable_current_modes(), open_feed(single, ranks, HOST, workload) as feed:
         sample = next(feed.epoch(0))
-    return Copied(lambda: map_tensors(lambda tensor: _grown(tensor, settings.training.batch_size or 1), sample))
+    return CopiedBatches(
+        lambda: map_tensors(lambda tensor: _enlarged(tensor, settings.training.batch_size or 1), sample)
+    )
 
 
-def _grown(tensor: Tensor, batch_size: int) -> Tensor:
-    """Return a new tensor like `tensor`, which is of one sample, for a whole batch."""
+def _enlarged(tensor: Tensor, batch_size: int) -> Tensor:
+    """Return an empty tensor for a batch, with the shape and type that `tensor` has for one sample."""
     shape = (batch_size, *tensor.shape[1:]) if tensor.dim() else ()
     return torch.empty(shape, dtype=tensor.dtype, device=HOST)
 
 
-class Copied:
-    """Batches that are copied to the device one by one."""
+class CopiedBatches:
+    """An endless iterator over batches from `make`, which are copied to the device."""
 
     epoch = 0
 
@@ -408,28 +420,33 @@ class Copied:
         return self._make()
 
 
-LEAST = 0.005
-"""A fraction of the memory: a fix that is predicted to save less is not proposed."""
+LEAST_SAVING = 0.005
+"""The smallest saving, as a fraction of the memory, for which a fix is proposed."""
 SETTLED = 3
-"""Steps until the allocator has all the memory it needs: the second one still splits blocks of the first."""
+"""The number of steps after which the allocator needs no more memory. The second step still splits blocks."""
 
 
 @dataclass(frozen=True)
 class Forecast:
+    """Predictions for a model on a target, and for changes of its settings."""
+
     settings: MemorySettings
     target: Target
     activity: Activity
 
     def footprint(self) -> Footprint:
-        """Return the footprint; on request with the effect of each correction."""
-        whole, applied = self._run(self.settings.memory.steps)
+        """Return the predicted footprint; with memory.explain, also the bytes that each rule adds to the peak."""
+        found, applied = self._run(self.settings.memory.steps)
         corrections = [Correction(rule.name, rule.reason, None) for rule in RULES if rule.name in applied]
         if self.settings.memory.explain:
-            corrections = [msgspec.structs.replace(one, size=self._adds(one.name, whole)) for one in corrections]
-        return msgspec.structs.replace(whole, corrections=[*corrections, *whole.corrections])
+            corrections = [msgspec.structs.replace(each, size=self._adds(each.name, found)) for each in corrections]
+        return msgspec.structs.replace(found, corrections=[*corrections, *found.corrections])
 
     def advice(self, found: Footprint) -> Findings:
-        """Return the advice for `found`, measured or predicted; a fix saves the difference of two predictions."""
+        """Return the advice for `found`, a measured or predicted footprint.
+
+        The saving of a fix is the difference of two predictions.
+        """
         advised = advise(found, flatten(self.settings.model_dump(mode="json")))
         if not any(finding.fix for finding in advised.findings):
             return advised
@@ -439,7 +456,7 @@ class Forecast:
         return msgspec.structs.replace(advised, findings=[finding for finding in findings if finding])
 
     def batch_sizes(self) -> BatchSizes:
-        """Return the batch sizes that fit into the target, with the spare memory left free."""
+        """Return the batch sizes that fit into the target's memory, without the share that must stay free."""
         memory = self.settings.memory
         limit = int(self.target.capacity * (1 - memory.spare))
 
@@ -467,21 +484,24 @@ class Forecast:
         found = predict(self.settings, self.target, self.activity, steps, without)
         classify(found.history)
         expandable = self.settings.performance.expandable_segments
-        notes = ["torch.compile is not modelled: it fuses operators, and so keeps less"]
+        notes = ["torch.compile is not modelled; it fuses operators, and so needs less memory"]
         notes = notes if self.settings.performance.compile else []
         return predicted(found.history, self.target, expandable=expandable, notes=notes), found.applied
 
-    def _adds(self, rule: str, whole: Footprint) -> int:
+    def _adds(self, rule: str, found: Footprint) -> int:
+        """Return the bytes that a rule adds to the peak."""
         self.activity.doing = f"predicting without {rule}"
         without, _ = self._run(self.settings.memory.steps, (rule,))
-        return whole.peak.level.allocated - without.peak.level.allocated
+        return found.peak.level.allocated - without.peak.level.allocated
 
     def _predicted(self, finding: Finding, before: Footprint) -> Finding | None:
-        """Return the finding with the saving of its fix; None if the fix saves next to nothing."""
+        """Return the finding with the predicted saving of its fix; None if it is below LEAST_SAVING."""
         if not finding.fix:
             return finding
         try:
             after, _ = self.with_settings(finding.fix)._run(SETTLED)
         except GpubenchError as error:  # for example checkpointing of a model without blocks
-            return msgspec.structs.replace(finding, fix={}, evidence=[*finding.evidence, f"not here: {error.message}"])
-        return with_prediction(finding, before, after) if after.most < before.most * (1 - LEAST) else None
+            return msgspec.structs.replace(
+                finding, fix={}, evidence=[*finding.evidence, f"the fix is not possible here: {error.message}"]
+            )
+        return with_prediction(finding, before, after) if after.most < before.most * (1 - LEAST_SAVING) else None

@@ -1,9 +1,9 @@
 """Record the allocations of a training step on any device, with a dispatch mode.
 
-A dispatch mode sees each operator below autograd and autocast, and so every tensor that an operator returns. It does
-not see what a kernel allocates and frees before it returns, nor libraries' workspaces. With fake tensors, nothing is
-computed or allocated, and the history is the same. (torch.distributed._tools.MemTracker counts in the same way, but
-keeps sums, while a model of the allocator needs the order.)
+A dispatch mode is called for each operator below autograd and autocast, and so sees every tensor that an operator
+returns. It does not see what a kernel allocates and frees before it returns, nor the workspaces of libraries. With fake
+tensors, nothing is computed or allocated, and the history is the same. (torch.distributed._tools.MemTracker works in
+the same way, but records only sums, whereas a model of the allocator needs the order of allocations.)
 """
 
 import logging
@@ -33,14 +33,16 @@ from gpubench.worker.training import Batches, Epochs, Trainer, build_trainer
 
 
 class Tracker(TorchDispatchMode):
-    """The history of one device in one process, from its first use as a context manager to its last."""
+    """A context manager that records the allocations on one device while it is active."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device.type
         self._held: dict[int, tuple[Allocation | None, weakref.ref[Any]]] = {}
-        """The last allocation of each live storage, by the address of its C++ object, with a reference that tells when
-        the storage dies. It is None for a storage that was resized to 0 bytes or is disregarded."""
+        """The last allocation of each live storage and a weak reference to it, by the address of its C++ object.
+
+        The allocation is None for a storage that was resized to 0 bytes or is disregarded.
+        """
         self._allocations: list[Allocation] = []
         self._marks = [Mark(0, "start")]
         self._position = 0
@@ -56,60 +58,64 @@ class Tracker(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper, as DTensor: it dispatches again with the tensors that it wraps
-        made = func(*args, **(kwargs or {}))
-        for tensor in _tensors(made):
+            return NotImplemented  # a wrapper such as DTensor, which dispatches again with the tensors inside
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
             self._see(tensor, func)
-        return made
+        return result
 
     @property
     def phase(self) -> Phase:
         return self._marks[-1].phase
 
     def note(self, size: int, category: Category, operator: str, *, kept: bool = True) -> None:
-        """Record memory that no tensor shows, allocated now and freed at once unless it is kept."""
-        made = self._begin(size, operator, "")
-        made.category = category
+        """Record memory that belongs to no tensor, allocated now and freed at once unless it is `kept`."""
+        allocation = self._begin(size, operator, "")
+        allocation.category = category
         if not kept:
-            self._end(made)
+            self._end(allocation)
 
     def disregard(self, tensor: Tensor) -> None:
-        """Leave out a tensor whose memory is not the device's."""
+        """Do not record the memory of a tensor, because it is not on the device that the tensor stands for."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._held[key] = None, weakref.ref(storage, lambda gone: self._release(key, gone))
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Start `phase` in `step`; None means the current step."""
+        """Start `phase` of `step`, by default of the current step."""
         self._read()
         self._marks.append(Mark(self._position, phase, self._marks[-1].step if step is None else step))
 
     def claim(self, tensors: Iterable[Tensor], category: Category, module: str | None = None) -> None:
-        """Set the category and module of `tensors`, and include memory that existed before the tracker."""
-        for whole in tensors:
-            for tensor in _tensors(whole):
-                held = self._see(tensor, None)
-                if held:
-                    held.category = category
-                    held.module = held.module if module is None else module
+        """Set the category and module of `tensors`, also of those that existed before the tracker."""
+        for outer in tensors:
+            for tensor in _tensors(outer):
+                allocation = self._see(tensor, None)
+                if allocation:
+                    allocation.category = category
+                    allocation.module = allocation.module if module is None else module
 
     def claim_model(self, module: nn.Module) -> None:
-        """Claim parameters and buffers, and from now on every gradient as it is complete."""
+        """Set the category and module of parameters and buffers."""
         for path, part in module.named_modules():
             self.claim(part.parameters(recurse=False), "parameters", path)
             self.claim(part.buffers(recurse=False), "buffers", path)
 
     def claim_gradients(self, module: nn.Module) -> None:
-        """Claim gradients for the modules of their parameters; a bucket of many belongs to the module around them."""
+        """Set the category of gradients, and their module to that of their parameter.
+
+        A bucket with the gradients of several modules belongs to the module that contains them.
+        """
         for parameter, path in _owners(module).items():
             for tensor in () if parameter.grad is None else _tensors(parameter.grad):
-                held = self._see(tensor, None)
-                if held:
-                    held.module = _around(held.module, path) if held.category == "gradients" else path
-                    held.category = "gradients"
+                allocation = self._see(tensor, None)
+                if allocation:
+                    is_shared = allocation.category == "gradients"
+                    allocation.module = _common_path(allocation.module, path) if is_shared else path
+                    allocation.category = "gradients"
 
     def claim_state(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-        """Claim the optimizer's state for the modules of its parameters."""
+        """Set the category of the optimizer's state, and its module to that of its parameter."""
         owners = _owners(module)
         for parameter, state in optimizer.state.items():
             found = [value for value in state.values() if isinstance(value, Tensor)]
@@ -117,7 +123,7 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
-        """Record which submodule of `module` allocates; what follows the forward pass is the loss."""
+        """Record the submodule of `module` that allocates; what follows the module's forward pass is the loss."""
         self._names = {id(part): path for path, part in module.named_modules()}
         before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
         after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
@@ -130,7 +136,7 @@ class Tracker(TorchDispatchMode):
             self._modules.clear()
 
     def close(self) -> None:
-        """End the history: frees from now on, when everything is destroyed, are not part of it."""
+        """End the history, before the objects that hold the memory are destroyed."""
         if not self._closed:
             self.enter("unknown")
             if self._before:
@@ -143,7 +149,7 @@ class Tracker(TorchDispatchMode):
         return History(self._allocations, self._marks, self._position, self._readings, self._counts)
 
     def _read(self) -> None:
-        """Read the allocator's counters since the last reading; they are on the host, so that nothing waits."""
+        """Read the allocator's counters since the last reading. They are on the host, so this does not synchronise."""
         if self._device != "cuda":
             return
         self._readings.append(
@@ -158,7 +164,7 @@ class Tracker(TorchDispatchMode):
         torch.cuda.reset_peak_memory_stats()
 
     def _see(self, tensor: Tensor, func: Any) -> Allocation | None:
-        """Return the allocation behind `tensor`, which begins now if it is new; None if it takes no memory."""
+        """Return the allocation of `tensor`, which begins now if it is new; None if it has no memory."""
         if tensor.device.type != self._device or self._closed:
             return None
         storage = tensor.untyped_storage()
@@ -171,17 +177,18 @@ class Tracker(TorchDispatchMode):
         if not size:
             return None
         operator = "" if func is None else f"aten::{func.overloadpacket.__name__}"
-        made = self._begin(size, operator, f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-        self._held[key] = made, weakref.ref(storage, lambda gone: self._release(key, gone))
-        return made
+        shape = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        allocation = self._begin(size, operator, shape)
+        self._held[key] = allocation, weakref.ref(storage, lambda gone: self._release(key, gone))
+        return allocation
 
     def _begin(self, size: int, operator: str, shape: str) -> Allocation:
         mark = self._marks[-1]
         module = self._modules[-1] if self._modules else ""
-        made = Allocation(size, self._position, None, "unknown", mark.phase, mark.step, module, operator, shape)
+        allocation = Allocation(size, self._position, None, "unknown", mark.phase, mark.step, module, operator, shape)
         self._position += 1
-        self._allocations.append(made)
-        return made
+        self._allocations.append(allocation)
+        return allocation
 
     def _release(self, key: int, gone: "weakref.ref[Any]") -> None:
         known = self._held.get(key)
@@ -196,7 +203,7 @@ class Tracker(TorchDispatchMode):
             self._position += 1
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Update a resized storage: FSDP2 keeps gathered parameters' storages and frees their memory between uses."""
+        """Update a resized storage. FSDP2 resizes the storages of gathered parameters to 0 bytes between uses."""
         known = self._held.get(storage._cdata)
         if self._closed or not known or known[1]() is not storage:
             return
@@ -205,22 +212,22 @@ class Tracker(TorchDispatchMode):
             return
         self._end(before)
         if size:
-            made = self._begin(size, before.operator, before.shape)
-            made.category, made.module = before.category, before.module
-            self._held[storage._cdata] = made, known[1]
+            after = self._begin(size, before.operator, before.shape)
+            after.category, after.module = before.category, before.module
+            self._held[storage._cdata] = after, known[1]
 
     def _claim_gathered(self, module: nn.Module, path: str) -> None:
-        """Claim parameters gathered from the shards of all ranks, while the module computes with them."""
+        """Set the category of parameters that are gathered from all ranks while the module computes with them."""
         for parameter in module.parameters(recurse=False):
             for tensor in _tensors(parameter):
-                held = self._see(tensor, None)
-                if held and held.category == "unknown":
-                    held.category, held.module = "parameters", path
+                allocation = self._see(tensor, None)
+                if allocation and allocation.category == "unknown":
+                    allocation.category, allocation.module = "parameters", path
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
         path = self._names.get(id(module))
         if path is not None and self.phase == "loss":
-            self.enter("forward")  # the model is called again
+            self.enter("forward")  # the module is called again
         self._modules.append(path if path is not None else self._modules[-1] if self._modules else "")
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
@@ -234,9 +241,9 @@ class Tracker(TorchDispatchMode):
 
 @contextmanager
 def hide_shape_propagation() -> Iterator[None]:
-    """Hide from dispatch modes that DTensor computes the shape of an operator's result.
+    """Hide from dispatch modes how DTensor computes the shape of an operator's result.
 
-    DTensor does this once for each operator and shape, with fakes of whole tensors, for which no rank has memory.
+    DTensor does this once for each operator and shape, with fake tensors of the full size, which no rank allocates.
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -255,9 +262,9 @@ def hide_shape_propagation() -> Iterator[None]:
 
 @contextmanager
 def watch_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Call `resized` after each `resize_` of a storage, which no dispatch mode sees.
+    """Call `resized` after each `resize_` of a storage, which dispatch modes do not see.
 
-    FSDP2 allocates in this way. torch.distributed._tools.MemTracker uses the same method.
+    FSDP2 allocates in this way. torch.distributed._tools.MemTracker watches it by the same method.
     """
     plain = torch.UntypedStorage.resize_
 
@@ -279,11 +286,11 @@ _COUNTERS = {
     "retries": "num_alloc_retries",
     "ooms": "num_ooms",
 }
-"""The names of `Counts` in torch.cuda.memory_stats."""
+"""The keys of torch.cuda.memory_stats, by the fields of `Counts`."""
 
 
 def _counters() -> dict[str, int]:
-    """Return the counters of the process."""
+    """Return the allocator's counters since the start of the process."""
     stats = torch.cuda.memory_stats()
     return {name: stats.get(key, 0) for name, key in _COUNTERS.items()}
 
@@ -308,18 +315,18 @@ def _segments() -> Any:
 
 
 def _owners(module: nn.Module) -> dict[Tensor, str]:
-    """Return the path of each parameter's module, the last one of several."""
-    return {one: path for path, part in module.named_modules() for one in part.parameters(recurse=False)}
+    """Return the path of each parameter's module; of a shared parameter, that of the last module."""
+    return {parameter: path for path, part in module.named_modules() for parameter in part.parameters(recurse=False)}
 
 
-def _around(one: str, other: str) -> str:
-    """Return the common beginning of two paths."""
-    pairs = zip(one.split("."), other.split("."), strict=False)
+def _common_path(first: str, second: str) -> str:
+    """Return the common beginning of two module paths."""
+    pairs = zip(first.split("."), second.split("."), strict=False)
     return ".".join(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield tensors with memory of their own; for a wrapper, the tensors that it wraps."""
+    """Yield the tensors in `value` that have memory; instead of a wrapper such as DTensor, the tensors inside."""
     leaves = (value,) if isinstance(value, Tensor) else tree_iter(value)
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -343,11 +350,11 @@ PHASES: dict[str, Phase] = {
     "backward": "backward",
     "optimizer": "optimizer",
 }
-"""Memory phases by timed phase. Communication is part of the backward pass and ends no phase."""
+"""The memory phase of each timed phase. Communication is part of the backward pass."""
 
 
 class PhaseMarks(StepTimer[int]):
-    """A replacement of a step's timer that times nothing and tells the tracker the phase of the step."""
+    """A replacement of `StepTimer` that measures no time, and tells the tracker the phases of the steps."""
 
     def __init__(self, tracker: Tracker, activity: Activity, repeat: int, rank: int) -> None:
         super().__init__(HostClock(), activity, repeat, rank)
@@ -364,7 +371,7 @@ class PhaseMarks(StepTimer[int]):
             self._tracker.enter(PHASES[phase])
 
     def issued(self, epoch: int, samples: int, readings: list[Tensor]) -> None:
-        """Drop the readings, because keeping them would take memory that training does not take."""
+        """Drop the readings, because they would use memory that training does not use."""
 
 
 def load(
@@ -376,20 +383,20 @@ def load(
     arithmetic: Arithmetic,
     build: Callable[[ModelSettings, DataSettings, int], Workload] = build,
 ) -> Trainer:
-    """Return the model, ready to train, recorded by the tracker from its first weight on."""
+    """Return the model, ready to train. The tracker records it from its first weight on."""
     activity.doing = "building the model"
     tracker.enter("model")
     workload = build(settings.model, settings.data, settings.seed)
     marks = PhaseMarks(tracker, activity, 0, ranks.rank)
     trainer = build_trainer(settings, ranks, device, workload, arithmetic, marks)
     tracker.claim_model(trainer.workload.module)
-    activity.doing = "opening the data"
+    activity.doing = "opening the dataset"
     tracker.enter("data")
     return trainer
 
 
 def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> None:
-    """Train `steps` steps under `tracker`."""
+    """Train `steps` steps, and record their phases and the categories of their tensors in `tracker`."""
     training, module = trainer.settings.training, trainer.workload.module
     assert training.batch_size
     with tracker.following(module), _claiming(trainer, tracker):
@@ -401,7 +408,7 @@ def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> 
 
 @contextmanager
 def _claiming(trainer: Trainer, tracker: Tracker) -> Iterator[None]:
-    """Tell the tracker about gradients and optimizer state when they are complete, and when zeroing begins."""
+    """Set the categories of gradients and optimizer state in each step, and record when zeroing begins."""
     module, optimizer = trainer.workload.module, trainer.optimizer
 
     def before(*_: object) -> None:
@@ -423,24 +430,24 @@ def _claiming(trainer: Trainer, tracker: Tracker) -> Iterator[None]:
 
 
 EVENTS = 1_000_000
-"""Entries of the allocator's own recording: steps of large models have some ten thousand each."""
+"""The largest number of entries in the allocator's own recording. A step of a large model has some ten thousand."""
 
 log = logging.getLogger("gpubench.memory.tracker")
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What the driver reports about a device's memory, in bytes."""
+    """The memory of a device as the driver reports it, in bytes."""
 
     capacity: int
     other: int
-    """In use outside this process's allocator: context, libraries and other processes."""
+    """The memory in use outside this process's allocator: by the context, libraries and other processes."""
 
 
 def measure(
     settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, tracker: Tracker, steps: int
 ) -> None:
-    """Train `steps` steps under `tracker`, and close it at their end or at an error."""
+    """Build the model and train `steps` steps under `tracker`, which is closed at the end or at an error."""
     assert settings.precision
     assert settings.training.batch_size
     with hide_shape_propagation() if ranks.world_size > 1 else nullcontext(), tracker:
@@ -463,7 +470,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 @contextmanager
 def recorded(device: torch.device, path: Path) -> Iterator[None]:
-    """Write the allocator's own recording to `path`, also after an error; on a CPU do nothing."""
+    """Write a snapshot of the CUDA allocator with its history to `path`, also after an error; do nothing on a CPU."""
     if device.type != "cuda":
         yield
         return

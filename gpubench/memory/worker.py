@@ -1,4 +1,4 @@
-"""The worker of `gpubench memory`: records a few training steps on its device, or predicts them."""
+"""The worker of `gpubench memory`: records the memory of a few training steps on its device, or predicts it."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -23,16 +23,16 @@ from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
 from gpubench.worker.environment import capture_env_metadata
 from gpubench.worker.process import Assignment
-from gpubench.worker.profiler import recorded as pieces
+from gpubench.worker.profiler import recorded as file_events
 from gpubench.worker.train_bench import set_up
 from gpubench.worker.training import Event
 
 log = logging.getLogger("gpubench.memory")
 
 
-def work(given: Assignment) -> Iterator[Event]:
-    """Yield the events of every repeat of the job."""
-    job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
+def work(assignment: Assignment) -> Iterator[Event]:
+    """Run every repeat of the job and yield the events."""
+    job, ranks, store, activity = assignment.job, assignment.ranks, assignment.store, assignment.activity
     settings = MemorySettings.model_validate(job.settings)
     predicting = settings.memory.predict
     device = torch.device("cpu") if predicting else set_up(settings, ranks, store)
@@ -49,22 +49,22 @@ def work(given: Assignment) -> Iterator[Event]:
 def _predict(settings: MemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
     forecast = Forecast(settings, target, activity)
     if settings.memory.find_batch_size:
-        found = forecast.batch_sizes()
-        yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(found))
-        if found.largest is None:
+        sizes = forecast.batch_sizes()
+        yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(sizes))
+        if sizes.largest is None:
             return
-        forecast = forecast.with_batch_size(found.largest)
-    whole = forecast.footprint()
-    yield _followed(0, repeat, whole)  # before the advice, which takes about as long again
+        forecast = forecast.with_batch_size(sizes.largest)
+    found = forecast.footprint()
+    yield _followed_event(0, repeat, found)  # before the advice, which takes about as long
     if settings.memory.advise:
         activity.doing = "predicting what fixes save"
-        yield _followed(0, repeat, whole, forecast.advice(whole))
+        yield _followed_event(0, repeat, found, forecast.advice(found))
 
 
 def _measure(
     settings: MemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
 ) -> Iterator[Event]:
-    forecast = Forecast(settings, _here(settings, device), activity)
+    forecast = Forecast(settings, _local_target(settings, device), activity)
     if settings.memory.find_batch_size:
         if ranks.is_rank_zero:
             yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(forecast.batch_sizes()))
@@ -78,24 +78,24 @@ def _measure(
         except Exception:
             where = f"it ended in the {activity.doing.replace('_', ' ')} of step {activity.step}"
             if (found := _found(settings, ranks, device, tracker, [where])) is not None:
-                yield _followed(ranks.rank, repeat, found)  # what held the memory until the error
-            yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+                yield _followed_event(ranks.rank, repeat, found)  # the memory until the error
+            yield from file_events([path] if path.exists() else [], ranks.rank, repeat)
             raise
-        activity.doing = "handing over what was followed"
+        activity.doing = "sending the footprint"
         found = _found(settings, ranks, device, tracker)
         assert found is not None
-        yield _followed(ranks.rank, repeat, found)
-        yield from pieces([path] if path.exists() else [], ranks.rank, repeat)
+        yield _followed_event(ranks.rank, repeat, found)
+        yield from file_events([path] if path.exists() else [], ranks.rank, repeat)
     if ranks.is_rank_zero and settings.memory.advise:
         activity.doing = "predicting what fixes save"
         try:
-            yield _followed(ranks.rank, repeat, found, forecast.advice(found))
-        except Exception as error:  # errors of the prediction must not discard the measurement
-            log.warning("no advice: %s", error)
+            yield _followed_event(ranks.rank, repeat, found, forecast.advice(found))
+        except Exception as error:  # an error of the prediction must not discard the measurement
+            log.warning("the savings of fixes cannot be predicted: %s", error)
 
 
-def _here(settings: MemorySettings, device: torch.device) -> Target:
-    """Return the local device as a target for predictions."""
+def _local_target(settings: MemorySettings, device: torch.device) -> Target:
+    """Return this rank's device as a target for predictions."""
     space, limit = device_memory(device), settings.memory.device_memory
     if space is None:
         return Target("cpu", limit or psutil.virtual_memory().available, None, cuda=False)
@@ -106,7 +106,7 @@ def _here(settings: MemorySettings, device: torch.device) -> Target:
 def _found(
     settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
 ) -> Footprint | None:
-    """Return the footprint; None if an error came before the first tensor."""
+    """Return the recorded footprint; None if an error occurred before the first allocation."""
     history = tracker.history()
     if not history.allocations:
         return None
@@ -123,6 +123,6 @@ def _found(
     )
 
 
-def _followed(rank: int, repeat: int, found: Footprint, advice: Findings | None = None) -> events.MemoryFollowed:
+def _followed_event(rank: int, repeat: int, found: Footprint, advice: Findings | None = None) -> events.MemoryFollowed:
     findings = None if advice is None else msgspec.json.encode(advice)
     return events.MemoryFollowed(rank=rank, repeat=repeat, footprint=msgspec.json.encode(found), findings=findings)

@@ -1,13 +1,13 @@
-"""The connection of a worker to the host, its heartbeat, and the clock that dates events.
+"""The connection of a worker to the host, the worker's heartbeat, and the clock for its events.
 
 The address is `unix:PATH` on one machine and `tcp:HOST:PORT#SECRET` from another. The host puts it in the environment
 of the workers that it starts, and in the rendezvous store for the workers on other machines.
 
-Three rules keep the timed process undisturbed. Events are buffered until the loop calls `flush` between steps. The
-listening thread sleeps in the kernel. The heartbeat costs some tens of microseconds a second.
+The connection hardly disturbs the timed process: events are buffered until the loop calls `flush` between steps, the
+listening thread sleeps in the kernel, and the heartbeat takes some tens of microseconds per second.
 
-When the connection to the host ends, the worker exits at once, so that no orphan occupies a GPU. A broken link to
-another machine does not end a connection, so TCP keepalive ends it after the same time as on the host's side.
+When the connection to the host ends, the worker exits at once, so that it does not keep a GPU occupied. A broken link
+to another machine does not end a connection, so TCP keepalive ends it, after the same time as on the host's side.
 """
 
 import faulthandler
@@ -28,9 +28,10 @@ from gpubench.ranks import machine
 
 
 def calendar(job: Job) -> Callable[[], float]:
-    """Returns a clock of seconds since the epoch.
+    """Returns a clock that gives seconds since the epoch.
 
-    On the host's machine it is the host's clock at the start of the run plus monotonic time, so NTP does not shift it.
+    On the host's machine it is the host's clock at the start of the run plus the monotonic time since, which
+    corrections of the clock by NTP do not affect.
     """
     if job.machine != machine():
         return time.time
@@ -40,7 +41,7 @@ def calendar(job: Job) -> Callable[[], float]:
 
 ADDRESS_VARIABLE = "_GPUBENCH_HOST"
 HEARTBEAT_SECONDS = 1.0
-LAST_WORD_SECONDS = 10.0
+FAILURE_SECONDS = 10.0
 CONNECT_SECONDS = 30.0
 HOST_GONE = 75  # EX_TEMPFAIL, the exit code of a worker whose host is gone
 
@@ -48,23 +49,23 @@ EVERYONE = -1  # in place of a rank number: all ranks
 
 
 class Doing(NamedTuple):
-    """What a rank is doing."""
+    """The current activity of a rank."""
 
     words: str
     waits_for: int | None = None
-    """The rank that it waits for, or `EVERYONE`."""
+    """The rank that this rank waits for, or `EVERYONE`."""
     within: float | None = None
-    """The time limit in seconds; None for the run's own limit."""
+    """The time limit of the activity in seconds; None for the run's own limit."""
 
 
 class Activity:
-    """What this process is doing now. The loop writes it; the heartbeat and error messages read it."""
+    """The current activity of this process. The loop sets it; the heartbeat and error messages read it."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.patience_factor = 1.0
-        """The factor on the run's time limit for progress, for example while the rank compiles."""
-        # replaced as a whole, because other threads read it
+        """The factor by which the run's time limit for progress is multiplied, for example during compilation."""
+        # Always replaced as a whole, because other threads read it.
         self._state: Doing | Callable[[], Doing] = Doing("starting")
 
     @property
@@ -81,11 +82,11 @@ class Activity:
         self._state = Doing(words)
 
     def enter(self, words: str, *, waits_for: int | None = None, within: float | None = None) -> None:
-        """Sets what the process is doing; the arguments are those of `Doing`."""
+        """Sets the current activity. The arguments are the fields of `Doing`."""
         self._state = Doing(words, waits_for, within)
 
     def watch(self, other: Callable[[], Doing]) -> None:
-        """Reports what `other` returns while the loop waits for another thread."""
+        """Makes `other` determine the current activity, while the loop waits for another thread."""
         self._state = other
 
     def heartbeat(self, rank: int) -> events.Heartbeat:
@@ -104,15 +105,15 @@ class Channel:
     """Sends events to the host, and ends the process when the host is gone."""
 
     def __init__(self, connection: socket.socket, rank: int, activity: Activity, host: str | None = None) -> None:
-        """`host` is the address of a host on another machine, whose output does not appear on this one."""
+        """`host` is the address of the host if it runs on another machine, and otherwise None."""
         self.rank = rank
         self._host = host
         self.activity = activity
         self._connection = connection
         self._incoming = connection.makefile("rb")
         self._pending: list[bytes] = []
-        self._keeping = threading.Lock()
-        self._sending = threading.Lock()
+        self._pending_lock = threading.Lock()
+        self._send_lock = threading.Lock()
         self._closing = threading.Event()
         self._flushed_at = 0.0
         self._listener = threading.Thread(target=self._listen, daemon=True, name="gpubench-listen")
@@ -138,14 +139,14 @@ class Channel:
         except OSError as error:
             raise HostLost(
                 f"rank {rank} cannot reach rank 0's host at {where}: {_reason(error)}",
-                "firewalls must allow TCP between the machines of a run on any port: each run uses a new one",
+                "firewalls must allow TCP between the machines of a run on all ports, because each run uses a new port",
             ) from None
         if not answer:
             channel._incoming.close()
             connection.close()
             raise HostLost(
                 f"rank 0's host at {where} refused the connection of rank {rank}",
-                "it accepts each rank of its own run once: check whether another run uses the same rendezvous",
+                "a host accepts each rank of its own run once: check whether another run uses the same rendezvous",
             )
         job = msgspec.json.decode(answer, type=events.Job)
         connection.settimeout(None)
@@ -158,14 +159,14 @@ class Channel:
     def put(self, event: events.Message) -> None:
         """Buffers an event until the next flush. Any thread may call it."""
         line = events.encode(event)
-        with self._keeping:
+        with self._pending_lock:
             self._pending.append(line)
 
     def flush(self, at_most_every: float = 0.0) -> None:
         """Sends the buffered events, unless the last flush was less than `at_most_every` seconds ago."""
         if not self._pending or (at_most_every and time.monotonic() - self._flushed_at < at_most_every):
             return
-        with self._keeping:
+        with self._pending_lock:
             pending, self._pending = self._pending, []
         self._write(b"".join(pending))
         self._flushed_at = time.monotonic()
@@ -176,31 +177,31 @@ class Channel:
         self.flush()
 
     def fail(self, event: events.Message) -> None:
-        """Sends a last event, and waits until the host closes the connection or LAST_WORD_SECONDS have passed.
+        """Sends the event of a failure, and waits until the host closes the connection or FAILURE_SECONDS have passed.
 
         torchrun ends all ranks when the first one exits, and with them the host, which still has to report the error.
         """
         self._closing.set()
         self.send(event)
-        self._listener.join(LAST_WORD_SECONDS)
+        self._listener.join(FAILURE_SECONDS)
 
     def close(self) -> None:
         """Sends Done and closes the connection.
 
-        The host may close it at the same time: it exits as soon as it has Done from every rank.
+        The host may close it at the same time, because it exits once it has received Done from every rank.
         """
         self.flush()
         self._closing.set()
         self.send(events.Done(rank=self.rank))
-        with suppress(OSError):  # the host has closed it already
+        with suppress(OSError):  # the host has already closed it
             self._connection.shutdown(socket.SHUT_WR)
 
     def _write(self, data: bytes) -> None:
-        with self._sending:
+        with self._send_lock:
             try:
                 self._connection.sendall(data)
             except OSError as error:
-                if not self._closing.is_set():  # otherwise it was a heartbeat after the end
+                if not self._closing.is_set():  # a heartbeat may fail after the end
                     self._abandon(_reason(error))
 
     def _beat(self) -> None:
@@ -218,10 +219,10 @@ class Channel:
             self._abandon(lost)
 
     def _abandon(self, lost: str | None) -> None:
-        """Ends the process. If the host is on another machine, prints where to find the cause."""
+        """Ends the process. If the host is on another machine, first prints where to find the cause."""
         if self._host:
             how = f"is lost: {lost}" if lost else "ended the run"
-            hint = "the output on that machine gives the cause, and its run directory the measurements"
+            hint = "see the output on that machine for the cause; its run directory holds the measurements"
             with suppress(OSError):
                 os.write(2, f"error: rank {self.rank}: the host at {self._host} {how}\nhint: {hint}\n".encode())
         os._exit(HOST_GONE)
@@ -249,8 +250,8 @@ def _is_remote(connection: socket.socket) -> bool:
 def limit_silence(connection: socket.socket, seconds: float) -> None:
     """Makes a TCP connection fail after about `seconds` without an answer from the other end.
 
-    By default Linux retries for a quarter of an hour (tcp_retries2 in tcp(7)), and does not notice at all while there
-    is nothing to send.
+    By default Linux retries for a quarter of an hour (tcp_retries2 in tcp(7)), and never notices a broken link while
+    there is nothing to send.
     """
     beat = max(1, int(seconds / 4))
     options = {"TCP_KEEPIDLE": beat, "TCP_KEEPINTVL": beat, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": int(seconds * 1000)}

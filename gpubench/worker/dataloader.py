@@ -18,7 +18,7 @@ from gpubench.settings.sources import batches_each
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """Applies `function` to every tensor in `batch`. Other leaves stay as they are, and mappings become dicts."""
+    """Returns `batch` with `function` applied to every tensor. Other leaves are unchanged; mappings become dicts."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
@@ -43,9 +43,10 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False, channels_last: bool = False) -> Any:
-    """Copies every tensor in `batch` to `device`. `channels_last` gives 4-D floating tensors (images) the NHWC layout.
+    """Copies every tensor in `batch` to `device`.
 
-    `non_blocking` overlaps the copy with the host only for tensors in page-locked memory.
+    `channels_last` converts 4-D floating-point tensors (images) to the NHWC layout. `non_blocking` has an effect only
+    for tensors in page-locked memory.
     """
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,10 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False, c
 
 
 class RandomSamples(Dataset[Any]):
-    """A dataset of `length` random samples: each access returns a new `make_batch(1)` without its batch dimension."""
+    """A dataset of `length` random samples, which are drawn anew at each access.
+
+    A sample is `make_batch(1)` without its batch dimension.
+    """
 
     def __init__(self, make_batch: Callable[[int], Any], length: int) -> None:
         self.make_batch = make_batch
@@ -70,27 +74,27 @@ class RandomSamples(Dataset[Any]):
         return map_tensors(lambda tensor: tensor[0], self.make_batch(1))
 
 
-POOL_BATCHES = 4  # synthetic batches kept on the device ...
-POOL_BYTES = 256 << 20  # ... at most this much, so that the model keeps its memory
+POOL_BATCHES = 4  # number of synthetic batches on the device
+POOL_BYTES = 256 << 20  # their largest total size, so that they leave memory to the model
 
-# DataLoader workers are spawned. A fork of a process with threads and a CUDA context can deadlock, and it keeps the
-# process's sockets and device memory alive after the process is killed. Children of a fork server watch the server and
-# not the rank, so they survive a killed rank for ever. A spawned worker imports torch again, which takes seconds, but
-# before the first step.
+# DataLoader workers are spawned. A fork of a process with threads and a CUDA context can deadlock, and keeps the
+# process's sockets and device memory alive after the process is killed. Children of a fork server watch the server
+# instead of the rank, so they survive a rank that is killed. A spawned worker imports torch again, which takes seconds,
+# but before the first step.
 START_METHOD = "spawn"
 
 
 class Feed:
-    """Batches for one rank: a context manager that shuts its DataLoader workers down.
+    """The batches of one rank: a context manager that shuts down its DataLoader workers on exit.
 
-    `batch_size` is per rank. Every rank gets the same number of batches; samples that do not fill one are dropped. All
-    ranks shuffle by `seed`; random samples and augmentation draw from `seed` + `rank`.
+    `batch_size` is per rank. Every rank gets the same number of batches; samples that do not fill a batch are dropped.
+    All ranks shuffle with `seed`; random samples and augmentation use `seed` + `rank`.
 
-    on_device: whether the batches are on `device` already, so that loading and copying take no time.
-    batches_per_epoch: the number of batches per rank; None for an IterableDataset without length, which must split
-        itself among the ranks.
+    on_device: whether the batches are already on `device`, so that loading and copying take no time.
+    batches_per_epoch: the number of batches per rank; None for an IterableDataset without a length, which must split
+        its samples among the ranks itself.
 
-    Raises DataError if the data gives no sample, or less than one batch for each rank.
+    Raises DataError if there is less than one batch of data for each rank.
     """
 
     def __init__(
@@ -164,7 +168,7 @@ class Feed:
             return iter(loader)
         try:
             with warnings.catch_warnings():
-                # this warning advises to fork; the error below replaces it
+                # The error below replaces this warning, which advises to fork.
                 warnings.filterwarnings("ignore", "Got pickle error")
                 return iter(loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -175,8 +179,8 @@ class Feed:
 
     def close(self) -> None:
         """Ends the workers and waits for them."""
-        # The loader, and perhaps an unfinished epoch(), holds the iterator that owns persistent workers. Without this
-        # private call the workers would end only when the last of these is garbage-collected.
+        # The iterator that owns persistent workers is held by the loader, and by an unfinished epoch(). Without this
+        # private call, the workers would end only when both are garbage-collected.
         iterator = None if self._loader is None else self._loader._iterator
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             with suppress(RuntimeError):  # if a worker aborts on exit, torch ends the others too
@@ -193,12 +197,12 @@ class Feed:
 
 
 class _Reader(Dataset[Any]):
-    """Reads the samples of a batch.
+    """Wraps a dataset so that it returns expected errors, and has a random state of its own.
 
-    Returns an expected error instead of the samples, because DataLoader would rebuild a raised one from the text of
-    its traceback, without message and hint. Without workers, `seed` starts a random sequence for the data alone. If
-    the data drew from the model's sequence, it would change the dropout, and ranks with the same model seed would get
-    the same data.
+    An expected error is returned instead of the samples, because DataLoader would rebuild an error that is raised from
+    the text of its traceback, without message and hint. Without DataLoader workers, the data draws from a random state
+    that begins with `seed`. If it drew from the model's, it would change the dropout, and ranks with the same model
+    seed would get the same data.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -221,8 +225,8 @@ class _Reader(Dataset[Any]):
             return error
 
     def _read(self, indices: list[int]) -> list[Any]:
-        at_once = getattr(self.dataset, "__getitems__", None)
-        return at_once(indices) if at_once else [self.dataset[index] for index in indices]
+        read_all = getattr(self.dataset, "__getitems__", None)
+        return read_all(indices) if read_all else [self.dataset[index] for index in indices]
 
 
 def _collate(samples: list[Any] | GpubenchError) -> Any:
@@ -231,7 +235,7 @@ def _collate(samples: list[Any] | GpubenchError) -> Any:
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError) as error:
-        hint = "every sample must hold tensors or numbers, of the same shapes"
+        hint = "every sample must consist of tensors or numbers, with the same shapes in all samples"
         return DataError(f"the samples cannot be made into a batch: {error}", hint)
 
 

@@ -1,6 +1,6 @@
-"""The datasets that a model is trained on: image folders, text files, synthetic samples and the user's own.
+"""The datasets that a model is trained on: image folders, text files and datasets of the user.
 
-The samples collate into the batches that `gpubench.worker.models` describes for each task.
+Their samples can be collated into the batches that `gpubench.worker.models` describes for each task.
 """
 
 import logging
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def load(source: str) -> Dataset[Any]:
-    """Returns the dataset that the callable `source` returns.
+    """Returns the dataset that the callable named `source` returns.
 
-    Raises DataError if it cannot be called or returns none.
+    Raises DataError if it cannot be called or returns something else.
     """
     return _checked(source, models.find_callable("data.source", source, DataError)())
 
@@ -65,8 +65,9 @@ RATIO = (3 / 4, 4 / 3)  # width / height of the crop
 class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
     """Samples (image float32 [3, size, size], label): every image file below `folder`.
 
-    The label is the index of the file's own folder among `classes`, the sorted folders that hold images. Each visit
-    takes a new random crop and flip from torch's generator. Raises DataError naming a file that cannot be decoded.
+    The label is the index of the file's own folder in `classes`, the sorted folders that contain images. Each access
+    draws a new random crop and flip from torch's generator. Raises DataError with the name of a file that cannot be
+    decoded.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -85,10 +86,10 @@ class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
 
 
 class NoisyImages(Dataset[dict[str, torch.Tensor]]):
-    """Samples of image denoising, float32: {"clean", "noise": [3, size, size], "timesteps": int64 [], "alpha_bar": []}.
+    """Samples of image denoising: {"clean", "noise": [3, size, size], "timesteps": int64 [], "alpha_bar": []}.
 
-    `clean` is in -1..1; `alpha_bar` is its share of the noisy image's variance at the drawn timestep, as in
-    `models.alpha_bar`. Files, crops and errors are as in LabelledImages.
+    All but `timesteps` are float32. `clean` is in -1..1; `alpha_bar` is its share of the noisy image's variance at the
+    timestep, as in `models.alpha_bar`. Files, crops and errors are those of LabelledImages.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -114,13 +115,13 @@ def random_view(name: str, size: int) -> torch.Tensor:
 
 
 def decode(name: str) -> Image.Image:
-    """Returns the image in file `name` as RGB. Raises DataError naming the file."""
+    """Returns the image in the file `name` as RGB. Raises DataError with the name if it cannot be decoded."""
     try:
         with Image.open(name) as image:
             return image.convert("RGB")
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
         raise DataError(
-            f"image {name} cannot be read: {error}", "replace the file or take it out of the folder"
+            f"image {name} cannot be read: {error}", "replace the file, or remove it from the folder"
         ) from error
 
 
@@ -131,7 +132,7 @@ def random_resized_crop(image: Image.Image, size: int) -> Image.Image:
     RandomResizedCrop: ten attempts, then the largest centred crop of an allowed shape.
     """
     left, top, width, height = _random_box(image.width, image.height)
-    # Cropped first: resize(box=...) would let the filter see pixels outside the box.
+    # The image is cropped first, because the filter of resize(box=...) reads pixels outside the box.
     part = image.crop((left, top, left + width, top + height))
     return part.resize((size, size), Image.Resampling.BILINEAR)
 
@@ -153,15 +154,15 @@ def _uniform(low: float, high: float) -> float:
     return low + (high - low) * float(torch.rand(()))
 
 
-BLOCK = 1 << 16  # characters tokenised at once; a word cut at a block's end adds a token or two to some 16,000
-BLOCKS = 16  # blocks tokenised in parallel
+BLOCK = 1 << 16  # characters tokenised at once; a word that is cut at a block's end adds one or two tokens to 16,000
+BLOCKS = 16  # number of blocks tokenised in parallel
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens 0 to `size` - 1. `mask_token` replaces a hidden token; None if the tokenizer has none."""
+    """The tokens 0 to `size` - 1, and the mask token, which is None if the tokenizer has none."""
 
     size: int
     mask_token: int | None
@@ -171,7 +172,7 @@ BYTES = Vocabulary(256, mask_token=256)  # one token per byte, and a mask token 
 
 
 class TokenFiles:
-    """One sequence of tokens: the contents of `files` in order, as numbers of type `dtype`."""
+    """A sequence of tokens that is stored in `files`, one after the other, as numbers of type `dtype`."""
 
     def __init__(self, files: Sequence[str], dtype: npt.DTypeLike) -> None:
         self.files = files
@@ -202,7 +203,7 @@ def _map(name: str, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
 
 
 def read_bytes(path: Path) -> TokenFiles:
-    """Returns the file or folder `path` with one token per byte."""
+    """Returns the text of the file or folder `path` with one token per byte."""
     return TokenFiles(list(text_files(path)), np.uint8)
 
 
@@ -225,10 +226,10 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Vocabulary:
 
 
 def tokenize(path: Path, tokenizer: "Tokenizer") -> TokenFiles:
-    """Tokenises the file or folder `path` without special tokens.
+    """Tokenises the text of the file or folder `path`, without special tokens.
 
-    The tokens go to a temporary file, which is removed with the result or when the process ends. Raises DataError if
-    the text is not UTF-8.
+    The tokens are written to a temporary file, which is deleted with the result or at the end of the process. Raises
+    DataError if the text is not UTF-8.
     """
     dtype = np.uint16 if vocabulary_of(tokenizer).size <= 1 << 16 else np.uint32
     handle, name = tempfile.mkstemp(prefix="gpubench-tokens-")
@@ -253,7 +254,7 @@ def _blocks(path: Path) -> Iterator[list[str]]:
                 while text := file.read(BLOCK * BLOCKS):
                     yield [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
         except UnicodeDecodeError as error:
-            hint = "leave data.tokenizer out to take one token per byte"
+            hint = "leave out data.tokenizer to use one token per byte"
             raise DataError(f"{name} is not UTF-8 text: {error}", hint) from error
 
 
@@ -275,11 +276,12 @@ class CausalWindows(Dataset[dict[str, torch.Tensor]]):
 
 
 class MaskedWindows(Dataset[dict[str, torch.Tensor]]):
-    """The windows of CausalWindows with hidden tokens: {"input_ids": int64 [length], "labels": int64 [length]}.
+    """The windows of CausalWindows with masked tokens: {"input_ids": int64 [length], "labels": int64 [length]}.
 
-    15 % of the tokens are hidden. Of these, 80 % become the mask token, 10 % a random token, and 10 % stay (Devlin et
-    al. 2018, arXiv:1810.04805, section 3.1). The labels of all other tokens are -100. Every sample has the same number
-    of hidden tokens, so that every step does the same work. Each access draws new positions from torch's generator.
+    15 % of the tokens are to be predicted. Of these, 80 % become the mask token, 10 % a random token, and 10 % stay
+    (Devlin et al. 2018, arXiv:1810.04805, section 3.1). The labels of all other tokens are -100. The number of
+    predicted tokens is the same in every sample, so that every step does the same work. Each access draws new
+    positions from torch's generator.
     """
 
     def __init__(self, tokens: TokenFiles, length: int, vocabulary_size: int, mask_token: int) -> None:
@@ -310,12 +312,12 @@ def open_dataset(
     vocab_size: int | None,
     classes: int | None,
 ) -> Dataset[Any] | None:
-    """Opens the dataset that `data` names, in the form that `task` needs. Returns None for the synthetic sources.
+    """Opens the dataset that `data` names, with samples for `task`. Returns None for the synthetic sources.
 
-    `image_size` is in pixels, `sequence_length` in tokens. `vocab_size` and `classes` are the model's; None skips the
-    check. `task` is None for a callable of the user; image-folder then gives (image, label).
+    `image_size` is in pixels, `sequence_length` in tokens. `vocab_size` and `classes` are those of the model; with None
+    they are not checked. `task` is None for a model of the user; an image folder then gives (image, label).
 
-    Raises DataError if the data does not exist, does not suit the task, or does not fit the model's sizes.
+    Raises DataError if the data does not exist, does not suit the task, or does not fit the model.
     """
     check_source(data)
     if data.source in SYNTHETIC:
@@ -331,31 +333,31 @@ def open_dataset(
 def _open_images(data: DataSettings, task: Task | None, size: int | None, classes: int | None) -> Dataset[Any]:
     assert data.path is not None
     if size is None:
-        raise DataError("the model does not say how large its images are", "set data.image_size")
+        raise DataError("the size of the model's images is unknown", "set data.image_size")
     if task is Task.image_denoising:
         return NoisyImages(data.path, size)
     dataset = LabelledImages(data.path, size)
     if classes is not None and (found := len(dataset.classes)) > classes:
-        hint = "leave folders out, or use a model with more classes"
-        raise DataError(f"{data.path} holds images in {found} folders, and the model has {classes} classes", hint)
+        hint = "remove folders, or use a model with more classes"
+        raise DataError(f"{data.path} has images in {found} folders, but the model has {classes} classes", hint)
     return dataset
 
 
 def _open_text(data: DataSettings, task: Task | None, length: int | None, vocab_size: int | None) -> Dataset[Any]:
     assert data.path is not None
     if length is None:
-        raise DataError("the model does not say how long its sequences are", "set data.sequence_length")
+        raise DataError("the length of the model's sequences is unknown", "set data.sequence_length")
     tokenizer = None if data.tokenizer is None else load_tokenizer(data.tokenizer)
     vocabulary = BYTES if tokenizer is None else vocabulary_of(tokenizer)
     mask_token = vocabulary.mask_token if task is Task.masked_lm else 0
     if mask_token is None:
-        hint = "use one that was made for masked language models"
+        hint = "use a tokenizer for masked language models"
         raise DataError(f"data.tokenizer {data.tokenizer} has no token [MASK] or <mask>", hint)
     needed = max(vocabulary.size, mask_token + 1)
     if vocab_size is not None and needed > vocab_size:
         source = "text with one token per byte" if tokenizer is None else f"data.tokenizer {data.tokenizer}"
         hint = "use a model with a larger vocabulary, or a tokenizer that fits this one"
-        raise DataError(f"{source} needs a vocabulary of {needed}, and the model's is {vocab_size}", hint)
+        raise DataError(f"{source} needs a vocabulary of {needed} tokens, but the model has {vocab_size}", hint)
     tokens = read_bytes(data.path) if tokenizer is None else tokenize(data.path, tokenizer)
     sequences(data.path, len(tokens), length)
     if task is Task.causal_lm:

@@ -1,4 +1,4 @@
-"""Sets up the ranks of a run with torch.distributed: devices, rendezvous, process groups, DDP and FSDP2."""
+"""Connects the ranks of a run with torch.distributed: devices, rendezvous, process groups, DDP and FSDP2."""
 
 import logging
 import os
@@ -23,16 +23,16 @@ from gpubench.settings.schema import Device, DistributedSettings, Precision
 from gpubench.worker.models import blocks
 
 UNLIMITED = timedelta(days=30)
-WATCHDOG_SECONDS = 0.3  # three rounds of NCCL's watchdog
-HOST_ADDRESS = "gpubench/host"  # key in the rendezvous store
+WATCHDOG_SECONDS = 0.3  # three periods of NCCL's watchdog
+HOST_ADDRESS = "gpubench/host"  # key of the host's address in the rendezvous store
 
 log = logging.getLogger("gpubench.worker")
 
 
 def open_store(ranks: Ranks, timeout: float) -> Store | None:
-    """Opens the rendezvous store at MASTER_ADDR:MASTER_PORT, before any process group.
+    """Opens the rendezvous store at MASTER_ADDR:MASTER_PORT. Returns None for a single rank.
 
-    Returns None for a single rank.
+    `timeout` is in seconds.
     """
     if ranks.world_size == 1:
         return None
@@ -45,21 +45,21 @@ def open_store(ranks: Ranks, timeout: float) -> Store | None:
             is_master=True,
             timeout=limit,
             multi_tenant=True,
-            use_libuv=False,  # whose server takes a bound socket only in newer releases
+            use_libuv=False,  # the libuv server accepts a bound socket only in newer releases
             master_listen_fd=int(bound),
         )
-    met = rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
-    return cast("Store", next(iter(met))[0])
+    stores = rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
+    return cast("Store", next(iter(stores))[0])
 
 
 def pick_device(device: Device, ranks: Ranks) -> torch.device:
-    """Returns this rank's device and makes it current. Raises DeviceError if this torch cannot use it."""
+    """Returns this rank's device and makes it the current one. Raises DeviceError if torch cannot use it."""
     if device is Device.cpu:
         return torch.device("cpu")
     refuse_without_gpu()
     if ranks.local_rank >= torch.cuda.device_count():
         raise DeviceError(
-            f"rank {ranks.rank} needs GPU {ranks.local_rank}, and torch sees {torch.cuda.device_count()}",
+            f"rank {ranks.rank} needs GPU {ranks.local_rank}, but torch finds only {torch.cuda.device_count()}",
             "lower --world-size",
         )
     chosen = torch.device("cuda", ranks.local_rank)
@@ -68,7 +68,7 @@ def pick_device(device: Device, ranks: Ranks) -> torch.device:
 
 
 def refuse_without_gpu() -> None:
-    """Raises DeviceError if this torch finds no usable GPU."""
+    """Raises DeviceError if torch finds no usable GPU."""
     if not torch.cuda.is_available():
         build = torch.version.cuda or torch.version.hip or "cpu"
         raise DeviceError(f"torch {torch.__version__} (build: {build}) finds no usable GPU", "use --device cpu")
@@ -81,10 +81,10 @@ def setup_ddp(
     device: torch.device,
     timeout: float | None = None,
 ) -> None:
-    """Joins the process group; does nothing for a single rank. `cleanup_ddp` leaves it.
+    """Joins the process group, which `cleanup_ddp` leaves; does nothing for a single rank.
 
-    `timeout` is the time limit of a collective in seconds, until `limit_collectives` changes it. The default comes from
-    the settings.
+    `timeout` is the time limit of a collective in seconds, until `limit_collectives` changes it; by default it is that
+    of the settings.
     """
     if store is None:
         return
@@ -106,10 +106,10 @@ def limit_collectives(seconds: float) -> None:
 
 
 def setup_control(ranks: Ranks, store: Store | None) -> None:
-    """Joins a process group for control messages in host memory; does nothing for a single rank.
+    """Joins a process group for control messages in host memory, which `cleanup_ddp` leaves.
 
-    `cleanup_ddp` leaves it. It has practically no time limit, because ranks wait in it for others that measure; the
-    host detects a rank that has stopped.
+    Does nothing for a single rank. The group has practically no time limit, because ranks wait in it for others that
+    measure; the host detects a rank that has stopped.
     """
     if store is None:
         return
@@ -123,31 +123,32 @@ def setup_control(ranks: Ranks, store: Store | None) -> None:
 
 
 def introduce(ranks: Ranks, device: torch.device, **work: Any) -> None:
-    """Logs a line that identifies this rank, with the facts in `work` as further fields."""
-    who = {
+    """Logs the host, process and device of this rank, with `work` as further fields."""
+    identity = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
     }
-    log.info("rank %d of %d", ranks.rank, ranks.world_size, extra={"fields": who | work})
+    log.info("rank %d of %d", ranks.rank, ranks.world_size, extra={"fields": identity | work})
 
 
 def cleanup_ddp() -> None:
+    """Leaves the process group; does nothing for a single rank."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def share(
+def wrap(
     module: nn.Module,
     settings: DistributedSettings,
     precision: Precision,
     device: torch.device,
     last_bucket_ready: Callable[[], None],
 ) -> nn.Module:
-    """Wraps `module` for training on several ranks. Returns the module itself for a single rank.
+    """Wraps `module` in DDP, or shards it with FSDP2. Returns the module itself for a single rank.
 
-    DDP calls `last_bucket_ready` in each backward pass once all gradients are computed: the rest of the pass is exposed
+    DDP calls `last_bucket_ready` in each backward pass once all gradients are computed; the rest of the pass is exposed
     communication. FSDP2 never calls it.
     """
     if not dist.is_initialized():
@@ -160,12 +161,12 @@ def share(
         bucket_cap_mb=settings.bucket_mb,
         gradient_as_bucket_view=True,
     )
-    ddp.register_comm_hook(last_bucket_ready, _average_and_tell)
+    ddp.register_comm_hook(last_bucket_ready, _notify_and_average)
     return ddp
 
 
-def _average_and_tell(last_bucket_ready: Callable[[], None], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own all-reduce mean (torch.distributed.algorithms.ddp_comm_hooks), with a call before the last bucket."""
+def _notify_and_average(last_bucket_ready: Callable[[], None], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Averages a bucket as DDP does by default, and calls `last_bucket_ready` before the last one."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     if bucket.is_last():
@@ -177,7 +178,7 @@ def _shard(module: nn.Module, settings: DistributedSettings, precision: Precisio
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    with _disable_current_modes():  # reads its tensors, which are not part of the model
+    with _disable_current_modes():  # the mesh reads its own tensors, which are not part of the model
         options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     if precision is Precision.bf16:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -191,7 +192,10 @@ def _shard(module: nn.Module, settings: DistributedSettings, precision: Precisio
 
 
 def without_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Returns a context manager that keeps gradients local, for all but the last backward pass of an accumulation."""
+    """Returns a context manager in which gradients are not communicated.
+
+    It is for all but the last backward pass of a gradient accumulation.
+    """
     module = getattr(module, "_orig_mod", module)  # unwraps torch.compile
     if isinstance(module, DistributedDataParallel):
         return cast("AbstractContextManager[None]", module.no_sync())
@@ -210,8 +214,8 @@ def _sharded_without_sync(module: nn.Module) -> Iterator[None]:
         sharded.set_requires_gradient_sync(True)
 
 
-def agree(value: int, device: torch.device) -> int:
-    """Returns rank 0's `value` on every rank. A collective."""
+def broadcast(value: int, device: torch.device) -> int:
+    """Returns the `value` of rank 0 on every rank. All ranks must call it."""
     if not dist.is_initialized():
         return value
     shared = torch.tensor(value, device=device)
@@ -220,12 +224,13 @@ def agree(value: int, device: torch.device) -> int:
 
 
 def barrier() -> None:
+    """Waits until all ranks have called it; does nothing for a single rank."""
     if dist.is_initialized():
         dist.barrier()
 
 
-def forget_collectives() -> None:
-    """Makes NCCL free the tensors of finished collectives, such as the last gradients. A collective.
+def release_collectives() -> None:
+    """Makes NCCL free the tensors of finished collectives, such as the last gradients. All ranks must call it.
 
     NCCL's watchdog checks ten times a second which collectives have finished; the next collective frees their tensors.
     """
@@ -235,7 +240,7 @@ def forget_collectives() -> None:
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Returns whether `error` is the consequence of another rank's failure, and not an error of this rank."""
+    """Returns whether `error` is that of a broken collective, most likely because another rank failed."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)

@@ -1,7 +1,7 @@
-"""Captures the machine, libraries and process settings of a measurement for environment.json.
+"""Records the machine, the libraries and the process settings of a measurement for environment.json.
 
-`compare` uses these facts to decide whether two runs are comparable. A fact that cannot be read is left out, and no
-function raises for it. Only environment variables on an allow-list are recorded, so that results hold no secret.
+`compare` uses these facts to decide whether two runs are comparable. A fact that cannot be read is left out without an
+error. Only environment variables on an allow-list are recorded, so that results contain no secrets.
 """
 
 import os
@@ -51,14 +51,14 @@ PREFIXES = (
     "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCHDYNAMO_", "TORCHINDUCTOR_",
     "TORCH_NCCL_",
 )  # fmt: skip
-SECRETIVE = ("API", "AUTH", "BEARER", "CERT", "COOKIE", "CRED", "KEY", "PASS", "PRIVATE", "PWD", "SECRET", "TOKEN")
+SECRET_PARTS = ("API", "AUTH", "BEARER", "CERT", "COOKIE", "CRED", "KEY", "PASS", "PRIVATE", "PWD", "SECRET", "TOKEN")
 
 
 def capture_env_metadata() -> dict[str, Any]:
-    """Returns all facts as one JSON-able dict, with sizes in bytes, clocks in MHz and power in watts.
+    """Returns the facts as a dict that can be written as JSON; sizes are in bytes, clocks in MHz and power in watts.
 
-    The facts describe this process: its threads, math flags and GPUs as they are now. The function does not initialise
-    CUDA; the number of multiprocessors is known only if CUDA is initialised already.
+    Threads, math settings and GPUs are those of this process now. The function does not initialise CUDA; the number of
+    multiprocessors is included only if CUDA is already initialised.
     """
     return {
         "host": _host(),
@@ -76,20 +76,23 @@ def capture_env_metadata() -> dict[str, Any]:
 
 
 def recordable(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of `variables` that configure the measured libraries and cannot hold a secret.
+    """Returns the environment variables that configure the measured libraries and cannot contain a secret.
 
-    A name is allowed if it is listed, or if it has a listed prefix and no part that is typical of secrets. A value that
-    contains a URL is never recorded, because a URL can contain a password.
+    A variable is returned if its name is in VARIABLES, or begins with one of PREFIXES and contains none of
+    SECRET_PARTS. A value with a URL is never returned, because a URL can contain a password.
     """
     return {
         name: value
         for name, value in sorted(variables.items())
         if "://" not in value
-        and (name in VARIABLES or (name.startswith(PREFIXES) and not any(word in name.upper() for word in SECRETIVE)))
+        and (
+            name in VARIABLES or (name.startswith(PREFIXES) and not any(word in name.upper() for word in SECRET_PARTS))
+        )
     }
 
 
 def _known(**facts: Any) -> dict[str, Any]:
+    """Returns the facts that are not None."""
     return {name: fact for name, fact in facts.items() if fact is not None}
 
 
@@ -133,13 +136,13 @@ def _container() -> str | None:
 
 
 def _virtual() -> bool | None:
-    """Returns whether this is a virtual machine, from the CPU flags of x86; None on other CPUs."""
+    """Returns whether this is a virtual machine, according to the flags of an x86 CPU; None on other CPUs."""
     flags = _cpuinfo("flags")
     return None if flags is None else "hypervisor" in flags.split()
 
 
 def _cpuinfo(field: str) -> str | None:
-    """Returns the first CPU's `field` in /proc/cpuinfo, or None."""
+    """Returns the `field` of the first CPU in /proc/cpuinfo; None if it is missing."""
     for line in (read_text(Path("/proc/cpuinfo")) or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == field:

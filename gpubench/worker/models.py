@@ -1,20 +1,20 @@
-"""Builds the model under test with what training needs: the module, random batches, and the loss of a batch.
+"""Builds the model under test, with a function that draws random batches and one that computes the loss of a batch.
 
-The batches of each task are as follows. The first dimension of every tensor is the sample, of B samples:
+These are the batches of each task. The first dimension of every tensor is the sample; B is the number of samples:
 
     image-classification   (images (B, C, H, W) float, labels (B,) int64)
     causal-lm              {"input_ids": (B, T) int64}
-    masked-lm              {"input_ids": (B, T) int64, "labels": (B, T) int64, -100 where nothing is to be predicted}
+    masked-lm              {"input_ids": (B, T) int64, "labels": (B, T) int64, -100 for tokens that are not predicted}
     image-denoising        {"clean", "noise": (B, C, H, W), "timesteps": (B,) int64, "alpha_bar": (B,) float}
     latent-denoising       the same, and {"text": (B, T, width) float}
 
 Random values, such as noise and masked positions, are part of the batch, so that the step itself draws none.
 
-The user's own model is `module:callable`, looked up in the current directory first. The callable takes no arguments
-and returns either an nn.Module, which is trained on what `data` reads with `supervised_loss`; or a triple
-(module, make_batch, loss), where `make_batch(batch_size)` returns nested tuples, lists and dicts of CPU tensors and
-`loss(module, batch)` runs the forward pass and returns a scalar tensor. The module given to `loss` may be a wrapper
-(DistributedDataParallel, torch.compile) of the one returned; the batch is on its device.
+A model of the user is `module:callable`; the module is looked up in the current directory first. The callable takes no
+arguments. It returns either an nn.Module, which is trained with `supervised_loss` on the data source, or a triple
+(module, make_batch, loss): `make_batch(batch_size)` returns nested tuples, lists and dicts of CPU tensors, and
+`loss(module, batch)` runs the forward pass and returns a scalar tensor. The module passed to `loss` may be a wrapper
+(DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device.
 """
 
 import difflib
@@ -43,20 +43,20 @@ from gpubench.settings.schema import DataSettings, ModelSettings
 from gpubench.zoo import LONGEST, MODELS, TASK_OF_SUFFIX, ModelSpec, Task, find
 
 SETTING = "model.activation_checkpointing"
-NEAR = 3
-"""How many similar names an error message offers."""
+SUGGESTIONS = 3
+"""The largest number of similar names in an error message."""
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
     """Returns the repeated parts of a network: transformer layers, ResNet blocks, levels of a UNet.
 
-    FSDP2 shards, and activation checkpointing recomputes, block by block. Blocks are the members of the outermost
-    nn.ModuleLists, and of nn.Sequentials with more than one part that has parameters. A block that is only such a
-    container, as a stage of a ResNet, is replaced by its members. No block contains another; parts without parameters
-    are left out.
+    FSDP2 shards block by block, and activation checkpointing recomputes block by block. Blocks are the members of the
+    outermost nn.ModuleLists, and of nn.Sequentials with several members that have parameters. A block that only
+    contains such a list, such as a stage of a ResNet, is replaced by the members of the list. No block contains another
+    one, and modules without parameters are left out.
     """
-    if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(_weighted(module)) > 1):
-        return [block for member in _weighted(module) for block in _members(member)]
+    if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(_with_parameters(module)) > 1):
+        return [block for member in _with_parameters(module) for block in _members(member)]
     return [block for child in module.children() for block in blocks(child)]
 
 
@@ -65,7 +65,7 @@ def _members(block: nn.Module) -> list[nn.Module]:
     return (len(children) == 1 and blocks(children[0])) or [block]
 
 
-def _weighted(module: nn.Module) -> list[nn.Module]:
+def _with_parameters(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.children() if next(child.parameters(), None) is not None]
 
 
@@ -73,11 +73,12 @@ def checkpoint_activations(module: nn.Module, which: bool | int | str = True) ->
     """Makes parts of `module` recompute their activations in the backward pass. Returns a function that undoes it.
 
     `which` is True for all of `blocks(module)`, k for every k-th of them (k, 2k, ...), or comma-separated patterns of
-    names such as "layers.*.mlp", in which a wildcard matches no dot. If one named module contains another, only the
-    outer one counts. Gradients stay bit-identical if the kernels are deterministic. The running statistics of batch
-    norm are updated twice per step. Call this before the module is compiled, sharded or wrapped.
+    module names such as "layers.*.mlp", in which a wildcard does not match a dot. If a matching module contains
+    another one, only the outer one is checkpointed. Gradients stay bit-identical if the kernels are deterministic. The
+    running statistics of batch norm are updated twice per step. Call this before the module is compiled, sharded or
+    wrapped.
 
-    Raises ModelError, which names the existing blocks, if nothing would be recomputed.
+    Raises ModelError with the names of the existing blocks if nothing matches.
     """
     wrapped = _named(module, which) if isinstance(which, str) else _every(module, int(which))
     before = [block.__dict__.get("forward") for block in wrapped]
@@ -100,7 +101,7 @@ def _every(module: nn.Module, step: int) -> list[nn.Module]:
     if not known:
         raise ModelError(
             f"{SETTING}: {type(module).__name__} has no repeated blocks",
-            f"hold its blocks in an nn.ModuleList or nn.Sequential, name its modules, or set {SETTING}=false",
+            f"put its blocks into an nn.ModuleList or nn.Sequential, name its modules, or set {SETTING}=false",
         )
     if step > len(known):
         raise ModelError(
@@ -111,7 +112,7 @@ def _every(module: nn.Module, step: int) -> list[nn.Module]:
 
 
 def _named(module: nn.Module, patterns: str) -> list[nn.Module]:
-    """Returns the modules whose path matches a pattern, except torch's containers, which are never called."""
+    """Returns the modules whose path matches one of the comma-separated patterns."""
     paths = _paths(module)
     found: dict[str, nn.Module] = {}
     for pattern in map(str.strip, patterns.split(",")):
@@ -123,7 +124,7 @@ def _named(module: nn.Module, patterns: str) -> list[nn.Module]:
 
 
 def _paths(module: nn.Module) -> dict[str, nn.Module]:
-    """Returns the modules that have a name and are called, by path. Lists of modules are never called."""
+    """Returns the submodules by path, without torch's containers of modules, which are never called."""
     lists = (nn.ModuleList, nn.ModuleDict)
     return {path: part for path, part in module.named_modules() if path and not isinstance(part, lists)}
 
@@ -134,22 +135,24 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _no_such(module: nn.Module, pattern: str) -> ModelError:
-    there = _blocks_of(module)
-    near = difflib.get_close_matches(pattern, dict.fromkeys(map(_family, _paths(module))), n=NEAR, cutoff=0)
+    existing = _blocks_of(module)
+    near = difflib.get_close_matches(pattern, dict.fromkeys(map(_family, _paths(module))), n=SUGGESTIONS, cutoff=0)
     return ModelError(
-        f"{SETTING}: {type(module).__name__} has no module {pattern}" + (f"; its blocks are {there}" if there else ""),
+        f"{SETTING}: {type(module).__name__} has no module {pattern}"
+        + (f"; its blocks are {existing}" if existing else ""),
         f"the nearest names are {units.listed(near)}" if near else f"set {SETTING}=false",
     )
 
 
 def _blocks_of(module: nn.Module) -> str:
-    """Returns the paths of the module's blocks with the number of each, as "transformer.h.* (12)"."""
+    """Returns the paths of the module's blocks with the number of each, such as "transformer.h.* (12)"."""
     known = set(map(id, blocks(module)))
     families = Counter(_family(path) for path, part in module.named_modules() if id(part) in known)
     return ", ".join(f"{family} ({count})" for family, count in families.items())
 
 
 def _family(path: str) -> str:
+    """Returns the path with a wildcard for each number."""
     return ".".join("*" if name.isdecimal() else name for name in path.split("."))
 
 
@@ -166,10 +169,10 @@ def tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str, Tensor
 
 
 def masked_tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str, Tensor]:
-    """Returns a random masked-lm batch: 15 % of each sequence, at least one token, is to be predicted.
+    """Returns a random masked-lm batch, in which 15 % of each sequence, but at least one token, are to be predicted.
 
-    The last id of the vocabulary is the mask token, which replaces every hidden token; BERT's 80/10/10 split would
-    change no shape. Every sequence has the same number of hidden tokens, so that every batch has a loss.
+    The last id of the vocabulary is the mask token, which replaces all of them; BERT's 80/10/10 split would not change
+    any shape. Every sequence has the same number of masked tokens, so that every batch has a loss.
     """
     tokens = torch.randint(vocabulary - 1, (batch_size, length))
     chosen = torch.rand(batch_size, length).argsort(dim=1) < max(1, round(MASKED_FRACTION * length))
@@ -177,9 +180,9 @@ def masked_tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str,
 
 
 def alpha_bar() -> Tensor:
-    """Returns the remaining share of the signal's variance at each timestep, float32 [DIFFUSION_STEPS].
+    """Returns the share of the signal in the variance of a noisy image at each timestep, float32 [DIFFUSION_STEPS].
 
-    Source: Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", section 4: the linear schedule.
+    Source: the linear schedule of Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", section 4.
     """
     betas = torch.linspace(1e-4, 0.02, DIFFUSION_STEPS, dtype=torch.float64)  # float32 would accumulate rounding errors
     return (1 - betas).cumprod(0).float()
@@ -216,9 +219,9 @@ def supervised_loss(module: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
 
 
 def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the cross-entropy of the labels, or of each next token if there are none.
+    """Returns the cross-entropy for the labels of the batch, or for each next token if it has no labels.
 
-    transformers shifts the labels and upcasts the logits.
+    transformers shifts the labels and converts the logits to float32.
     """
     tokens = batch["input_ids"]
     loss: Tensor = module(input_ids=tokens, labels=batch.get("labels", tokens)).loss
@@ -236,25 +239,26 @@ def denoising_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return functional.mse_loss(module(noisy, batch["timesteps"], *text).sample, batch["noise"])
 
 
-USERS = (Exception, SystemExit)
-"""The exceptions that importing and calling the user's code may raise."""
+USER_ERRORS = (Exception, SystemExit)
+"""The exceptions that code of the user may raise."""
 
 
 def find_callable(setting: str, name: str, refused: type[GpubenchError]) -> Callable[[], Any]:
-    """Returns the callable that `setting` names. Its module may be in the current directory.
+    """Returns a function that calls the callable with the name `name`, the value of `setting`.
 
-    Raises `refused` if it cannot be imported or called without arguments. The returned function raises `refused` if the
-    user's code raises, with that exception's message and with it as the cause, so that run.log has the traceback.
+    Its module may be in the current directory. Raises `refused` if it cannot be imported, or not be called without
+    arguments. The returned function also raises `refused` if the user's code raises an exception; that exception is the
+    cause, so that run.log has the traceback.
     """
     module, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109
         sys.path.insert(0, here)
     try:
         imported = importlib.import_module(module)
-    except USERS as error:
+    except USER_ERRORS as error:
         raise refused(
             f"{setting} {name!r} cannot be imported: {type(error).__name__}: {error}",
-            f"write package.module:callable, without .py; the current directory, {here}, is searched first",
+            f"write package.module:callable, without .py; the current directory {here} is searched first",
         ) from error
     try:
         found = operator.attrgetter(attribute)(imported)
@@ -272,16 +276,16 @@ def find_callable(setting: str, name: str, refused: type[GpubenchError]) -> Call
     except TypeError as error:
         raise refused(f"{setting} {name!r} cannot be called without arguments: {error}", "give them defaults") from None
 
-    def made() -> Any:
+    def call() -> Any:
         try:
             return found()
-        except USERS as error:
+        except USER_ERRORS as error:
             if isinstance(error, MemoryError | torch.OutOfMemoryError):
                 raise  # the caller adds the hint on memory
-            said = f"{setting} {name!r} raised {type(error).__name__}: {error}"
-            raise refused(said, "fix it there; run.log has the traceback") from error
+            message = f"{setting} {name!r} raised {type(error).__name__}: {error}"
+            raise refused(message, "fix the error in that code; run.log has the traceback") from error
 
-    return made
+    return call
 
 
 _TASK_OF_UNET = {"UNet2DModel": Task.image_denoising, "UNet2DConditionModel": Task.latent_denoising}
@@ -292,17 +296,21 @@ _UNET_CONDITIONS = ("class_embed_type", "num_class_embeds", "addition_embed_type
 class Workload:
     """A module on the CPU in training mode, with its batches and its loss.
 
-    `loss(module, batch)` runs the forward pass and returns a scalar; its first argument may be a wrapped or compiled
-    module. `make_batch(batch_size)` draws random CPU tensors from torch's default generator and can be pickled for
-    built-in models and folders. It is None if only the data determines the module's inputs. `task` is None for a
-    callable. `sample_shape` is text for reports. The sizes after it are None if they do not apply or are unknown.
+    The sizes are None if they do not apply or are unknown.
     """
 
     module: nn.Module
     loss: Callable[[nn.Module, Any], Tensor]
+    """Runs the forward pass of the module, which may be wrapped or compiled, and returns a scalar."""
     make_batch: Callable[[int], Any] | None
+    """Draws a batch of random CPU tensors from torch's default generator; None if only the data gives the inputs.
+
+    It can be pickled for built-in models and folders.
+    """
     task: Task | None
+    """None for a model of the user."""
     sample_shape: str
+    """The shape of a sample as text for reports."""
     image_size: int | None = None
     """The side of a square image, in pixels or latent pixels."""
     classes: int | None = None
@@ -314,14 +322,14 @@ class Workload:
 def build(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
     """Builds the workload that `model.name` names, with random weights from `seed`.
 
-    A built-in name takes precedence, then a folder with a config.json of transformers or diffusers (its weights are not
-    read and its code is never run), then `module:callable`. `data.image_size` and `data.sequence_length` set the sizes;
-    otherwise the model does.
+    The name is that of a built-in model, or else a folder with a config.json of transformers or diffusers, of which
+    neither weights nor code are used, or else `module:callable`. The sizes are `data.image_size` and
+    `data.sequence_length`, or else those of the model.
 
-    Raises ModelError if there is no such model, or if it cannot be built or gpubench cannot make batches for it.
+    Raises ModelError if there is no such model, if it cannot be built, or if gpubench cannot make batches for it.
     """
     if model.name is None:
-        raise ModelError("model.name is not set", f"name a built-in model ({', '.join(MODELS)})")
+        raise ModelError("model.name is not set", f"use a built-in model ({', '.join(MODELS)})")
     if model.name not in MODELS and Path(model.name).is_dir():
         workload = _from_folder(Path(model.name), data, seed)
     elif ":" in model.name:
@@ -355,7 +363,7 @@ def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"model folder {str(folder)!r}: cannot read config.json: {error}",
-            "point model.name at a folder that save_pretrained() wrote",
+            "set model.name to a folder that save_pretrained() wrote",
         ) from error
     try:
         if unet := raw.get("_class_name"):
@@ -377,13 +385,15 @@ def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
 def _from_callable(name: str, seed: int) -> Workload:
     build = find_callable("model", name, ModelError)
     torch.manual_seed(seed)
-    made = build()
-    match made:
+    returned = build()
+    match returned:
         case nn.Module():
-            return Workload(made, supervised_loss, None, None, "as in the data")
+            return Workload(returned, supervised_loss, None, None, "as in the data")
         case (nn.Module() as module, make_batch, loss) if callable(make_batch) and callable(loss):
             return Workload(module, loss, make_batch, None, "as in make_batch")
-    kinds = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else type(made).__name__
+    kinds = (
+        ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else type(returned).__name__
+    )
     raise ModelError(
         f"model {name!r} returned {kinds}", "return an nn.Module, or a triple (nn.Module, make_batch, loss)"
     )
@@ -398,15 +408,15 @@ def _transformers(
     task = next((task for suffix, task in TASK_OF_SUFFIX.items() if model_class.endswith(suffix)), None)
     if task is None or not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ModelError(
-            f"architecture {model_class!r} is not one that gpubench can feed",
-            f"it feeds the transformers classes *{', *'.join(TASK_OF_SUFFIX)}; wrap others as module:callable",
+            f"gpubench cannot make batches for the architecture {model_class!r}",
+            f"it supports the transformers classes *{', *'.join(TASK_OF_SUFFIX)}; wrap others as module:callable",
         )
     if task is Task.image_classification:
         size = image_size or _side(getattr(config, "image_size", 224))
         patch = getattr(config, "patch_size", 1)
         if isinstance(patch, int) and size < patch:
             raise ModelError(
-                f"data.image_size {size} does not hold one patch of {model_class}",
+                f"data.image_size {size} is smaller than a patch of {model_class}",
                 f"set data.image_size to {patch} or more",
             )
         if hasattr(config, "image_size"):
@@ -443,29 +453,30 @@ def _diffusers(
 ) -> Workload:
     if model_class not in _TASK_OF_UNET:
         raise ModelError(
-            f"diffusers model {model_class!r} is not one that gpubench can feed",
-            f"it feeds {' and '.join(_TASK_OF_UNET)}; wrap others as module:callable",
+            f"gpubench cannot make batches for the diffusers model {model_class!r}",
+            f"it supports {' and '.join(_TASK_OF_UNET)}; wrap others as module:callable",
         )
     import diffusers
 
     torch.manual_seed(seed)
     module = getattr(diffusers, model_class).from_config(dict(config))
-    made = module.config
-    conditions = [key for key in _UNET_CONDITIONS if made.get(key) is not None]
-    if conditions or made.in_channels != made.out_channels:
+    complete = module.config
+    conditions = [key for key in _UNET_CONDITIONS if complete.get(key) is not None]
+    if conditions or complete.in_channels != complete.out_channels:
         raise ModelError(
-            f"{model_class} with {conditions[0] if conditions else 'in_channels unlike out_channels'} cannot be fed",
-            "gpubench feeds a noisy sample, its timestep and text embeddings; wrap the model as module:callable",
+            f"gpubench cannot make batches for {model_class} with "
+            + (conditions[0] if conditions else "different in_channels and out_channels"),
+            "its batches have a noisy sample, a timestep and text embeddings; wrap the model as module:callable",
         )
-    task, channels = _TASK_OF_UNET[model_class], made.in_channels
+    task, channels = _TASK_OF_UNET[model_class], complete.in_channels
     if task is Task.image_denoising:
-        size = side = image_size or _side(made.sample_size or 64)
-        multiple = 2 ** (len(made.block_out_channels) - 1)  # each level halves the image
+        size = side = image_size or _side(complete.sample_size or 64)
+        multiple = 2 ** (len(complete.block_out_channels) - 1)  # each level halves the image
         text_shape, shape = None, f"{channels}x{size}x{size}"
     else:
-        size = image_size or 8 * _side(made.sample_size or 64)
+        size = image_size or 8 * _side(complete.sample_size or 64)
         multiple, side = 8, size // 8  # pixels per latent, each way
-        text_shape = (text_length or 77, made.cross_attention_dim)
+        text_shape = (text_length or 77, complete.cross_attention_dim)
         shape = f"{channels}x{side}x{side} latent, {text_shape[0]}x{text_shape[1]} text embedding"
     if size % multiple:
         raise ModelError(f"data.image_size {size} does not suit {model_class}", f"use a multiple of {multiple}")
@@ -474,5 +485,5 @@ def _diffusers(
 
 
 def _side(size: Any) -> int:
-    """Returns one side of an image from a configuration's size: a number or (height, width). Images are square."""
+    """Returns the side of a square image that holds the size in a configuration: a number or (height, width)."""
     return size if isinstance(size, int) else int(max(size))

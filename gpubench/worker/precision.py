@@ -1,4 +1,4 @@
-"""Implements each precision as an object: the context of the forward pass, the backward pass, the optimizer step."""
+"""The precisions, each as an object with the forward context, the backward pass and the optimizer step."""
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ log = logging.getLogger("gpubench.worker.precision")
 
 
 class Arithmetic:
-    """fp32 and tf32, which need no autocast and no scaler. The base class of the other precisions."""
+    """The precisions fp32 and tf32, which need neither autocast nor a gradient scaler."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -36,7 +36,7 @@ class Arithmetic:
 
 
 class Autocast(Arithmetic):
-    """bf16: matrix products and convolutions in bfloat16, the other operators as torch.autocast decides."""
+    """The precision bf16: torch.autocast with bfloat16."""
 
     dtype = torch.bfloat16
 
@@ -45,7 +45,7 @@ class Autocast(Arithmetic):
 
 
 class ScaledAutocast(Autocast):
-    """amp: float16 autocast, with a gradient scaler that skips the steps whose gradients overflowed."""
+    """The precision amp: torch.autocast with float16, and a gradient scaler, which skips steps with overflows."""
 
     dtype = torch.float16
 
@@ -71,7 +71,7 @@ class ScaledAutocast(Autocast):
 
 
 def arithmetic(precision: Precision, device: torch.device) -> Arithmetic:
-    """Returns a new object for `precision`, which `refuse` must have accepted."""
+    """Returns the implementation of `precision`, which `refuse` must have accepted."""
     if precision is Precision.amp:
         return ScaledAutocast(device)
     if precision is Precision.bf16:
@@ -88,7 +88,7 @@ def refuse(precision: Precision, device: torch.device) -> None:
     if torch.version.hip is not None:
         # ROCm accepts the TF32 switch on every GPU, and computes in full fp32 if the GPU has no TF32.
         if precision is Precision.tf32 and "gfx94" not in torch.cuda.get_device_properties(device).gcnArchName:
-            raise DeviceError(f"{name} has no TF32; AMD's CDNA 3 alone does", "use fp32, amp or bf16")
+            raise DeviceError(f"{name} has no TF32; of AMD's GPUs only CDNA 3 has it", "use fp32, amp or bf16")
         return
     major, minor = torch.cuda.get_device_capability(device)
     if precision in {Precision.tf32, Precision.bf16} and (major, minor) < AMPERE:
@@ -98,14 +98,15 @@ def refuse(precision: Precision, device: torch.device) -> None:
 
 
 def set_float32_matmul(precision: Precision, requested: str | None) -> None:
-    """Sets how float32 products are computed: in full fp32 for fp32, otherwise in TF32, unless `requested` is given.
+    """Sets how float32 matrix products and convolutions are computed.
 
-    Convolutions follow, because cuDNN uses TF32 for float32 by default, even in a run with precision fp32.
+    `requested` is a value of torch.set_float32_matmul_precision. By default they are computed in full fp32 for the
+    precision fp32, and otherwise in TF32. Convolutions must be set too, because cuDNN uses TF32 by default.
 
-    torch 2.9 added a second interface, `fp32_precision`. This function sets the older one, which keeps both in
-    agreement. If only the newer one were set, torch would raise wherever the older one is read, as in torch.compile. A
-    value set before through the newer one for all backends is reset: "off" in the older interface means "as for all
-    backends" in the newer.
+    torch 2.9 added a second interface, `fp32_precision`. This function sets the older one, because torch then updates
+    the newer one. If only the newer one were set, torch would raise an error wherever the older one is read, as in
+    torch.compile. A value that was set for all backends through the newer interface is reset, because "off" in the
+    older interface means "as for all backends" in the newer one.
     """
     backends: Any = torch.backends
     for backend in (backends, backends.cudnn):
@@ -116,20 +117,20 @@ def set_float32_matmul(precision: Precision, requested: str | None) -> None:
 
 
 def restore_float32_matmul(precision: Precision, requested: str | None) -> None:
-    """Sets the float32 precision again after the model's code has run, and warns if that code had changed it."""
+    """Calls `set_float32_matmul` again after the model's code has run, and warns if that code changed the setting."""
     found = _float32_matmul()
     set_float32_matmul(precision, requested)
-    wanted = _float32_matmul()
-    if found != wanted:
+    expected = _float32_matmul()
+    if found != expected:
         log.warning(
-            "the model's code changed how float32 products are computed; the run uses "
-            "performance.matmul_precision=%s all the same",
+            "the model's code changed how float32 products are computed; the change is undone, and the run uses "
+            "performance.matmul_precision=%s",
             torch.get_float32_matmul_precision(),
         )
 
 
 def _float32_matmul() -> tuple[str, bool] | None:
-    """Returns (precision of products, whether convolutions use TF32), or None if torch's interfaces disagree."""
+    """Returns (precision of products, whether convolutions use TF32); None if torch's two interfaces disagree."""
     try:
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     except RuntimeError:

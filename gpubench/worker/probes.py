@@ -1,4 +1,4 @@
-"""Measures what a training loop does not: FLOPs of a step, attainable peak, peak memory, a reference workload."""
+"""Measurements outside the training loop: FLOPs of a step, attainable peak, peak memory, reference workload."""
 
 import gc
 import resource
@@ -23,7 +23,7 @@ class FlopCount:
 
 @dataclass(frozen=True)
 class MeasuredPeak:
-    """The rate of a `size` x `size` x `size` matrix product, in FLOP/s; `dtype` is a name such as "bfloat16"."""
+    """The rate of a product of two `size` x `size` matrices, in FLOP/s; `dtype` is a name such as "bfloat16"."""
 
     flops_per_s: float
     size: int
@@ -31,12 +31,12 @@ class MeasuredPeak:
 
 
 def _attention_forward(query: list[int], key: list[int], value: list[int], *_: Any, **__: Any) -> int:
-    """Counts the FLOPs of Q @ K^T and P @ V over shapes (batch, heads, tokens, width), causal masks included."""
+    """Returns the FLOPs of Q @ K^T and P @ V for shapes (batch, heads, tokens, width), whatever the mask."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _attention_backward(_: list[int], query: list[int], key: list[int], value: list[int], *__: Any, **___: Any) -> int:
-    """Counts the gradients of Q, K, V and P: twice the forward, without the scores that fused kernels recompute."""
+    """Returns the FLOPs of the gradients of Q, K, V and P, without the scores that fused kernels recompute."""
     return 2 * _attention_forward(query, key, value)
 
 
@@ -53,16 +53,16 @@ _FUSED_ATTENTION = {
 
 
 def count_flops(step: Callable[[], None]) -> FlopCount:
-    """Runs `step` (one forward and backward) once and counts its matrix products, convolutions and attention.
+    """Runs `step`, one forward and backward pass, and counts the FLOPs of its products, convolutions and attention.
 
-    The counts are those of PyTorch's FlopCounterMode, with our own formula for the fused attention kernels, so that
-    the number does not depend on the kernel. PyTorch counts 0 for the CPU's flash kernel, and for the GPU's it adds a
-    fifth product to the backward, the recomputed scores. These are *model* FLOPs: backward = 2 x forward, less the
-    input gradient of the first layer. Element-wise operators, normalisation and the optimizer are left out, as is
-    usual for MFU.
+    The counts are those of PyTorch's FlopCounterMode, except for the fused attention kernels, so that the result does
+    not depend on the kernel: PyTorch counts 0 for the CPU's flash kernel, and for the GPU's it counts the recomputed
+    scores in the backward pass. The result is the number of *model* FLOPs: the backward pass has twice those of the
+    forward pass, except for the input gradient of the first layer. Element-wise operators, normalisation and the
+    optimizer are not counted, as is usual for MFU.
 
-    `step` should run the plain module. With activation checkpointing the recomputation would count as work, and
-    kernels that torch.compile generates would not be counted.
+    `step` should run the plain module. With activation checkpointing the recomputation is counted too, and kernels that
+    torch.compile generates are not counted.
     """
     with FlopCounterMode(display=False, custom_mapping=_FUSED_ATTENTION) as counter:
         step()
@@ -71,12 +71,12 @@ def count_flops(step: Callable[[], None]) -> FlopCount:
 
 
 def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> MeasuredPeak:
-    """Measures the best sustained rate of a square matrix product of `dtype`, in about `seconds` seconds.
+    """Measures the highest sustained rate of a square matrix product of type `dtype`, in about `seconds` seconds.
 
-    The attainable peak is the best of five uninterrupted blocks of n x n x n products, 2n^3 FLOPs each, and lower than
-    the data sheet's peak. n is 8192 on CUDA, 1024 on a CPU, and 256 for the CPU's fp16, which is emulated. The operands
-    are random, because a GPU draws less power for zeros and clocks higher. TF32 is used if the process has it on. The
-    global random state does not change.
+    The products of two n x n matrices, of 2n^3 FLOPs each, run in five uninterrupted blocks, of which the fastest
+    counts. n is 8192 on CUDA, 1024 on a CPU, and 256 for fp16 on a CPU, where it is emulated. The matrices are random,
+    because with zeros a GPU uses less power and runs at a higher clock. TF32 is used if it is enabled in the process.
+    The global random state does not change.
     """
     size = 8192 if device.type == "cuda" else 256 if dtype is torch.float16 else 1024
     generator = torch.Generator(device).manual_seed(0)
@@ -128,7 +128,7 @@ class SetupPeaks(TypedDict):
 
 
 def peaks(device: torch.device) -> Peaks:
-    """Returns the peaks since the start of the process; a GPU's peaks since their last reset."""
+    """Returns the peaks of host memory since the start of the process, and of GPU memory since their last reset."""
     cuda = device.type == "cuda"
     return Peaks(
         peak_allocated=torch.cuda.max_memory_allocated(device) if cuda else None,
@@ -138,9 +138,9 @@ def peaks(device: torch.device) -> Peaks:
 
 
 def end_of_setup(device: torch.device) -> SetupPeaks:
-    """Returns the GPU's peaks until now, and resets them.
+    """Returns the peaks of GPU memory until now, and resets them.
 
-    In the first steps cuDNN's search for the fastest convolutions and the tuning of compiled kernels take much more
+    During the first steps, cuDNN's search for the fastest convolutions and the tuning of compiled kernels use much more
     memory than any later step. Reading and resetting the allocator's counters does not synchronise.
     """
     if device.type != "cuda":
@@ -150,11 +150,10 @@ def end_of_setup(device: torch.device) -> SetupPeaks:
     return SetupPeaks(setup_peak_allocated=found["peak_allocated"], setup_peak_reserved=found["peak_reserved"])
 
 
-def start_anew(device: torch.device) -> None:
+def free_memory(device: torch.device) -> None:
     """Frees the memory of an earlier repeat in this process, and resets the GPU's peaks.
 
-    A DDP module is part of reference cycles, so only the garbage collector frees it. Compiled code holds further
-    memory.
+    A DDP module is part of reference cycles, so only the garbage collector frees it. Compiled code holds memory too.
     """
     if "torch._inductor.compile_fx" in sys.modules:  # something was compiled
         torch.compiler.reset()
@@ -166,17 +165,16 @@ def start_anew(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-SECONDS = 0.1
 PRODUCTS = 4
 SIDE = 256
 COPIED = 4_000_000  # 16 MB of fp32, more than most caches hold
 
 
-def time_reference_workload(seconds: float = SECONDS) -> float:
+def time_reference_workload(seconds: float = 0.1) -> float:
     """Returns the mean time of one pass of the reference workload in seconds, measured for about `seconds`.
 
-    One pass is PRODUCTS fp32 products of SIDE x SIDE matrices and a copy of COPIED numbers. The mean, unlike the
-    minimum, shows the load of other processes. The function draws no random numbers, so it does not change the run.
+    One pass consists of PRODUCTS fp32 products of SIDE x SIDE matrices and a copy of COPIED numbers. The mean, unlike
+    the minimum, shows the load by other processes. The function draws no random numbers, which would change the run.
     """
     matrix, numbers = torch.full((SIDE, SIDE), 1.0 / SIDE), torch.ones(COPIED)
     _work(matrix, numbers)

@@ -1,4 +1,4 @@
-"""The worker process: connects to the host, receives its job, carries it out, and reports failures."""
+"""The worker process: connects to the host, receives a job, does it, and reports failures."""
 
 import atexit
 import faulthandler
@@ -31,31 +31,31 @@ class Assignment(NamedTuple):
     store: Store | None
     """The rendezvous store; None for a single rank."""
     activity: Activity
-    """What this rank is doing."""
+    """The current activity of this rank."""
     tell: Callable[[events.Message], None]
-    """Sends an event at once; for use in threads."""
+    """Sends an event to the host at once; threads may call it."""
 
     def carry_out(self) -> Iterator[events.Message]:
-        """Runs the job's module and yields its events. Imports the module only now: training needs no diffusers."""
+        """Does the job and yields its events. The job's module is imported only now: training needs no diffusers."""
         work: Callable[[Assignment], Iterator[events.Message]] = import_module(self.job.worker).work
         return work(self)
 
 
 FLUSH_SECONDS = 0.2
-MEET_SECONDS = 120.0
+RENDEZVOUS_SECONDS = 120.0
 
 log = logging.getLogger("gpubench.worker")
 
 
 def main() -> int:
-    """Runs this process as one rank; returns its exit code."""
+    """Runs this process as one rank. Returns its exit code."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     ranks, activity = Ranks.from_environment(), Activity()
-    activity.doing = "meeting the other ranks"
+    activity.doing = "connecting to the other ranks"
     try:
         channel, job, store = report_to_host(ranks, activity)
-    except HostLost as lost:  # no host can receive the error, so it is printed
+    except HostLost as lost:  # there is no host that could print the error
         print(f"error: {lost}\nhint: {lost.hint}", file=sys.stderr)
         return HOST_GONE
     _log_through(channel)
@@ -64,8 +64,8 @@ def main() -> int:
             channel.put(event)
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured | events.SpansMeasured) else 0.0)
         channel.close()
-    except (Exception, SystemExit) as error:  # a model of the user's own may call sys.exit
-        channel.fail(explain(error, ranks, activity, job.lighter))
+    except (Exception, SystemExit) as error:  # a model of the user may call sys.exit
+        channel.fail(failure(error, ranks, activity, job.lighter))
         return 1
     finally:
         sys.stdout.flush()
@@ -73,37 +73,35 @@ def main() -> int:
 
 
 def report_to_host(ranks: Ranks, activity: Activity) -> tuple[Channel, events.Job, Store | None]:
-    """Connects to the host. Returns (channel, job, rendezvous store or None for a single rank).
+    """Connects to the host. Returns (channel, job, rendezvous store); the store is None for a single rank.
 
-    The address of the host is in the environment, or for ranks of the user's own torchrun in the rendezvous store,
-    where rank 0 has put it. Raises HostLost if the host is unreachable or refuses this rank.
+    The address of the host is in the environment. Ranks that the user's own torchrun has started find it in the
+    rendezvous store, where rank 0 has put it. Raises HostLost if the host is unreachable or refuses this rank.
     """
     address = os.environ.get(ADDRESS_VARIABLE)
     if address:
         channel, job = Channel.connect(address, ranks.rank, ranks.world_size, activity)
-        store = distributed.open_store(ranks, MEET_SECONDS)
+        store = distributed.open_store(ranks, RENDEZVOUS_SECONDS)
         if store and ranks.is_rank_zero:
             store.set(HOST_ADDRESS, address)
     else:
-        store = distributed.open_store(ranks, MEET_SECONDS)
+        store = distributed.open_store(ranks, RENDEZVOUS_SECONDS)
         assert store
         channel, job = Channel.connect(store.get(HOST_ADDRESS).decode(), ranks.rank, ranks.world_size, activity)
     return channel, job, store
 
 
-def explain(error: BaseException, ranks: Ranks, activity: Activity, lighter: str) -> events.Failed:
+def failure(error: BaseException, ranks: Ranks, activity: Activity, lighter: str) -> events.Failed:
     """Returns the event that reports `error` to the host. An unexpected error keeps its traceback."""
     expected = isinstance(error, GpubenchError)
     if not expected and is_out_of_memory(error):
         error = out_of_memory(error, activity, lighter)
         expected = True
-    where = activity.doing.replace("_", " ") + ("" if activity.step is None else f" of step {activity.step}")
+    unexpected = ": ".join(filter(None, [f"{type(error).__name__} in {_where(activity)}", gist(error)]))
     return events.Failed(
         rank=ranks.rank,
         kind=type(error).__name__,
-        message=str(error)
-        if expected
-        else ": ".join(filter(None, [f"{type(error).__name__} in {where}", gist(error)])),
+        message=str(error) if expected else unexpected,
         hint=error.hint if isinstance(error, GpubenchError) else "run.log holds the traceback",
         traceback="".join(traceback.format_exception(error)),
         doing=activity.doing,
@@ -112,11 +110,16 @@ def explain(error: BaseException, ranks: Ranks, activity: Activity, lighter: str
     )
 
 
+def _where(activity: Activity) -> str:
+    """Returns the current activity in words, such as "backward of step 3"."""
+    return units.words(activity.doing) + ("" if activity.step is None else f" of step {activity.step}")
+
+
 def gist(error: BaseException) -> str:
     """Returns the most informative line of an exception's text.
 
-    This is the first line, or the last if DataLoader has passed the exception on from its worker, because it then puts
-    the traceback before the message.
+    It is the first line, except for an exception in a DataLoader worker, whose text has the traceback before the
+    message: then it is the last one.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
@@ -125,30 +128,27 @@ def gist(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether the error means that host or device memory is exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    signs = (
-        "can't allocate memory",
-        "out of memory",
-        "_STATUS_ALLOC_FAILED",
-    )  # CPU allocator; driver; cuBLAS and cuDNN
+    signs = ("can't allocate memory", "out of memory", "_STATUS_ALLOC_FAILED")  # CPU allocator; driver; cuBLAS, cuDNN
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def out_of_memory(error: BaseException, activity: Activity, lighter: str) -> OutOfMemory:
-    where = activity.doing.replace("_", " ") + ("" if activity.step is None else f" of step {activity.step}")
+    """Returns the error with the activity in which it occurred and the peak memory; `lighter` is its hint."""
+    where = _where(activity)
     peak = ""
     if torch.cuda.is_available():
         allocated, free = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
         peak = f"; peak allocated {units.size(allocated)} of {units.size(free[1])}"
     first_line = (str(error).splitlines() or ["no memory left"])[0]
-    return OutOfMemory(
-        f"out of memory in {where}{peak}: {first_line}",
-        lighter,
-    )
+    return OutOfMemory(f"out of memory in {where}{peak}: {first_line}", lighter)
 
 
 class _ToHost(logging.Handler):
+    """Sends log records to the host."""
+
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
@@ -170,6 +170,7 @@ class _ToHost(logging.Handler):
 
 
 def _log_through(channel: Channel) -> None:
+    """Makes all log records of gpubench, and warnings, go to the host."""
     root = logging.getLogger("gpubench")
     root.setLevel(1)
     root.propagate = False
@@ -180,10 +181,10 @@ def _log_through(channel: Channel) -> None:
 def leave(code: int) -> NoReturn:
     """Ends the process after its work is done and reported.
 
-    It runs Python's atexit functions, because a model of the user may have registered some, but not the destructors of
-    C++, which take half a second. With several ranks on gloo, torch 2.13 sometimes aborts in those destructors
-    ("terminate called without an active exception", one exit in five on a busy machine), and torchrun then reports the
-    run as failed.
+    It runs Python's atexit functions, because a model of the user may have registered some. It does not run the
+    destructors of C++, which take half a second: with several ranks on gloo, torch 2.13 sometimes aborts in them
+    ("terminate called without an active exception", one exit in five on a busy machine), and torchrun then reports that
+    the run has failed.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()

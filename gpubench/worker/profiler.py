@@ -1,4 +1,4 @@
-"""Runs torch.profiler around a loop: which steps it records, how they are named, and the trace files it writes."""
+"""Runs torch.profiler around a loop: chooses the steps to record, annotates them, and sends the trace files."""
 
 import threading
 import warnings
@@ -18,11 +18,14 @@ from gpubench.settings.schema import ProfilingSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.timing import EXPOSED_COMMUNICATION, Clock, Mark, StepTimer
 
-CHUNK = 4 * 2**20  # bytes of a trace file in one event
+CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 
 
 class Recording:
-    """A context manager around the loop, which calls `step` between two steps. It writes one file for each cycle."""
+    """A context manager that records the loop inside it, and writes one trace file for each cycle of the schedule.
+
+    The loop calls `step` between two steps.
+    """
 
     def __init__(self, settings: ProfilingSettings, device: torch.device, rank: int, folder: Path) -> None:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
@@ -34,7 +37,7 @@ class Recording:
             warnings.filterwarnings("ignore", "Profiler won't be using warmup")  # the user has set warmup to 0
             self._profile = profile(
                 activities=activities,
-                # torch repeats its `wait` in each cycle; here `skip_first` waits once, at the start.
+                # torch's `wait` applies to each cycle, `skip_first` only to the start.
                 schedule=schedule(
                     skip_first=settings.wait,
                     wait=0,
@@ -73,7 +76,7 @@ class Recording:
 
 
 class RecordedTimer(StepTimer[Mark]):
-    """A StepTimer that also annotates its steps and phases in the trace."""
+    """A StepTimer that also annotates the steps and phases in the trace."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class RecordedTimer(StepTimer[Mark]):
 
     def enter(self, phase: str) -> None:
         super().enter(phase)
-        # this phase begins on autograd's thread, which cannot end an annotation of this one
+        # This phase begins on autograd's thread, which cannot end an annotation of this thread.
         if phase != EXPOSED_COMMUNICATION:
             self._leave()
             self._annotate(phase)
@@ -141,7 +144,7 @@ def annotate_modules(root: nn.Module) -> None:
 
 
 def recorded(files: Sequence[Path], rank: int, repeat: int) -> Iterator[events.TraceRecorded]:
-    """Yields the content of the files in pieces of at most CHUNK bytes."""
+    """Yields the contents of the files in parts of at most CHUNK bytes."""
     for path in files:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -1,8 +1,9 @@
-"""Measures step and phase times without synchronising the loop.
+"""Measures the times of steps and phases without synchronising the loop.
 
-A mark is a point on the device's timeline: a CUDA event, or `perf_counter_ns` on a CPU. The loop sets a mark at every
-phase border, and the times between marks are read once the device has passed them, possibly steps later. Each step
-ends where the next one begins, so the phases of a step sum to its time and the steps sum to the elapsed time.
+A mark is a point on the device's timeline: a CUDA event, or a value of `perf_counter_ns` on a CPU. The loop sets a mark
+at the start of every phase. The times between marks are read when the device has passed them, possibly several steps
+later. Each step ends where the next one begins, so the phases of a step sum to its time, and the steps sum to the
+elapsed time.
 """
 
 import time
@@ -20,7 +21,7 @@ from gpubench.worker.channel import Activity
 Mark = TypeVar("Mark")
 
 HIGH = -1
-"""The priority of streams whose kernels are small and should not wait for the program's own; see torch.cuda.Stream."""
+"""The priority of CUDA streams for small kernels that should not wait for the program's own; see torch.cuda.Stream."""
 
 OTHER = "other"
 EXPOSED_COMMUNICATION = "exposed_communication"
@@ -36,30 +37,32 @@ PHASES = (
 
 
 class Clock(Protocol[Mark]):
-    """The timeline of a device. `Mark` is its type of marks."""
+    """The timeline of a device, whose marks are of type `Mark`."""
 
     def mark(self) -> Mark:
-        """Returns a mark that the device passes once all work issued so far is done."""
+        """Returns a mark that the device passes when all work issued so far is done."""
 
     def passed(self, mark: Mark) -> bool:
-        """Returns whether the device has passed `mark`. Never waits."""
+        """Returns whether the device has passed `mark`, without waiting."""
 
     def idle_after(self, mark: Mark) -> bool | None:
-        """Returns whether the device is idle, with `mark` as the last work issued; None on a CPU."""
+        """Returns whether the device is idle if `mark` was the last work issued; None on a CPU."""
 
-    def seconds(self, start: Mark, end: Mark) -> float: ...
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Returns the time between two passed marks in seconds."""
 
     def read(self, values: Sequence[Tensor]) -> list[float]:
-        """Returns scalars that were computed before a passed mark, without waiting for later work."""
+        """Returns the values of scalars that were computed before a passed mark, without waiting for later work."""
 
     def release(self, mark: Mark) -> None:
-        """Allows `mark` to be reused. The caller must not read it again."""
+        """Allows `mark` to be reused. The caller must not use it again."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until all work issued so far is done."""
 
 
 class HostClock:
-    """Marks are values of `perf_counter_ns`. On a CPU all work is done when its call returns."""
+    """The timeline of a CPU, where work is done when its call returns. Marks are values of `perf_counter_ns`."""
 
     def mark(self) -> int:
         return time.perf_counter_ns()
@@ -84,14 +87,14 @@ class HostClock:
 
 
 class CudaClock:
-    """Marks are CUDA events on the current stream, which are reused."""
+    """The timeline of a CUDA device. Marks are events on the current stream, which are reused."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._spare: list[torch.cuda.Event] = []
-        # `read` launches conversion kernels and waits for them. At default priority they would start only once every
+        # `read` launches conversion kernels and waits for them. At default priority they would not start before every
         # block of the program's current kernel is scheduled. Copies have no priority.
-        self._reading = torch.cuda.Stream(device, priority=HIGH)
+        self._read_stream = torch.cuda.Stream(device, priority=HIGH)
 
     def mark(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
@@ -108,10 +111,9 @@ class CudaClock:
         return float(start.elapsed_time(end)) / 1e3
 
     def read(self, values: Sequence[Tensor]) -> list[float]:
-        # A separate stream, so that the copy does not wait for work that was issued since.
         if not values:
             return []
-        with torch.cuda.stream(self._reading):
+        with torch.cuda.stream(self._read_stream):  # on the current stream the copy would wait for later work
             return [float(value) for value in torch.stack([value.float() for value in values]).cpu().tolist()]
 
     def release(self, mark: torch.cuda.Event) -> None:
@@ -126,8 +128,8 @@ def clock_of(device: torch.device) -> Clock[Any]:
 
 
 @dataclass
-class _Open(Generic[Mark]):
-    """A step that the device has not finished yet. `starved`: whether the device was idle when the step began."""
+class _UnfinishedStep(Generic[Mark]):
+    """A step that the device has not finished yet. `starved` tells whether the device was idle when the step began."""
 
     step: int
     marks: list[tuple[str, Mark]]
@@ -140,15 +142,15 @@ class _Open(Generic[Mark]):
 
 
 class StepTimer(Generic[Mark]):
-    """Collects the marks of a loop, and makes `Step` records of the steps that the device has finished."""
+    """Collects the marks of a loop, and computes the times of the steps that the device has finished."""
 
     def __init__(self, clock: Clock[Mark], activity: Activity, repeat: int, rank: int) -> None:
         self._clock = clock
         self._activity = activity
         self._repeat = repeat
         self._rank = rank
-        self._steps: deque[_Open[Mark]] = deque()
-        self._now: _Open[Mark] | None = None
+        self._steps: deque[_UnfinishedStep[Mark]] = deque()
+        self._current: _UnfinishedStep[Mark] | None = None
         self._time = 0.0
 
     def start(self, now: float) -> None:
@@ -156,38 +158,38 @@ class StepTimer(Generic[Mark]):
         self._time = now
 
     def begin(self, step: int) -> None:
-        """Ends the current step and begins `step`, in phase `data_wait`."""
-        starved = self._clock.idle_after(self._now.marks[-1][1]) if self._now else None
+        """Ends the current step and begins `step`, with the phase `data_wait`."""
+        starved = self._clock.idle_after(self._current.marks[-1][1]) if self._current else None
         mark = self._close()
         self._activity.step = step
         self._activity.doing = PHASES[0]
-        self._now = _Open(step, [(PHASES[0], mark)], time.perf_counter_ns(), starved)
+        self._current = _UnfinishedStep(step, [(PHASES[0], mark)], time.perf_counter_ns(), starved)
 
     def enter(self, phase: str) -> None:
-        """Ends the current phase and begins `phase`. The times of a phase that is entered several times are added."""
-        assert self._now
+        """Ends the current phase and begins `phase`. If a step enters a phase several times, their times are added."""
+        assert self._current
         self._activity.doing = phase
-        self._now.marks.append((phase, self._clock.mark()))
+        self._current.marks.append((phase, self._clock.mark()))
 
     def issued(self, epoch: int, samples: int, readings: list[Tensor]) -> None:
-        """Notes that all work of the step is issued. `readings` are device scalars, read once they are computed."""
-        assert self._now
+        """Ends the issuing of the step's work. `readings` are device scalars, which are read when they are computed."""
+        assert self._current
         self.enter(OTHER)
-        self._now.epoch = epoch
-        self._now.samples = samples
-        self._now.readings = readings
-        self._now.issue_time = (time.perf_counter_ns() - self._now.issued_at) / 1e9
+        self._current.epoch = epoch
+        self._current.samples = samples
+        self._current.readings = readings
+        self._current.issue_time = (time.perf_counter_ns() - self._current.issued_at) / 1e9
 
     def synchronize(self) -> None:
         self._clock.synchronize()
 
     def end_setup(self) -> None:
-        """Ends the steps that compile and tune: from here on the run's time limit applies to every step."""
+        """Ends the steps that may compile and tune: the run's time limit applies to every later step."""
         self._activity.patience_factor = 1.0
 
     def stop(self) -> None:
         """Ends the last step and waits for the device."""
-        self._close()  # this mark begins no step and is never released: the last step needs it until it is collected
+        self._close()  # the mark is not released, because the last step needs it until it is collected
         self._activity.doing, self._activity.step = "closing", None
         self._clock.synchronize()
 
@@ -204,13 +206,13 @@ class StepTimer(Generic[Mark]):
 
     def _close(self) -> Mark:
         mark = self._clock.mark()
-        if self._now:
-            self._now.marks.append(("end", mark))
-            self._steps.append(self._now)
-            self._now = None
+        if self._current:
+            self._current.marks.append(("end", mark))
+            self._steps.append(self._current)
+            self._current = None
         return mark
 
-    def _record(self, step: _Open[Mark]) -> Step:
+    def _record(self, step: _UnfinishedStep[Mark]) -> Step:
         phases: dict[str, float] = {}
         for (phase, start), (_, end) in zip(step.marks, step.marks[1:], strict=False):
             phases[phase] = phases.get(phase, 0.0) + self._clock.seconds(start, end)

@@ -26,7 +26,7 @@ from gpubench.worker.datasets import open_dataset
 from gpubench.worker.environment import capture_env_metadata
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import arithmetic, refuse, restore_float32_matmul, set_float32_matmul
-from gpubench.worker.probes import count_flops, measure_peak, start_anew, time_reference_workload
+from gpubench.worker.probes import count_flops, free_memory, measure_peak, time_reference_workload
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.worker.timing import StepTimer, clock_of
@@ -38,14 +38,14 @@ METHOD = "torch.utils.flop_counter.FlopCounterMode over one real forward and bac
 
 
 def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]:
-    """Counts FLOPs, measures the peak and traces the graph, outside the timed steps.
+    """Counts FLOPs, measures the attainable peak and traces the graph, after the timed steps.
 
-    All ranks take part in the FLOP count, because a sharded model needs them; only rank 0 reports.
+    All ranks take part in counting FLOPs, because a sharded model needs them; only rank 0 reports.
     """
     settings = trainer.settings
     batch = next(feed.epoch(0), None)
     if batch is None:  # the stream of samples has ended
-        log.warning("no batch is left to count FLOPs on")
+        log.warning("FLOPs are not counted: the data has ended")
         return
     batch = to_device(batch, trainer.device, channels_last=bool(settings.performance.channels_last))
     if settings.measurement.count_flops:
@@ -74,7 +74,7 @@ _DTYPES = {
 
 
 def _flops(trainer: Trainer, batch: Any) -> events.FlopsCounted:
-    """Counts the model FLOPs of one sample, without recomputation, and its hardware FLOPs, with recomputation."""
+    """Counts the FLOPs of one sample: model FLOPs without recomputation, and hardware FLOPs with it."""
     workload, samples = trainer.workload, trainer.settings.training.batch_size
     assert samples
 
@@ -86,10 +86,10 @@ def _flops(trainer: Trainer, batch: Any) -> events.FlopsCounted:
 
     try:
         performed = work = count_flops(step)
-        if trainer.forget_checkpoints:
-            trainer.forget_checkpoints()
+        if trainer.disable_checkpointing:
+            trainer.disable_checkpointing()
             work = count_flops(step)
-    except Exception as error:  # the user's model may raise anything; the measured times are valid without the count
+    except Exception as error:  # the user's model may raise any exception; the measured times are valid without FLOPs
         log.warning("FLOPs could not be counted: %s", error)
         workload.module.zero_grad(set_to_none=True)
         return _unknown(f"{type(error).__name__}: {error}")
@@ -111,7 +111,7 @@ def _unknown(reason: str) -> events.FlopsCounted:
 
 
 def _peak(device: torch.device, dtype: torch.dtype) -> events.PeakMeasured:
-    """Measures the attainable peak; yields nothing if the model leaves no memory for the matrix product."""
+    """Measures the attainable peak. It is None if the model leaves too little memory for the matrices."""
     try:
         peak = measure_peak(device, dtype)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError, or cuBLAS cannot allocate its workspace
@@ -123,7 +123,7 @@ def _peak(device: torch.device, dtype: torch.dtype) -> events.PeakMeasured:
 
 
 class _Positional(nn.Module):
-    """A model with positional inputs and one tensor as output, as the tracer needs it."""
+    """Wraps a model to take positional inputs and return one tensor, as tracing requires."""
 
     def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _Positional(nn.Module):
 
 
 _ARGUMENTS = {"input_ids": "input_ids", "clean": "sample", "timesteps": "timestep", "text": "encoder_hidden_states"}
-"""The parameter names of the built-in models for the parts of a batch."""
+"""The names of the built-in models' parameters, by the names of the tensors in a batch."""
 
 
 def _graph(module: nn.Module, batch: Any) -> bytes | None:
@@ -155,7 +155,7 @@ def _graph(module: nn.Module, batch: Any) -> bytes | None:
     else:
         names, inputs = (), (batch[0] if isinstance(batch, tuple | list) else batch,)
     if not inputs:
-        log.debug("the model graph is not traced: its inputs are not known by name")
+        log.debug("the model graph is not traced: the names of its inputs are unknown")
         return None
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -169,36 +169,36 @@ def _graph(module: nn.Module, batch: Any) -> bytes | None:
 
 
 AUTOTUNING = 3.0
-"""The factor on the ordinary time limit for max-autotune, which may time kernels for a quarter of an hour."""
-MARGIN = 60.0  # seconds in which the host names the rank that hangs
+"""The factor on the time limit for progress with max-autotune, which may time kernels for a quarter of an hour."""
+MARGIN = 60.0  # seconds by which a collective's limit exceeds the host's, so that the host can name the rank that hangs
 COMPILE_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def work(given: Assignment) -> Iterator[Event]:
-    """Runs every repeat of the job and yields its events."""
-    job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
+def work(assignment: Assignment) -> Iterator[Event]:
+    """Runs every repeat of the job and yields the events."""
+    job, ranks, store, activity = assignment.job, assignment.ranks, assignment.store, assignment.activity
     settings = TrainSettings.model_validate(job.settings)
-    # read first, because torch sets some itself later
-    caches = [name for name in COMPILE_CACHES if name not in os.environ]
+    # Read first, because torch sets some of these variables later.
+    unset = [name for name in COMPILE_CACHES if name not in os.environ]
     device = set_up(settings, ranks, store)
     if ranks.is_rank_zero:
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
-    kept = [name for name in COMPILE_CACHES if name not in caches]
+    kept = [name for name in COMPILE_CACHES if name not in unset]
     if kept and settings.performance.compile and ranks.is_rank_zero and 0 in job.repeats:
         log.warning("%s is set: the time of the first step depends on the content of this cache", " and ".join(kept))
     for repeat in job.repeats:
         allow_for_setup(settings, activity)
-        distributed.forget_collectives()  # the other ranks wait here while rank 0 inspects
-        start_anew(device)
+        distributed.release_collectives()  # the other ranks wait here while rank 0 inspects
+        free_memory(device)
         run = profile_repeat if repeat == job.profiled else run_repeat
-        with own_compile_caches(caches):
+        with empty_compile_caches(unset):
             yield from run(settings, ranks, device, activity, repeat, job)
-    # Not after an error: leaving the group could wait for ranks that have failed, and delay the report of the error.
+    # This is not done after an error, because leaving the group could wait for failed ranks and delay the report.
     distributed.cleanup_ddp()
 
 
 def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
-    """Configures the process as the settings ask and joins the process group. Returns this rank's device."""
+    """Applies the settings of the process, and joins the process group. Returns this rank's device."""
     assert settings.device
     assert settings.precision
     if settings.performance.cpu_threads:
@@ -213,13 +213,13 @@ def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.
 
 
 def allow_for_setup(settings: TrainSettings, activity: Activity) -> None:
-    """Allows building, compiling and warm-up more time than later steps. `training.train` ends this."""
+    """Sets the longer time limits for building, compiling and warm-up. `training.train` ends them."""
     activity.patience_factor = patience_factor(settings)
     distributed.limit_collectives(setup_timeout(settings))
 
 
 def patience_factor(settings: TrainSettings) -> float:
-    """Returns the factor on `measurement.stall_timeout` until the end of the warm-up."""
+    """Returns the factor by which `measurement.stall_timeout` is multiplied until the end of the warm-up."""
     performance = settings.performance
     autotunes = performance.compile and performance.compile_mode.startswith("max-autotune")
     return AUTOTUNING if autotunes else 1.0
@@ -228,27 +228,27 @@ def patience_factor(settings: TrainSettings) -> float:
 def setup_timeout(settings: TrainSettings) -> float:
     """Returns the time limit of a collective until the end of the warm-up, in seconds.
 
-    It is longer than the host's limit for a rank. Ranks that have compiled wait in their first collective for those
-    that still compile. If a rank hangs, the host names it and shows its stack; NCCL would only abort the waiting ranks.
+    It is longer than the host's time limit for a rank. Ranks that have compiled wait in their first collective for
+    those that still compile. If a rank hangs, the host names it and prints its stack, whereas NCCL would only abort the
+    waiting ranks.
     """
-    patience = settings.measurement.stall_timeout * patience_factor(settings)
-    return max(settings.distributed.timeout, patience + MARGIN)
+    stall_timeout = settings.measurement.stall_timeout * patience_factor(settings)
+    return max(settings.distributed.timeout, stall_timeout + MARGIN)
 
 
 @contextmanager
-def own_compile_caches(variables: Sequence[str]) -> Iterator[None]:
-    """Sets the environment variables in `variables`, torch.compile's cache folders, to new and empty folders.
+def empty_compile_caches(variables: Sequence[str]) -> Iterator[None]:
+    """Sets environment variables for cache folders of torch.compile to new, empty folders.
 
-    Every repeat then compiles everything. Otherwise the first repeat, or the first side of a comparison, would compile
-    for all later ones, and the times of their first steps would not be comparable.
+    Every repeat then compiles everything. Otherwise later repeats and later runs would use what the first one has
+    compiled, and the times of their first steps would not be comparable.
     """
     with TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) as folder:
-        own = {name: str(Path(folder, name.lower())) for name in variables}
-        os.environ.update(own)
+        os.environ.update({name: str(Path(folder, name.lower())) for name in variables})
         try:
             yield
         finally:
-            for name in own:
+            for name in variables:
                 os.environ.pop(name, None)
 
 
@@ -260,7 +260,7 @@ def run_repeat(
     repeat: int,
     job: events.Job,
 ) -> Iterator[Event]:
-    """Builds the model, trains it for one repeat, and then does the untimed inspections of `inspect`."""
+    """Builds the model, trains it for one repeat, and after the first repeat calls `inspect`."""
     began = time.perf_counter()
     timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
     trainer, feed = prepare(settings, ranks, device, activity, timer)
@@ -274,7 +274,7 @@ def run_repeat(
         tokens_per_sample=trainer.workload.sequence_length,
         seconds=time.perf_counter() - began,
     )
-    activity.doing = "starting the data"
+    activity.doing = "loading the first batch"
     with feed:
         refuse_short(settings, feed.batches_per_epoch)
         on_cpu = device.type == "cpu"  # for a GPU, telemetry records the clocks
@@ -296,7 +296,7 @@ def profile_repeat(
     repeat: int,
     job: events.Job,
 ) -> Iterator[Event]:
-    """Runs the same loop for the steps of the profiler's schedule, and yields the traces."""
+    """Runs the same loop for the steps of the profiler's schedule, and yields the trace files."""
     profiling = settings.profiling
     if not profiling.keep_compile:
         settings = apply_overrides(settings, {"performance.compile": False})
@@ -310,7 +310,7 @@ def profile_repeat(
         trainer, feed = prepare(settings, ranks, device, activity, timer)
         if recording and profiling.modules and not settings.performance.compile:
             annotate_modules(trainer.workload.module)
-        activity.doing = "starting the data"
+        activity.doing = "loading the first batch"
         try:
             with feed, loop:
                 unit = steps_in_unit(settings, feed.batches_per_epoch)
@@ -318,27 +318,28 @@ def profile_repeat(
                     recording.unit = unit
                 yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
         except Exception:
-            # the cycles before the failure
+            # The cycles before the failure are kept.
             yield from recorded(recording.files() if recording else [], ranks.rank, repeat)
             raise
-        activity.doing = "handing over the trace"
+        activity.doing = "sending the trace"
         yield from recorded(recording.files() if recording else [], ranks.rank, repeat)
 
 
 def prepare(
     settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
 ) -> tuple[Trainer, Feed]:
-    """Returns the model ready to train, and its data."""
+    """Returns the model, ready to train, and its batches."""
     assert settings.precision
     activity.doing = "building the model"
     workload = build(settings.model, settings.data, settings.seed)
     restore_float32_matmul(settings.precision, settings.performance.matmul_precision)
     trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
-    activity.doing = "opening the data"
+    activity.doing = "opening the dataset"
     return trainer, open_feed(settings, ranks, device, workload)
 
 
 def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
+    """Opens the dataset of the settings, and returns its batches for this rank."""
     dataset = open_dataset(
         settings.data,
         workload.task,

@@ -1,4 +1,4 @@
-"""One repeat of a training benchmark: prepares a model for training, and runs the loop as a generator of events."""
+"""One repeat of a training benchmark: prepares the model, and runs the training loop as a generator of events."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from gpubench.worker.timing import EXPOSED_COMMUNICATION, StepTimer
 
 
 class Batches(Protocol):
-    """A source of batches for a step."""
+    """An endless iterator over batches. `epoch` is the number of the current pass over the data."""
 
     epoch: int
 
@@ -37,22 +37,25 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Trainer:
-    """The model, the optimizer and all else that a step needs."""
+    """Everything that a training step needs."""
 
     settings: TrainSettings
     ranks: Ranks
     device: torch.device
     workload: Workload
     module: nn.Module
-    """The workload's module on the device, compiled and wrapped as the settings ask."""
+    """The workload's module on the device, wrapped and compiled according to the settings."""
     optimizer: torch.optim.Optimizer
     arithmetic: Arithmetic
     timer: StepTimer[Any]
-    forget_checkpoints: Callable[[], None] | None = None
+    disable_checkpointing: Callable[[], None] | None = None
     """A function that undoes activation checkpointing; None without checkpointing."""
 
     def step(self, batches: Batches, samples: int) -> None:
-        """Runs one optimizer step over `grad_accumulation` batches. Marks every phase border, without synchronising."""
+        """Runs one optimizer step over `grad_accumulation` batches, with a mark at the start of every phase.
+
+        `samples` is the number of samples in all of them. The step does not synchronise with the device.
+        """
         timer, accumulation = self.timer, self.settings.training.grad_accumulation
         channels_last = bool(self.settings.performance.channels_last)
         total: Tensor | None = None
@@ -66,7 +69,7 @@ class Trainer:
             reduces = micro == accumulation - 1 or self.settings.distributed.sync_gradients == "each"
             with nullcontext() if reduces else distributed.without_sync(self.module):
                 with self.arithmetic.forward():
-                    loss = scalar(self.workload.loss(self.module, batch)) / accumulation
+                    loss = checked_loss(self.workload.loss(self.module, batch)) / accumulation
                 timer.enter("backward")
                 self.arithmetic.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
@@ -80,14 +83,14 @@ class Trainer:
             total.item()
 
 
-def scalar(loss: object) -> Tensor:
+def checked_loss(loss: object) -> Tensor:
     """Returns `loss` if it is a scalar tensor with a gradient. Raises ModelError otherwise."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss.reshape(())
     found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     if isinstance(loss, Tensor) and loss.numel() == 1:
-        found = "one that depends on no tensor with gradients"
-    raise ModelError(f"the loss must be a scalar tensor with a gradient, and is {found}", "see loss(module, batch)")
+        found = "a scalar that depends on no tensor with a gradient"
+    raise ModelError(f"the loss must be a scalar tensor with a gradient, but is {found}", "see loss(module, batch)")
 
 
 def build_trainer(
@@ -98,16 +101,16 @@ def build_trainer(
     arithmetic: Arithmetic,
     timer: StepTimer[Any],
 ) -> Trainer:
-    """Moves the model to the device, wraps and compiles it, and makes its optimizer."""
+    """Moves the model to the device, wraps and compiles it, and creates its optimizer."""
     assert settings.precision
     performance = settings.performance
     which = settings.model.activation_checkpointing
     forget = checkpoint_activations(workload.module, which) if which else None
-    own = workload.module if device.type == "cpu" else workload.module.to(device)
+    plain = workload.module if device.type == "cpu" else workload.module.to(device)
     if performance.channels_last:
-        lay_out(own)
-    module = distributed.share(
-        own, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
+        to_channels_last(plain)
+    module = distributed.wrap(
+        plain, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
     )
     if performance.compile:
         module = cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
@@ -115,21 +118,21 @@ def build_trainer(
         settings=settings,
         ranks=ranks,
         device=device,
-        workload=replace(workload, module=own),
+        workload=replace(workload, module=plain),
         module=module,
-        optimizer=make_optimizer(settings, own, device),
+        optimizer=make_optimizer(settings, plain, device),
         arithmetic=arithmetic,
         timer=timer,
-        forget_checkpoints=forget,
+        disable_checkpointing=forget,
     )
 
 
-def lay_out(module: nn.Module) -> None:
-    """Converts 4-D weights and buffers to NHWC in place, with the strides that `Module.to` would give them.
+def to_channels_last(module: nn.Module) -> None:
+    """Converts 4-D weights and buffers to the NHWC layout in place, with the same strides as `Module.to`.
 
-    `Module.to` itself cannot convert fake tensors in place. `contiguous` would keep the strides of weights whose two
-    layouts are the same in memory, such as those of a 1x1 convolution, and DDP would then copy their gradients, which
-    cuDNN returns with the strides of NHWC.
+    `Module.to` itself cannot convert fake tensors in place. `contiguous` would not change the strides of weights that
+    are the same in both layouts, such as those of a 1x1 convolution; DDP would then copy their gradients, because cuDNN
+    returns them with the strides of NHWC.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.dim() == 4:
@@ -137,10 +140,10 @@ def lay_out(module: nn.Module) -> None:
 
 
 def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
-    """Returns the implementation of the optimizer: `training.optimizer_impl`, or for auto the fastest one.
+    """Returns `training.optimizer_impl`, or the fastest implementation if it is auto.
 
-    The fastest is fused on a GPU, and PyTorch's default, a loop, on a CPU. SGD on parameters that FSDP2 has sharded
-    uses foreach on a GPU, because PyTorch has no fused SGD for DTensors.
+    On a GPU the fastest is fused, or foreach for SGD on parameters that FSDP2 has sharded, because PyTorch has no fused
+    SGD for DTensors. On a CPU it is the loop, PyTorch's default.
     """
     if settings.training.optimizer_impl != "auto":
         return settings.training.optimizer_impl
@@ -150,7 +153,7 @@ def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
 
 
 def make_optimizer(settings: TrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Returns the optimizer for all parameters that need gradients."""
+    """Returns the optimizer for all parameters that require gradients."""
     training, chosen = settings.training, optimizer_impl(settings, device.type == "cuda")
     options: dict[str, Any] = {
         "lr": training.learning_rate,
@@ -167,15 +170,15 @@ def make_optimizer(settings: TrainSettings, module: nn.Module, device: torch.dev
 
 Event = events.Message
 
-READ_SECONDS = 0.1  # seconds between two reads of finished steps; on a GPU each read costs the host some 50 us
+READ_SECONDS = 0.1  # seconds between two reads of finished steps; on a GPU each read takes the CPU about 50 us
 CALIBRATION_STEPS = 3  # minimum number of steps before a limit in seconds is converted to steps
 
 
 def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
-    """Runs `steps` steps, or as many as the settings ask for, and yields events as the device finishes them.
+    """Runs `steps` steps, by default the number in the settings, and yields events as the device finishes them.
 
-    `unix_time` is the current time in seconds since the epoch, on the clock that dates the steps. Raises NonFiniteLoss,
-    which names the step, and DataError if the data cannot fill one step.
+    `unix_time` is the current time in seconds since the epoch, from the clock for the times of the steps. Raises
+    NonFiniteLoss with the number of the step, and DataError if the data does not fill one step.
     """
     called = time.perf_counter()
     training, rank = trainer.settings.training, trainer.ranks.rank
@@ -193,13 +196,13 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: in
     try:
         yield from _steps(trainer, Epochs(feed, _batch_size(training)), reader, repeat, planned, setup)
     except Exception:
-        with suppress(RuntimeError):  # after an error too, finished steps are reported if the device can still be read
+        with suppress(RuntimeError):  # finished steps are reported after an error too, if the device can still be read
             yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
         raise
     timer.stop()
     wall = time.perf_counter() - began
     yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
-    reader.complain()
+    reader.raise_if_diverged()
     yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(trainer.device), **setup)
 
 
@@ -211,14 +214,14 @@ def _steps(
     planned: int | None,
     setup: SetupPeaks,
 ) -> Iterator[Event]:
-    """Runs the loop. With a limit in seconds, `planned` is None until the step time is known.
+    """Runs the loop over `planned` steps; for a limit in seconds, `planned` is None until the step time is known.
 
-    The loop appends to `setup` once the warm-up is issued.
+    The loop fills in `setup` when the warm-up is issued.
     """
     training, rank, timer = trainer.settings.training, trainer.ranks.rank, trainer.timer
     samples = training.grad_accumulation * _batch_size(training)
     step, read_next = 0, time.perf_counter()
-    paces: list[float] = []
+    durations: list[float] = []
     while planned is None or step < planned:
         timer.begin(step)
         trainer.step(batches, samples)
@@ -234,18 +237,18 @@ def _steps(
         if deciding or time.perf_counter() >= read_next:
             finished = reader.read(timer)
             yield events.StepsMeasured(rank=rank, steps=finished)
-            reader.complain()
-            paces += [one.total for one in finished if planned is None]
+            reader.raise_if_diverged()
+            durations += [finished_step.total for finished_step in finished if planned is None]
             read_next = time.perf_counter() + READ_SECONDS
         if deciding:
-            # Leaves out the first step, whose compiling and tuning may take as long as all other steps.
-            planned = step + _steps_in(training.seconds or 0.0, median(paces[1:]), trainer.device)
+            # Without the first step, because compiling and tuning may take as long as all other steps.
+            planned = step + _steps_in(training.seconds or 0.0, median(durations[1:]), trainer.device)
             yield events.Planned(rank=rank, repeat=repeat, steps=planned)
 
 
-def _steps_in(seconds: float, pace: float, device: torch.device) -> int:
-    """Returns how many steps of `pace` seconds each fill `seconds`, with rank 0's result on every rank."""
-    return max(1, distributed.agree(math.ceil(seconds / pace), device))
+def _steps_in(seconds: float, step_time: float, device: torch.device) -> int:
+    """Returns the number of steps that fill `seconds`, which is that of rank 0 on every rank."""
+    return max(1, distributed.broadcast(math.ceil(seconds / step_time), device))
 
 
 def _batch_size(training: TrainingSettings) -> int:
@@ -261,52 +264,53 @@ class Epochs:
         self._feed = feed
         self._batch_size = batch_size
         self._batches = feed.epoch(0)
-        self._given = 0
+        self._count = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         for batch in self._batches:
-            if not self._given:
+            if not self._count:
                 self._check(batch)
-            self._given += 1
+            self._count += 1
             return batch
-        if not self._given and not self.epoch:
-            raise DataError("the data ran out before one batch was full", "lower --batch-size or add data")
-        if not self._given:
+        if not self._count and not self.epoch:
+            raise DataError("the data ended before one batch was full", "lower --batch-size or add data")
+        if not self._count:
             raise DataError(
-                "the data ran out, and cannot be read a second time",
+                "the data ended, and cannot be read a second time",
                 "return a new iterator from __iter__ each time, or lower training.steps",
             )
         self.epoch += 1
         self._batches = self._feed.epoch(self.epoch)
-        self._given = 0
+        self._count = 0
         return next(self)
 
     def _check(self, batch: Any) -> None:
-        """Raises DataError if the batch has another size than requested, which would make every rate wrong."""
+        """Raises DataError if the batch does not have the requested size, because every rate would be wrong."""
         found = next((len(tensor) for tensor in tensors(batch) if tensor.dim()), self._batch_size)
         if found != self._batch_size:
             raise DataError(
-                f"a batch of {self._batch_size} samples was requested, and its first tensor holds {found}",
-                "make_batch(n) and datasets must give n samples along the first dimension",
+                f"a batch of {self._batch_size} samples was requested, but its first tensor has {found}",
+                "make_batch(n) and datasets must return n samples along the first dimension",
             )
 
 
 class StepReader:
-    """Adds the readings to the finished steps: the loss, and whether the gradient scaler skipped the step."""
+    """Reads finished steps from the timer, and adds to each its loss and whether the gradient scaler skipped it."""
 
     def __init__(self, scale: float | None) -> None:
-        """`scale` is the gradient scale before the first step; None if nothing is scaled."""
+        """`scale` is the gradient scale before the first step; None without a gradient scaler."""
         self._scale = scale
         self._diverged: NonFiniteLoss | None = None
 
     def read(self, timer: StepTimer[Any]) -> list[Step]:
+        """Returns the steps that the device has finished since the last call."""
         return [self._judge(step, *readings) for step, readings in timer.collect()]
 
-    def complain(self) -> None:
-        """Raises NonFiniteLoss, naming the step, if a loss read so far was not finite."""
+    def raise_if_diverged(self) -> None:
+        """Raises NonFiniteLoss with the number of the step if a loss read so far is not finite."""
         if self._diverged:
             raise self._diverged
 
@@ -317,7 +321,7 @@ class StepReader:
                 f"the loss became {loss} at step {step.step} of repeat {step.repeat} (counting from 0)",
                 "lower training.learning_rate, or compare with --precision fp32",
             )
-        # The scaler lowers its scale exactly when it skips (torch.amp.GradScaler, backoff_factor < 1).
+        # The scaler lowers its scale if and only if it skips the step (torch.amp.GradScaler, backoff_factor < 1).
         skipped = scale is not None and self._scale is not None and scale < self._scale
         self._scale = scale
         return msgspec.structs.replace(step, loss=loss if finite else None, skipped=skipped)
