@@ -342,9 +342,9 @@ def test_a_vocabulary_larger_than_the_models_is_told(text: DataSettings, tokeniz
     assert opened(text, Task.masked_lm, vocab_size=257)
     with pytest.raises(DataError, match="vocabulary of 256 tokens, but the model has 255"):
         opened(text, Task.causal_lm, vocab_size=255)
-    with pytest.raises(DataError, match="vocabulary of 257, and the model's is 256"):
+    with pytest.raises(DataError, match="vocabulary of 257 tokens, but the model has 256"):
         opened(text, Task.masked_lm, vocab_size=256)
-    with pytest.raises(DataError, match="vocabulary of 5, and the model's is 4"):
+    with pytest.raises(DataError, match="vocabulary of 5 tokens, but the model has 4"):
         opened(text.model_copy(update={"tokenizer": tokenizer}), Task.causal_lm, vocab_size=4)
 
 
