@@ -9,6 +9,7 @@ from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
+    from gpubench.compare.result import Comparisons
     from gpubench.host.live import Drawing
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
@@ -44,22 +45,20 @@ def carry_out(
     runs: "Sequence[Configuration[Any]]",
     recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
     drawing: "Drawing[Any]",
-    show: "Callable[..., None]",
     *,
     json: bool,
     quiet: bool,
     verbose: int,
 ) -> None:
     """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
-    from gpubench.report import frame, notebook
+    from gpubench.report import notebook
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measured(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = notebook.judge_pair(paths, frame.differences(*outcomes)) if len(paths) == 2 else None
-    text = frame.to_json(outcomes, pair) if json else terminal.render(show, outcomes, pair)
-    finish(text, outcomes)
+    pair = notebook.judge_pair(paths) if len(paths) == 2 else None
+    finish(outcomes, pair, terminal, json=json)
 
 
 def measured(
@@ -75,20 +74,32 @@ def measured(
     `independent` as in `schedule.run`.
     """
     from gpubench.host import schedule
+    from gpubench.host.live import view_on
     from gpubench.report import notebook
 
     if launched_by_torchrun() and not is_rank_zero():
         schedule.join(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
-    with terminal.view(drawing) as view:
+    with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
     for outcome in outcomes:
         notebook.write_up(outcome.recorder.writer.path)
     return outcomes
 
 
-def finish(text: str, outcomes: "Sequence[Outcome]") -> None:
-    """Prints the results, and raises the error of the run, if any."""
+def finish(
+    outcomes: "Sequence[Outcome]",
+    pair: "Comparisons | None",
+    terminal: "Terminal",
+    *,
+    json: bool,
+    unfolded: bool = False,
+) -> None:
+    """Prints the results from the run directories, and raises the error of the run, if any."""
+    from gpubench.report import run
+
+    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    text = run.to_json(paths, pair) if json else terminal.render(run.document(paths, pair, unfolded=unfolded))
     output.write(text, "the run directory has all results")
     for outcome in outcomes:
         if outcome.error:

@@ -100,9 +100,9 @@ def _keep(found: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any
 
 
 def _judge(*outcomes: "Outcome") -> "Comparisons | None":
-    from gpubench.report import frame, notebook
+    from gpubench.report import notebook
 
-    return notebook.judge_pair([one.recorder.writer.path for one in outcomes], frame.differences(*outcomes))
+    return notebook.judge_pair([one.recorder.writer.path for one in outcomes])
 
 
 def _followed(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":

@@ -33,12 +33,25 @@ def words(name: str) -> str:
     return units.words(clean(name))
 
 
+def phase_name(name: str) -> str:
+    """Returns the name of a metric as words; that of a phase's time is the phase's."""
+    return words(name.removeprefix("phase_"))
+
+
 def shorten(text: str, limit: int) -> str:
     """Shortens `text` to `limit` characters by leaving out the middle, because names often differ at their ends."""
     if len(text) <= limit:
         return text
     kept = limit - 1
     return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+MINUS = "\u2212"
+
+
+def typeset(text: str) -> str:
+    """Returns text with typographic minus signs, and with no line break between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=%|x\b|[mun]?s\b)", "\u00a0", re.sub(r"(?<![\w-])-(?=\d)", MINUS, text))
 
 
 BAR = 24  # characters
