@@ -29,7 +29,7 @@ from gpubench.report.document import (
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
 
 Report = Document | Section | Iterable[Block]
-UNSEEN = {"anchor", "drawing", "letter", "shape", "style", "target", "tone", "words", "expendable", "last"}
+UNSEEN = {"on", "anchor", "drawing", "letter", "shape", "style", "target", "tone", "words", "expendable", "last"}
 """Fields of blocks that are not shown as they are."""
 Kind = TypeVar("Kind", bound=Block)
 
