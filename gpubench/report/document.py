@@ -116,6 +116,8 @@ class Table(Block):
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     words: frozenset[str] = frozenset()
+    sentences: tuple[str, ...] = ()
+    """Columns of words that a narrow terminal wraps instead of shortening them."""
     expendable: tuple[str, ...] = ()
     rest: str = ""
     """Which rows are left out."""

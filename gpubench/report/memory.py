@@ -232,7 +232,7 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         Breakdown("The peak", "category", "size", parts),
         table("The peak by count", _counts(footprint), ("includes",)),
         Paragraph(allocator(footprint), "quiet"),
-        table("What corrects the prediction", _corrections(footprint), ("reason",)),
+        table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",)),
         *(findings.blocks(found, "peak") if found else []),
         *figures.phases(footprint, STAGES),
         phase_table(footprint),

@@ -110,7 +110,7 @@ BAR = 24  # characters of a bar for a share of the whole
 SIZE_BAR = 12  # characters of the longest bar beside the names of a table
 SIGNED_BAR = 12  # characters on each side of the axis
 STACK = 44  # characters of the longest row of stacked bars
-SMALLEST_BAR = 8
+SMALLEST_BAR = 6
 WIDTH_FOR_BARS = 80  # characters of a terminal
 READABLE = 24  # characters: words are not shortened further
 
@@ -288,17 +288,23 @@ def _limits(block: Table, kept: dict[int, bool], width: int) -> dict[int, int]:
 def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Sequence[float]) -> RichTable:
     drawn = plain_table()
     for place in kept:
-        words = (place == 0 and block.columns[place] != "rank") or block.columns[place] in block.words
-        drawn.add_column(Text(block.columns[place]), justify="left" if words else "right", no_wrap=True)
+        name, texts = block.columns[place], [row[place].text for row in block.rows]
+        left = block.is_words(place) and not all(map(str.isdigit, texts))  # numbers can also name rows
+        wrapped = {"width": limits[place]} if name in block.sentences else {"no_wrap": True}
+        drawn.add_column(Text(name), justify="left" if left else "right", **wrapped)
         if bars and place == 0:
             drawn.add_column("less · more" if min(bars) < 0 else "", no_wrap=True)
     for number, row in enumerate(block.rows):
         cells = [
-            Text(shorten(_text(row[place], brief), max(1, limits[place])), _COLOURS.get(row[place].style, ""))
+            Text(_fitting(block, place, _text(row[place], brief), limits[place]), _COLOURS.get(row[place].style, ""))
             for place, brief in kept.items()
         ]
         drawn.add_row(cells[0], *([_size_bar(bars, number)] if bars else []), *cells[1:])
     return drawn
+
+
+def _fitting(block: Table, place: int, text: str, limit: int) -> str:
+    return text if block.columns[place] in block.sentences else shorten(text, max(1, limit))
 
 
 def _size_bar(bars: Sequence[float], number: int) -> Text:
