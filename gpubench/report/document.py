@@ -87,6 +87,8 @@ class Command(Block):
     tone: Tone = "plain"
     after: str = ""
     """What follows it in the sentence."""
+    link: str = ""
+    """An address at the end of the sentence."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _(block: Paragraph) -> Iterator[str]:
 
 @_block.register
 def _(block: Command) -> Iterator[str]:
-    yield f"- {escape(block.label)}: {escape(block.text)}{escape(block.after)}"
+    yield f"- {escape(block.label)}: {escape(block.text)}{escape(block.after)}{block.link}"
 
 
 @_block.register

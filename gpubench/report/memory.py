@@ -441,7 +441,7 @@ def batch_size_table(found: BatchSizes) -> Table:
                 "kind": ", ".join(_remarks(found, size)),
             }
         )
-    return table("Batch sizes", rows, ("kind",))
+    return table("Every batch size that was tried", rows, ("kind",))
 
 
 def _remarks(found: BatchSizes, size: int) -> Iterator[str]:
@@ -460,13 +460,16 @@ def _remarks(found: BatchSizes, size: int) -> Iterator[str]:
 def trade_table(found: Trades) -> Table:
     """Return memory and throughput of each setting, least memory first."""
     base = next((trade for trade in found.trades if not trade.fix), None)
-    return table("Memory against speed", [_trade(trade, base) for trade in found.trades], ("kind",))
+    rows = [_trade(number, trade, base) for number, trade in enumerate(found.trades, 1)]
+    return table(
+        "Every setting that was run", rows, ("kind",), sentences=("kind",), expendable=("less memory", "speed")
+    )
 
 
-def _trade(trade: Trade, base: Trade | None) -> dict[str, str]:
+def _trade(number: int, trade: Trade, base: Trade | None) -> dict[str, str]:
     kind = "nothing is known to beat it" if trade.efficient else trade.reason or ""
     return {
-        "option": _settings(trade.fix),
+        "option": f"{number}. {_settings(trade.fix)}",
         "peak": units.size(trade.peak) if trade.peak is not None else "",
         "throughput": units.rate(trade.throughput, "samples/s") if trade.throughput is not None else "",
         "less memory": _change(trade.peak, base.peak if base else None),

@@ -13,18 +13,24 @@ from gpubench.report.document import Block, Document, Medium
 from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
+NAME = re.compile(r"\S*[./_:]\w")
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 
 def render(document: Document) -> str:
     """Returns the whole page."""
-    return _environment().get_template("page.html").render(document=document)
+    return _environment().get_template("page.html").render(document=document).lstrip()  # its macros leave empty lines
 
 
 def sentence(text: str) -> str:
     """Returns the text as a sentence on the page: with a capital first letter and a full stop."""
-    text = typeset(text.rstrip("."))
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith((':', '?', '!')) else '.'}"
+    text = heading(text.rstrip("."))
+    return text if text.endswith((":", "?", "!")) else f"{text}."
+
+
+def heading(text: str) -> str:
+    """Returns the text with a capital first letter, unless a path or a dotted name is first."""
+    return typeset(text if NAME.match(text) else text[:1].upper() + text[1:])
 
 
 @cache
@@ -39,7 +45,7 @@ def _environment() -> Environment:
     )
     made.filters.update(
         sentence=sentence,
-        heading=lambda text: typeset(text[:1].upper() + text[1:]),
+        heading=heading,
         typeset=typeset,
         short=lambda text: shorten(text, LONGEST),
         breakable=_breakable,

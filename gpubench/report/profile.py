@@ -16,6 +16,7 @@ from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.findings import Findings
 from gpubench.report import findings, lanes
 from gpubench.report.document import (
+    EVERYWHERE,
     Block,
     Breakdown,
     Command,
@@ -438,9 +439,9 @@ def blocks(
     made += _timeline(first, unit)
     made += tables(first, unfolded=unfolded)
     if said := sentences(first, unit):
-        made += [Heading("Launches and critical path", 3), Paragraph(said, listed=True)]
-    made += [Heading("The trace itself", 3), Paragraph(missing(profile, own), "missing")]
-    return [*made, Command("open", trace, after=f" at {VIEWER}")]
+        made += [Heading("Launches and critical path", 3, on=EVERYWHERE), Paragraph(said, listed=True)]
+    made += [Heading("The trace itself", 3, on=EVERYWHERE), Paragraph(missing(profile, own), "missing")]
+    return [*made, Command("open", trace, after=" at ", link=VIEWER)]
 
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _(block: Paragraph, console: Console, _media: Medium) -> None:
 
 @_show_block.register
 def _(block: Command, console: Console, _media: Medium) -> None:
-    console.print(Text(f"{block.label}: {block.text}{block.after}", _TONES[block.tone]), soft_wrap=True)
+    console.print(Text(f"{block.label}: {block.text}{block.after}{block.link}", _TONES[block.tone]), soft_wrap=True)
 
 
 @_show_block.register
