@@ -402,7 +402,7 @@ def document(
     *,
     own: bool = False,
     unfolded: bool = False,
-    against: "Against | None" = None,
+    against: Against | None = None,
 ) -> Document:
     """Returns the report of one program's traces.
 
@@ -411,37 +411,62 @@ def document(
     equal layers. `against` is the profile to compare with.
     """
     path = clean(trace or profile.ranks[0].label)
-    made = blocks(profile, found, path, unit, own=own, unfolded=unfolded)
+    made = blocks(profile, found, path, unit, own=own, unfolded=unfolded, compared=against is not None)
     headline = clean(found.headline).rstrip(".")
-    if against is None:
-        return Document(headline, made, context="Profile of", path=path)
-    changed = _against(profile, found, against)
-    return Document(changed[0], [*changed[1], Heading("After"), *made], context="Profile of", path=path)
+    if against is not None:
+        headline, changes = _against(profile, found, against)
+        made = [*changes, Heading("After"), *made]
+    return Document(headline, made, context="Profile of", path=path)
 
 
 def blocks(
-    profile: Profile, found: Findings, trace: str, unit: str = "step", *, own: bool = False, unfolded: bool = False
+    profile: Profile,
+    found: Findings,
+    trace: str,
+    unit: str = "step",
+    *,
+    own: bool = False,
+    unfolded: bool = False,
+    compared: bool = False,
 ) -> list[Block]:
-    """Returns what stands below the headline of a profile."""
+    """Returns what stands below the headline of a profile. `compared`: only a page shows its times, as others show
+    those that changed."""
     first = profile.ranks[0]
     distorted = is_distorted(found.overhead)
-    made: list[Block] = [
+    worth: list[Block] = [
         Paragraph(about(profile, unit), "quiet"),
         Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet"),
+    ]
+    times = list(_where_time_went(profile, unit, unfolded=unfolded))
+    return [
+        *(_on_page(worth) if compared else worth),
         Paragraph(notes(profile), "warning", "note: "),
         *findings.blocks(found, whole(first, unit)),
-        Heading("Where the time went", 3),
-        *_partition(profile.ranks),
-        Breakdown("", per(first, unit), "time", [_part(first, part) for part in time_parts(first)]),
+        *(_on_page(times) if compared else times),
+        Heading("The trace itself", 3, on=EVERYWHERE),
+        Paragraph(missing(profile, own), "missing"),
+        Command("open", trace, after=" at ", link=VIEWER),
     ]
+
+
+def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator[Block]:
+    """Yields where the time went: by part, by rank, over a step, and by what was executed."""
+    first = profile.ranks[0]
+    yield Heading("Where the time went", 3)
+    yield from _partition(profile.ranks)
+    yield Breakdown("", per(first, unit), "time", [_part(first, part) for part in time_parts(first)])
     if len(profile.ranks) > 1:
-        made += [ranks(profile, unit), Paragraph([straggler(one) for one in profile.stragglers], listed=True)]
-    made += _timeline(first, unit)
-    made += tables(first, unfolded=unfolded)
+        yield ranks(profile, unit)
+        yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
+    yield from _timeline(first, unit)
+    yield from tables(first, unfolded=unfolded)
     if said := sentences(first, unit):
-        made += [Heading("Launches and critical path", 3, on=EVERYWHERE), Paragraph(said, listed=True)]
-    made += [Heading("The trace itself", 3, on=EVERYWHERE), Paragraph(missing(profile, own), "missing")]
-    return [*made, Command("open", trace, after=" at ", link=VIEWER)]
+        yield Heading("Launches and critical path", 3, on=EVERYWHERE)
+        yield Paragraph(said, listed=True)
+
+
+def _on_page(blocks: Iterable[Block]) -> list[Block]:
+    return [replace(block, on=block.on & Medium.PAGE) for block in blocks]
 
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
@@ -464,7 +489,7 @@ def finding_changes(changes: Iterable[FindingChange], *, alike: bool = True) -> 
     yield Paragraph(lines, listed=True)
 
 
-def _against(profile: Profile, found: Findings, against: "Against") -> tuple[str, list[Block]]:
+def _against(profile: Profile, found: Findings, against: Against) -> tuple[str, list[Block]]:
     """Returns how the time changed in a sentence, and the blocks about both profiles and their changes."""
     before, after = against.profile.ranks[0], profile.ranks[0]
     unlike = differences(against.profile, profile)
@@ -473,7 +498,7 @@ def _against(profile: Profile, found: Findings, against: "Against") -> tuple[str
     for name, side, of in (("before", against.profile, against.findings), ("after", profile, found)):
         made += [Paragraph(f"{name}: {clean(of.headline)}"), Paragraph(about(side), "quiet")]
     made += change_tables(before, after, against.changes, alike)
-    made += [Heading("Findings before and after", 3)]
+    made += [Heading("Findings before and after", 3, on=EVERYWHERE)]
     made += finding_changes(changes_between(against.findings, found), alike=alike)
     return speed(before, after, alike), made
 
