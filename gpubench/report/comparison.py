@@ -362,7 +362,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
         row |= {"change": change, "verdict": Cell(made.word, style=made.style, sign=made.sign, chip=True)}
         cells.append(row)
     expendable = ("candidate", "baseline", "change")
-    return table("", cells, ("metric", "change", "verdict"), expendable=expendable)
+    return table("", cells, ("verdict",), expendable=expendable)
 
 
 def chip(verdict: Verdict) -> Chip:
@@ -532,15 +532,15 @@ def _estimates(runs: Sequence[RunEvidence]) -> dict[str, float]:
 def _gate_table(gate: Sequence[GateResult]) -> Table:
     cells: list[dict[str, str | Cell]] = [
         {
+            "gate": Cell(one.outcome, style=GATES[one.outcome], chip=True),
             "condition": Cell(clean(one.condition), code=True),
             "candidate": clean(one.candidate),
             "measured and limit": phrases.worsening(one),
             "adjusted p": "-" if one.p_value is None else f"{one.p_value:.2g}",
-            "gate": Cell(one.outcome, style=GATES[one.outcome], chip=True),
         }
         for one in gate
     ]
-    return table("", cells, ("candidate", "measured and limit", "gate"), on=Medium.MARKDOWN | Medium.PAGE)
+    return table("", cells, ("condition", "candidate", "measured and limit"), on=Medium.MARKDOWN | Medium.PAGE)
 
 
 def _footer(comparisons: Comparisons, sides: Sequence[Side]) -> list[tuple[list[str], list[str]]]:

@@ -13,7 +13,7 @@ from gpubench.report.document import Block, Document, Medium
 from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
-NAME = re.compile(r"\S*[./_:]\w")
+_WORD = re.compile(r"[^\W\d_]+(?=[\s,:;.!?()]|$)")  # not a name with digits or signs
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 
@@ -29,8 +29,9 @@ def sentence(text: str) -> str:
 
 
 def heading(text: str) -> str:
-    """Returns the text with a capital first letter, unless a path or a dotted name is first."""
-    return typeset(text if NAME.match(text) else text[:1].upper() + text[1:])
+    """Returns the text with a capital first letter, unless its first word is a name such as gpt2-tiny or latest~1."""
+    capital = text[:1].upper() if _WORD.match(text) else text[:1]
+    return typeset(f"{capital}{text[1:]}")
 
 
 @cache

@@ -119,12 +119,10 @@ def _ranks(stages: Sequence[Stage], *, seconds: bool, on: Medium) -> Table:
     cells: list[dict[str, str]] = []
     for stage in stages:
         row = {"rank": str(stage.rank), "evaluations": evaluations(stage)}
-        for part in PARTS:
-            times = stage.times
-            figure = (
-                units.seconds(getattr(times, part)) if seconds else units.percent(times.share(part)) if times else ""
-            )
-            row[part.replace("_", " ")] = figure if times else ""
+        if times := stage.times:
+            values = [getattr(times, part) if seconds else times.share(part) for part in PARTS]
+            shown = map(units.seconds if seconds else units.percent, values)
+            row |= zip((part.replace("_", " ") for part in PARTS), shown, strict=True)
         row["evaluation time"] = "" if stage.evaluation_time is None else units.seconds(stage.evaluation_time)
         if seconds:
             row["sent, received in all"] = f"{stage.sent}, {stage.received}"

@@ -113,6 +113,9 @@ STACK = 44  # characters of the longest row of stacked bars
 SMALLEST_BAR = 6
 WIDTH_FOR_BARS = 80  # characters of a terminal
 READABLE = 24  # characters: words are not shortened further
+WORD = 10  # characters: a column of short names is not made narrower
+WRAPPED = 40  # characters: longer names are shortened instead of wrapped
+BRIEF = 16  # characters: words of this length are not shortened
 
 _TONES: dict[Tone, str] = {"plain": "", "strong": "bold", "quiet": "dim", "warning": "yellow", "missing": "dim"}
 _COLOURS: dict[Style, str] = {
@@ -245,7 +248,8 @@ def _table(block: Table, width: int) -> RichTable:
         for drawn in (bars, ()) if signed else (bars,):
             room = width - (bar_width + GAP if drawn else 0)
             limits = _limits(block, kept, room)
-            if all(limits[place] >= min(_needed(block, kept, place), READABLE) for place in kept):
+            least = {place: WORD if _wraps(block, place) else READABLE for place in kept}
+            if all(limits[place] >= min(_needed(block, kept, place), least[place]) for place in kept):
                 return _drawn(block, kept, limits, drawn)
     return _drawn(block, kept, limits, ())
 
@@ -266,6 +270,18 @@ def _layouts(block: Table) -> Iterator[dict[int, bool]]:
         yield dict(kept)
 
 
+def _wraps(block: Table, place: int) -> bool:
+    """Says whether a column holds sentences or short names of several words: they are wrapped instead of shortened."""
+    if block.columns[place] in block.sentences:
+        return True
+    names = [row[place].text for row in block.rows]
+    return place == 0 and all(len(name) <= WRAPPED for name in names) and any(" " in name for name in names)
+
+
+def _shrinks(block: Table, kept: dict[int, bool], place: int) -> bool:
+    return place == 0 or (block.is_words(place) and _needed(block, kept, place) > BRIEF)
+
+
 def _text(cell: Cell, brief: bool) -> str:
     return cell.brief if brief and cell.brief is not None else cell.text
 
@@ -277,7 +293,7 @@ def _needed(block: Table, kept: dict[int, bool], place: int) -> int:
 def _limits(block: Table, kept: dict[int, bool], width: int) -> dict[int, int]:
     """Returns the width of each column: figures get what they need, and words share the rest, shortest first."""
     limits = {place: _needed(block, kept, place) for place in kept}
-    words = sorted((place for place in kept if block.is_words(place)), key=limits.__getitem__)
+    words = sorted((place for place in kept if _shrinks(block, kept, place)), key=limits.__getitem__)
     room = width - GAP * (len(kept) - 1) - sum(limits[place] for place in kept if place not in words)
     for number, place in enumerate(words):
         limits[place] = max(1, min(limits[place], room // (len(words) - number)))
@@ -290,21 +306,23 @@ def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Se
     for place in kept:
         name, texts = block.columns[place], [row[place].text for row in block.rows]
         left = block.is_words(place) and not all(map(str.isdigit, texts))  # numbers can also name rows
-        wrapped = {"width": limits[place]} if name in block.sentences else {"no_wrap": True}
-        drawn.add_column(Text(name), justify="left" if left else "right", **wrapped)
+        wraps = _wraps(block, place)
+        width = limits[place] if name in block.sentences else None
+        justify: JustifyMethod = "left" if left else "right"
+        drawn.add_column(Text(name), justify=justify, no_wrap=not wraps, overflow="fold", width=width)
         if bars and place == 0:
             drawn.add_column("less · more" if min(bars) < 0 else "", no_wrap=True)
     for number, row in enumerate(block.rows):
         cells = [
-            Text(_fitting(block, place, _text(row[place], brief), limits[place]), _COLOURS.get(row[place].style, ""))
-            for place, brief in kept.items()
+            _cell(row[place], brief, None if _wraps(block, place) else limits[place]) for place, brief in kept.items()
         ]
         drawn.add_row(cells[0], *([_size_bar(bars, number)] if bars else []), *cells[1:])
     return drawn
 
 
-def _fitting(block: Table, place: int, text: str, limit: int) -> str:
-    return text if block.columns[place] in block.sentences else shorten(text, max(1, limit))
+def _cell(cell: Cell, brief: bool, limit: int | None) -> Text:
+    text = _text(cell, brief)
+    return Text(text if limit is None else shorten(text, max(1, limit)), _COLOURS.get(cell.style, ""))
 
 
 def _size_bar(bars: Sequence[float], number: int) -> Text:
