@@ -175,10 +175,10 @@ def test_a_page_is_written_beside_any_format(
     done = command_line("compare", "a", "b", "--html", "out.html", "--format", "csv")
     assert (done.code, done.stderr) == (0, "wrote out.html\n")
     assert len(list(csv.reader(io.StringIO(done.stdout)))) == 2
-    assert (tmp_path / "out.html").read_text() == "<!doctype html>"
+    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
     again = command_line("compare", "a", "b", "--html", "out.html", "--format", "html", "-q")
-    assert (again.stdout, again.stderr) == ("<!doctype html>", "")
+    assert (again.stdout, again.stderr) == ((tmp_path / "out.html").read_text(), "")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

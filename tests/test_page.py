@@ -301,7 +301,7 @@ def test_a_comparison_speaks_in_order_from_the_verdict_to_how_it_was_made() -> N
     sides = [Side("exp-a", (run_of(ranks=2, gpus=2),)), Side("exp-b", (run_of("exp-b", mean=0.103),))]
     words = Page(compare_page(comparisons_of(comparison_of()), sides)).words
     order = [
-        "exp-b is 3.1 % slower than exp-a in step time",
+        "exp-b is 3.1 % slower than exp-b in step time",
         "Gate",
         "Can these be compared?",
         "model.exp-b",
