@@ -92,13 +92,3 @@ def bar(share: float, part: str, length: int = BAR) -> Text:
     """Returns a bar of `share` times `length` characters in the colour of the phase or part."""
     filled = round(share * length)
     return Text.assemble(("█" * filled, COLOURS.get(part, "white")), ("░" * (length - filled), "bright_black"))
-
-
-def say(console: Console, line: str, style: str = "") -> None:
-    """Prints a sentence, wrapped between words on a terminal and unwrapped in a file."""
-    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
-
-
-def say_unbroken(console: Console, line: str, style: str = "") -> None:
-    """Prints a line without wrapping, so that it can be copied from a terminal."""
-    console.print(Text(line, style=style), soft_wrap=True)

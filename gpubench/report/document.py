@@ -26,7 +26,6 @@ class Medium(Flag):
 
 
 TEXT = Medium.TERMINAL | Medium.MARKDOWN
-SCREENS = Medium.TERMINAL | Medium.PAGE
 EVERYWHERE = Medium.TERMINAL | Medium.MARKDOWN | Medium.PAGE
 
 Tone = Literal["plain", "strong", "quiet", "warning", "missing"]
