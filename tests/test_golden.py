@@ -1,4 +1,4 @@
-"""Whole outputs of comparisons and runs, as they are in tests/golden/; `pytest --update-golden` accepts what changed."""
+"""Whole outputs of comparisons and runs, in tests/golden/; `pytest --update-golden` accepts what changed."""
 
 from collections.abc import Callable
 

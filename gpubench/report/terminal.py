@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
