@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -202,22 +201,20 @@ def _document(
 ) -> str:
     if chosen is Format.HTML:
         return _page(comparisons, found)
-    from gpubench.report import documents
-    from gpubench.report.comparison import show
+    from gpubench.report import comparison, markdown
 
     if chosen is Format.JSON:
-        return documents.to_json(comparisons)
+        return comparison.to_json(comparisons)
     if chosen is Format.CSV:
-        return documents.to_csv(comparisons)
-    if chosen is Format.MARKDOWN:
-        return documents.to_markdown(comparisons, everything=everything)
-    return terminal.render(partial(show, everything=everything), comparisons)
+        return comparison.to_csv(comparisons)
+    document = comparison.document(comparisons, everything=everything)
+    return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
 
 
 def _page(comparisons: "Comparisons", found: "Sequence[Side]") -> str:
-    from gpubench.report.page import compare_page
+    from gpubench.report import comparison, page
 
-    return compare_page(comparisons, found)
+    return page.render(comparison.document(comparisons, found))
 
 
 def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
@@ -234,13 +231,12 @@ def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
 
 
 def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
-    from gpubench.report import documents, noise
+    from gpubench.report import comparison, markdown
 
     if chosen is Format.JSON:
-        return documents.to_json(learned)
-    if chosen is Format.MARKDOWN:
-        return noise.to_markdown(learned)
-    return terminal.render(noise.show, learned)
+        return comparison.to_json(learned)
+    document = comparison.noise(learned)
+    return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
 
 
 def _exit_code(results: "Sequence[GateResult]", strict: bool, terminal: "Terminal") -> int:

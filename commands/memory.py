@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -211,7 +210,8 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
     from gpubench.memory.advice import advise
     from gpubench.memory.snapshot import of_snapshot, of_trace_file
-    from gpubench.report import footprint, footprint_page
+    from gpubench.report import memory as report
+    from gpubench.report import page
     from gpubench.report.terminal import Terminal
     from gpubench.runs.directory import to_json
 
@@ -225,12 +225,11 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
     found = max(devices, key=lambda device: device.peak.level.total)
     findings, label = advise(found, None), (snapshot or trace or Path()).name
     if html:
-        output.write_file(html, footprint_page.page(found, findings, label))
+        output.write_file(html, page.render(report.document(found, findings, label)))
     if json:
-        text = to_json(footprint.to_document(found, findings))
+        text = to_json(report.to_document(found, findings))
     else:
-        show = partial(footprint.show, label=label)
-        text = Terminal(quiet=False, verbosity=0).render(show, found, findings)
+        text = Terminal(quiet=False, verbosity=0).render(report.document(found, findings, label))
     output.write(text, "gpubench memory --snapshot FILE --html PAGE")
 
 
@@ -244,7 +243,7 @@ def _of_run(
     verbose: int,
 ) -> None:
     from gpubench.host import memory_recorder
-    from gpubench.report import footprints, frame, notebook
+    from gpubench.report import notebook
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
@@ -255,6 +254,6 @@ def _of_run(
     )  # it may have changed to that of the batch size found
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     pair = notebook.judge_pair(paths, ("predicted", "measured")) if measurements else None
-    finish(frame.to_json(outcomes, pair) if json else terminal.render(footprints.show, outcomes, pair), outcomes)
+    finish(outcomes, pair, terminal, json=json)
     if stopped:
         raise stopped

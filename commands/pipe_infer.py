@@ -130,13 +130,11 @@ def pipe_infer(
 
     from gpubench.host import live_pipeline
     from gpubench.host.pipeline_recorder import PipeRecorder
-    from gpubench.report import pipelining
 
     run_and_report(
         runs,
         partial(PipeRecorder, finished=done),
         live_pipeline,
-        pipelining.show,
         json=json,
         quiet=quiet,
         verbose=verbose,
@@ -146,11 +144,11 @@ def pipe_infer(
 def show_finished(path: Path, *, json: bool) -> None:
     """Shows the results of the run at `path`. If the run failed although its samples are complete, raises its error."""
     from gpubench.errors import recorded
-    from gpubench.report import finished
+    from gpubench.report import run
     from gpubench.runs.directory import FAILED, Run
 
     if json:
-        output.write(finished.to_json(path), "the run directory has all results")
+        output.write(run.to_json([path]), "the run directory has all results")
     record = Run.open(path).record
     if record.status == FAILED and record.error:
         raise recorded(record.error)

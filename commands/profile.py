@@ -119,11 +119,9 @@ def profile(
 
 
 def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool, verbose: int) -> None:
-    from functools import partial
-
     from gpubench.diagnosis.rules import of_files
+    from gpubench.report import page
     from gpubench.report import profile as report
-    from gpubench.report import profile_page
     from gpubench.report.profile import Against
     from gpubench.report.terminal import Terminal
     from gpubench.runs.directory import to_json
@@ -133,7 +131,7 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
         raise UsageError("--against needs --trace", "gpubench profile --trace BEFORE --against AFTER")
     if html:
         output.check_file(html, "--html", *traces, *against)
-    terminal = Terminal(quiet=False, verbosity=0)
+    terminal = Terminal(quiet=False, verbosity=verbose)
     found, before = of_files(traces), None
     if against:
         first, found = found, of_files(against)
@@ -141,28 +139,22 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
         before = Against(first.profile, first.findings, changes)
     profile, findings = found.profile, found.findings
     if html:
-        output.write_file(html, profile_page.trace_page(profile, findings, before))
+        output.write_file(html, page.render(report.document(profile, findings, against=before)))
     if json:
         text = to_json(report.to_document(profile, findings, before))
-    elif before:
-        text = terminal.render(report.show_against, before.profile, profile, before.changes, before.findings, findings)
     else:
-        text = terminal.render(partial(report.show, unfolded=verbose > 0), profile, findings)
+        text = terminal.render(report.document(profile, findings, against=before, unfolded=verbose > 0))
     output.write(text, "gpubench profile --trace FILE --html PAGE")
 
 
 def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int) -> None:
-    from functools import partial
-
     from gpubench.host import live
     from gpubench.host.recorder import ProfileRecorder
-    from gpubench.report import frame, profiled
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure([run], ProfileRecorder, live, terminal)
     stopped = try_fixes(run, outcomes[0], terminal) if verify else None
-    show = partial(profiled.show, unfolded=verbose > 0)
-    finish(frame.to_json(outcomes, None) if json else terminal.render(show, outcomes), outcomes)
+    finish(outcomes, None, terminal, json=json, unfolded=verbose > 0)
     if stopped:
         raise stopped

@@ -52,22 +52,20 @@ def run_and_report(
     runs: "Sequence[Configuration[Any]]",
     recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
     drawing: "Drawing[Any]",
-    show: "Callable[..., None]",
     *,
     json: bool,
     quiet: bool,
     verbose: int,
 ) -> None:
     """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
-    from gpubench.report import frame, notebook
+    from gpubench.report import notebook
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = notebook.judge_pair(paths, frame.differences(*outcomes)) if len(paths) == 2 else None
-    text = frame.to_json(outcomes, pair) if json else terminal.render(show, outcomes, pair)
-    finish(text, outcomes)
+    pair = notebook.judge_pair(paths) if len(paths) == 2 else None
+    finish(outcomes, pair, terminal, json=json)
 
 
 def measure(
@@ -84,20 +82,32 @@ def measure(
     other ranks become workers.
     """
     from gpubench.host import schedule
+    from gpubench.host.live import view_on
     from gpubench.report import notebook
 
     if launched_by_torchrun() and not is_rank_zero():
         schedule.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
-    with terminal.view(drawing) as view:
+    with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
     for outcome in outcomes:
         notebook.write_up(outcome.recorder.writer.path)
     return outcomes
 
 
-def finish(text: str, outcomes: "Sequence[Outcome]") -> None:
-    """Prints the results, and raises the error of the run, if any."""
+def finish(
+    outcomes: "Sequence[Outcome]",
+    pair: "Comparisons | None",
+    terminal: "Terminal",
+    *,
+    json: bool,
+    unfolded: bool = False,
+) -> None:
+    """Prints the results from the run directories, and raises the error of the run, if any."""
+    from gpubench.report import run
+
+    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    text = run.to_json(paths, pair) if json else terminal.render(run.document(paths, pair, unfolded=unfolded))
     output.write(text, "the run directory has all results")
     for outcome in outcomes:
         if outcome.error:
@@ -191,9 +201,9 @@ def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder
 
 
 def _judge(*outcomes: "Outcome") -> "Comparisons | None":
-    from gpubench.report import frame, notebook
+    from gpubench.report import notebook
 
-    return notebook.judge_pair([outcome.recorder.writer.path for outcome in outcomes], frame.differences(*outcomes))
+    return notebook.judge_pair([outcome.recorder.writer.path for outcome in outcomes])
 
 
 def _following(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":

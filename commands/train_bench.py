@@ -62,6 +62,5 @@ def train_bench(
 
     from gpubench.host import live
     from gpubench.host.recorder import TrainRecorder
-    from gpubench.report import training
 
-    run_and_report(runs, TrainRecorder, live, training.show, json=json, quiet=quiet, verbose=verbose)
+    run_and_report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)

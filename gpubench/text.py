@@ -33,12 +33,25 @@ def words(name: str) -> str:
     return units.words(clean(name))
 
 
+def phase_name(name: str) -> str:
+    """Returns the name of a metric as words; that of a phase's time is the phase's."""
+    return words(name.removeprefix("phase_"))
+
+
 def shorten(text: str, limit: int) -> str:
     """Shortens `text` to `limit` characters by leaving out the middle, because names often differ at the end."""
     if len(text) <= limit:
         return text
     kept = limit - 1
     return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+MINUS = "\u2212"
+
+
+def typeset(text: str) -> str:
+    """Returns text with typographic minus signs, and with no line break between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=%|x\b|[mun]?s\b)", "\u00a0", re.sub(r"(?<![\w-])-(?=\d)", MINUS, text))
 
 
 BAR = 24  # length of a bar in characters
@@ -82,13 +95,3 @@ def bar(share: float, part: str, length: int = BAR) -> Text:
     """Returns a bar of `length` characters, of which `share` is filled in the colour of the phase or part."""
     filled = round(share * length)
     return Text.assemble(("█" * filled, COLOURS.get(part, "white")), ("░" * (length - filled), "bright_black"))
-
-
-def say(console: Console, line: str, style: str = "") -> None:
-    """Prints a sentence, wrapped between words on a terminal and unwrapped in a file."""
-    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
-
-
-def say_unbroken(console: Console, line: str, style: str = "") -> None:
-    """Prints a line without wrapping, so that it can be copied from a terminal."""
-    console.print(Text(line, style=style), soft_wrap=True)

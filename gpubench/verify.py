@@ -16,7 +16,7 @@ from gpubench.host.memory_recorder import MemoryRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
-from gpubench.report.finding_phrases import options
+from gpubench.report.findings import options
 from gpubench.settings.loading import FIX, THE_RUN, TRIAL, Configuration, flatten
 from gpubench.settings.schema import TrainSettings
 

@@ -7,13 +7,12 @@ import msgspec
 import profiles_made as made
 import pytest
 from recorded_runs import side, write_run
-from test_page import HOSTILE, Page
+from test_page import HOSTILE, Page, compare_page
 
 from gpubench.compare.compare import compare
 from gpubench.compare.explanation import MOST, diagnosis, finding_changes
 from gpubench.compare.result import Causes
 from gpubench.findings import Findings, Unanswered
-from gpubench.report.page import compare_page
 from gpubench.runs.directory import CONFIG, FINDINGS, PROFILE
 from gpubench.trace.profile import Kernel, Profile, Rank
 
@@ -176,8 +175,9 @@ def test_the_page_has_both_sides_findings_and_obeys_none_of_their_names(tmp_path
     page = Page(compare_page(compare(sides), sides))
     assert {"script", "img"}.isdisjoint(page.tags)
     order = [
-        "What explains it", "What the profiles name", "GPU idle 43.5 %", HOSTILE, "Gone: Layouts are changed",
-        "Kernels that changed most", "shares, not speed", "Findings in A", "Findings in B", "Warnings",
+        "What explains it", "What the profiles show", "GPU idle 43.5 %", HOSTILE, "Gone: Layouts are changed",
+        "Kernels that changed most", "shares, not speed",
+        "Findings of the baseline", "Findings of the candidate", "Warnings",
     ]  # fmt: skip
     places = [page.words.find(part) for part in order]
     assert -1 not in places, [part for part, place in zip(order, places, strict=True) if place < 0]
@@ -186,4 +186,4 @@ def test_the_page_has_both_sides_findings_and_obeys_none_of_their_names(tmp_path
 
 def test_the_page_without_profiles_does_not_speak_of_them(tmp_path: Path) -> None:
     sides = [side(run(tmp_path, profiled=False)) for _ in range(2)]
-    assert "What the profiles name" not in compare_page(compare(sides), sides)
+    assert "What the profiles show" not in compare_page(compare(sides), sides)

@@ -24,21 +24,21 @@ from gpubench.compare.result import (
     Verdict,
     WorkChange,
 )
-from gpubench.report import documents, noise, phrases
-from gpubench.report.comparison import show
+from gpubench.report import comparison as report
+from gpubench.report import markdown, phrases, terminal
 from gpubench.report.phrases import headline
 from gpubench.text import clean, shorten
 
 HOSTILE = "a|b`c\n# <img src=x> \x1b[31m $x$ *y* [z](w) &amp; \u202e \udc80"
 
 
-def terminal(width: int) -> Console:
+def console_of(width: int) -> Console:
     return Console(file=io.StringIO(), width=width, highlight=False)
 
 
 def rendered(document: Comparisons, width: int = 120, *, everything: bool = False) -> str:
-    console = terminal(width)
-    show(document, console, everything=everything)
+    console = console_of(width)
+    terminal.show(report.document(document, everything=everything), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -266,7 +266,8 @@ def test_tables_stay_within_the_terminal() -> None:
 def test_a_wide_terminal_shows_values_and_intervals_too() -> None:
     wide, middling = rendered(rich_comparison(), 120), rendered(rich_comparison(), 80)
     assert re.search(r"throughput +1,024 samples/s +993 samples/s +-3.0 % \[-3.6, -2.5\] +slower", wide)
-    assert re.search(r"throughput +-3.0 % \[-3.6, -2.5\] +slower", middling)
+    assert re.search(r"throughput +1,024 samples/s +993 samples/s +-3.0 % \[-3.6, -2.5\] +slower", middling)
+    assert re.search(r"throughput +-3.0 % \[-3.6, -2.5\] +slower", rendered(rich_comparison(), 60))
     assert "+4.10 ms        +4.1 %  [+4 ms, +4.20 ms]" in wide
 
 
@@ -318,7 +319,7 @@ def test_a_long_value_keeps_both_ends() -> None:
 
 def test_a_regression_is_told_apart_without_colour() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True, highlight=False)
-    show(rich_comparison(), console)
+    terminal.show(report.document(rich_comparison()), console)
     assert isinstance(console.file, io.StringIO)
     assert "regressed: " in console.file.getvalue()
     assert "\x1b[31m" not in console.file.getvalue()
@@ -358,7 +359,7 @@ def test_no_file_moves_the_cursor(width: int) -> None:
 
 
 def test_no_file_breaks_a_markdown_table() -> None:
-    text = documents.to_markdown(hostile())
+    text = markdown.render(report.document(hostile()))
     assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     assert "<img" not in text
     assert "&lt;img src=x&gt;" in text
@@ -370,7 +371,7 @@ def test_no_file_breaks_a_markdown_table() -> None:
 
 
 def test_markdown_has_the_same_figures() -> None:
-    text = documents.to_markdown(rich_comparison())
+    text = markdown.render(report.document(rich_comparison()))
     for expected in (
         "### new is 3.0 % slower than base in throughput (95 % interval 2.5 to 3.6 %), beyond the 0.5 % margin, "
         "from one run each\n",
@@ -388,7 +389,7 @@ def test_markdown_has_the_same_figures() -> None:
     ("text", "expected"), [("step_time", "step_time"), ("__init__", r"\_\_init\_\_"), ("a_ _b", r"a\_ \_b")]
 )
 def test_an_underscore_inside_a_word_needs_no_escape(text: str, expected: str) -> None:
-    assert documents.escape(text) == expected
+    assert markdown.escape(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -412,7 +413,7 @@ def test_the_gate_says_worse_and_better_whatever_the_metric_counts(
     document = comparisons(comparison(verdict()), gate=[result])
     assert phrases.worsening(result) == f"throughput {expected}"
     assert f"inconclusive: throughput>2%: new: throughput {expected}\n" in rendered(document)
-    assert documents.escape(f"throughput {expected}") in documents.to_markdown(document)
+    assert markdown.escape(f"throughput {expected}") in markdown.render(report.document(document))
 
 
 def test_the_gate_says_why_clear_figures_conclude_nothing() -> None:
@@ -420,7 +421,7 @@ def test_the_gate_says_why_clear_figures_conclude_nothing() -> None:
     result = GateResult("step_time>2%", "step_time", "new", 0.12, 0.031, (0.026, 0.037), 0.9, "inconclusive", reason)
     document = comparisons(comparison(verdict()), gate=[result])
     assert f"step_time worse by 3.1 % [2.6, 3.7] <= 12.0 % ({reason}), adjusted p 0.9" in rendered(document)
-    assert documents.escape(f"({reason})") in documents.to_markdown(document)
+    assert markdown.escape(f"({reason})") in markdown.render(report.document(document))
 
 
 def test_a_change_of_a_sample_is_told_as_such() -> None:
@@ -431,7 +432,7 @@ def test_a_change_of_a_sample_is_told_as_such() -> None:
 
 
 def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
-    text = documents.to_csv(hostile())
+    text = report.to_csv(hostile())
     assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     assert len(text.splitlines()) == 2
     (row,) = csv.DictReader(io.StringIO(text))
@@ -440,7 +441,7 @@ def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
 
 def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
     document = comparisons(comparison(verdict(), verdict("mfu")), comparison(verdict(), candidate="third, one"))
-    rows = list(csv.DictReader(io.StringIO(documents.to_csv(document))))
+    rows = list(csv.DictReader(io.StringIO(report.to_csv(document))))
     assert [(row["candidate_label"], row["metric"]) for row in rows] == [
         ("new", "step_time"),
         ("new", "mfu"),
@@ -451,9 +452,7 @@ def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
 
 
 def test_a_csv_cell_without_a_value_is_empty() -> None:
-    (row,) = csv.DictReader(
-        io.StringIO(documents.to_csv(comparisons(comparison(verdict(interval=None, leaning=None)))))
-    )
+    (row,) = csv.DictReader(io.StringIO(report.to_csv(comparisons(comparison(verdict(interval=None, leaning=None))))))
     assert (row["interval_low"], row["leaning"]) == ("", "")
 
 
@@ -461,7 +460,7 @@ def test_json_holds_every_number_and_reason_and_no_nan() -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    document = json.loads(documents.to_json(hostile()), parse_constant=refuse)
+    document = json.loads(report.to_json(hostile()), parse_constant=refuse)
     (only,) = document["comparisons"]
     assert only["verdicts"][0]["interval"] == [1.026, 1.037]
     assert only["comparability"]["differences"][0]["candidate"] == "nan"
@@ -483,8 +482,8 @@ def null_metric(metric: str, **changes: Any) -> NullMetric:
 
 
 def shown(found: Noise, width: int) -> str:
-    console = terminal(width)
-    noise.show(found, console)
+    console = console_of(width)
+    terminal.show(report.noise(found), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -513,18 +512,18 @@ def test_noise_fits_a_narrow_terminal(width: int) -> None:
 
 
 def test_a_change_that_no_affordable_number_of_repeats_shows_is_out_of_reach() -> None:
-    (line,) = noise.budget(learned(null_metric("step_time", spread=5.0)))
+    (line,) = report._budget(learned(null_metric("step_time", spread=5.0)))
     assert line.endswith("1 %: out of reach, 2 %: out of reach")
 
 
 def test_noise_in_markdown_is_a_table() -> None:
-    text = noise.to_markdown(learned(null_metric("step_time")))
+    text = markdown.render(report.noise(learned(null_metric("step_time"))))
     assert "| step time | 2.1 % | 0.4 % | 7 % | 0 % of 35 | 61.0 % of 28 | 5 % |" in text
 
 
 def test_noise_of_nothing_is_said_so() -> None:
     assert shown(learned(), 80).startswith("no noise known")
-    assert noise.to_markdown(learned())
+    assert markdown.render(report.noise(learned()))
 
 
 def test_causes_stand_side_by_side_after_what_explains_the_change() -> None:
@@ -548,7 +547,7 @@ def test_causes_stand_side_by_side_after_what_explains_the_change() -> None:
 
 
 def test_markdown_has_the_causes_too() -> None:
-    text = documents.to_markdown(rich_comparison(causes=causes()))
+    text = markdown.render(report.document(rich_comparison(causes=causes())))
     for expected in (
         "- profile of the candidate: GPU busy 94 %: matrix products in fp32 (2; 6 steps)",
         "- gone: the GPU waits for the data loader (high), worth up to 33.3 % of the step",
@@ -578,8 +577,8 @@ def test_no_name_in_a_profile_moves_the_cursor_or_breaks_a_table(width: int) -> 
         obstacle=HOSTILE,
     )
     document = comparisons(comparison(verdict(), causes=bad))
-    markdown = documents.to_markdown(document)
-    for text in (rendered(document, width), markdown):
+    table = markdown.render(report.document(document))
+    for text in (rendered(document, width), table):
         assert not {"\x1b", "\u202e", "\udc80"} & set(text)
-    assert "<img" not in markdown
-    assert not [line for line in markdown.splitlines() if line.startswith("|") and re.search(r"(?<!\\)[`*$]", line)]
+    assert "<img" not in table
+    assert not [line for line in table.splitlines() if line.startswith("|") and re.search(r"(?<!\\)[`*$]", line)]

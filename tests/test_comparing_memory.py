@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from cli import complaint
+from compared import comparisons
 from footprints_made import GIB, MIB, level, of_phases, of_snapshot, on_cpu, phase, predicted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from recorded_runs import edit, side, write_run
 from rich.console import Console
 from running import Finished
 from test_damaged_runs import DAMAGES, Damage
-from test_page import Page
+from test_page import Page, compare_page
 
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import open_run
@@ -27,10 +28,9 @@ from gpubench.compare.result import Comparison, Memory, Verdict
 from gpubench.errors import RunDirectoryError, UsageError
 from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Footprints, peaks
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.report import comparison, documents
-from gpubench.report.footprint import category
+from gpubench.report import comparison, markdown, terminal
+from gpubench.report.memory_figures import category
 from gpubench.report.notebook import page as run_report
-from gpubench.report.page import compare_page
 from gpubench.report.phrases import headline
 from gpubench.runs.directory import ENVIRONMENT, MEMORY, SCHEMA_VERSION, SUMMARY, RunWriter
 
@@ -97,7 +97,7 @@ def verdict(found: Comparison, name: str = "peak_memory_total") -> Verdict:
 def shown(found: Comparison, width: int = 110) -> str:
     console = Console(width=width, no_color=True, legacy_windows=False)
     with console.capture() as capture:
-        comparison._show_comparison(found, console, False)
+        terminal.show(comparison.document(comparisons(found)), console)
     return capture.get()
 
 
@@ -140,7 +140,7 @@ def test_the_changes_of_the_categories_add_up_to_that_of_all(before: Amounts, af
 @given(before=AMOUNTS, after=AMOUNTS)
 def test_a_table_adds_up_whatever_is_folded(before: Amounts, after: Amounts) -> None:
     found = against(*(Followed("run", holding(amounts)) for amounts in (before, after)))
-    rows = [row[0] for row in comparison.categories(found).rows]
+    rows = [row[0].text for row in comparison.categories(found).rows]
     told = [change for change in found.categories if category(change.category) in rows]
     folded = [change for change in found.categories if change not in told]
     assert all(abs(change.change) < max(1, 0.001 * sum(before.values())) for change in folded)
@@ -157,10 +157,10 @@ def test_small_changes_are_told_together(tmp_path: Path) -> None:
     nearly.peak.amounts["inputs"] = MIB
     found = memory(run(tmp_path, predicted()), run(tmp_path, nearly))
     table = comparison.categories(found)
-    assert [row[0] for row in table.rows] == ["gradients", "temporaries", "the rest", "all of it"]
-    assert dict(zip(table.columns, table.rows[2], strict=True))["change"] == "+1 MiB"
+    assert [row[0].text for row in table.rows] == ["gradients", "temporaries", "the rest", "all of it"]
+    assert dict(zip(table.columns, table.rows[2], strict=True))["change"].text == "+1 MiB"
     phases = comparison.phases(found)
-    assert [row[0] for row in phases.rows] == [
+    assert [row[0].text for row in phases.rows] == [
         "first step, optimizer", "steady step, optimizer", "first step, forward", "steady step, forward",
         "first step, backward", "steady step, backward",
     ]  # fmt: skip
@@ -364,10 +364,10 @@ def test_markdown_json_and_page_have_the_same_section(tmp_path: Path) -> None:
     paths = run(tmp_path, predicted()), run(tmp_path, checkpointed())
     sides = [side(path) for path in paths]
     found = compare(sides)
-    text = documents.to_markdown(found)
+    text = markdown.render(comparison.document(found))
     assert "- peak 9 GiB lower (-14 %): gradients -10 GiB, temporaries +1 GiB" in text
     assert "| first step, forward | -6.84 GiB |" in text
-    document = json.loads(documents.to_json(found))["comparisons"][0]["memory"]
+    document = json.loads(comparison.to_json(found))["comparisons"][0]["memory"]
     assert document["change"] == -9_216 * MIB
     assert document["baseline"]["level"]["total"] == predicted().peak.level.total
     page = Page(compare_page(found, sides))
@@ -383,7 +383,7 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     path = run(tmp_path, holding({hostile: GIB}))
     sides = [side(run(tmp_path, predicted(device=hostile))), side(path)]
     found = compare(sides)
-    for text in (compare_page(found, sides), shown(found.comparisons[0]), documents.to_markdown(found)):
+    for text in (compare_page(found, sides), shown(found.comparisons[0]), markdown.render(comparison.document(found))):
         assert "\x1b" not in text
     assert "<script>" not in compare_page(found, sides)
 
@@ -453,7 +453,7 @@ def test_whatever_happens_to_the_document_it_is_compared_or_refused_by_name(tmp_
     if sides:
         found = compare(sides)
         assert shown(found.comparisons[0])
-        assert documents.to_markdown(found)
+        assert markdown.render(comparison.document(found))
         assert compare_page(found, sides)
     else:
         assert refused

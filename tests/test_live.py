@@ -6,9 +6,9 @@ from rich.console import Console
 
 from gpubench.events import Step
 from gpubench.host import live
-from gpubench.host.live import Lines, LiveTable, describe, draw
+from gpubench.host.live import Lines, LiveTable, Silence, describe, draw, view_on
 from gpubench.host.recorder import TrainProgress
-from gpubench.report.terminal import Stream, Terminal
+from gpubench.report.terminal import Stream
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 
@@ -71,10 +71,9 @@ def test_a_line_holds_the_same_figures() -> None:
 
 @pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, Lines)])
 def test_the_table_is_for_terminals_and_lines_for_pipes(quiet: bool, terminal: bool, expected: type) -> None:
-    screen = Terminal(quiet=quiet, verbosity=0)
-    screen.err = Stream(file=io.StringIO(), force_terminal=terminal)
-    assert type(screen.view(live)) is expected
+    console = Stream(file=io.StringIO(), force_terminal=terminal)
+    assert type(view_on(console, live, quiet=quiet)) is expected
 
 
 def test_quiet_shows_nothing() -> None:
-    assert type(Terminal(quiet=True, verbosity=0).view(live)) not in (LiveTable, Lines)
+    assert type(view_on(Stream(file=io.StringIO()), live, quiet=True)) is Silence

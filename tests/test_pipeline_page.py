@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
 from piped import Line, sequential, verified
+from test_page import run_page
 
 from gpubench.compare.compare import compare
 from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
 from gpubench.pipeline.results import PipeRepeat, summarise
-from gpubench.report import gantt
+from gpubench.report import lanes as gantt
 from gpubench.report.notebook import write_up
-from gpubench.report.page import run_page
 from gpubench.runs.directory import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
 from gpubench.runs.stages import PARTS
 
@@ -68,7 +68,6 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
         "A hand-over is 8.44 KiB",
         "Bit-identical: 5/5, beside a loop of single-process diffusers",
         "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9",
-        "in all, 2 repeats",
     ):
         assert expected in page, expected
 
@@ -133,7 +132,7 @@ def span(rank: int, sample: int, step: int, time: float) -> Span:
 
 
 def test_evaluations_of_one_sample_are_one_box() -> None:
-    found = gantt.bars([span(0, 0, 0, 0.0), span(1, 7, 5, 0.5), span(0, 0, 1, 1.0), span(0, 1, 0, 2.0)])
+    found = gantt.pipeline_bars([span(0, 0, 0, 0.0), span(1, 7, 5, 0.5), span(0, 0, 1, 1.0), span(0, 1, 0, 2.0)])
     assert [(bar.rank, bar.sample, bar.start, bar.end, bar.first, bar.last) for bar in found] == [
         (0, 0, 0.0, 2.0, 0, 1),
         (1, 7, 0.5, 1.5, 5, 5),
@@ -142,7 +141,7 @@ def test_evaluations_of_one_sample_are_one_box() -> None:
 
 
 def test_a_wait_told_amid_the_work_does_not_cut_its_box() -> None:
-    found = gantt.bars([span(0, 0, 0, 0.0), Span(0, 0, "send_wait", 3, 0.5, 0.1), span(0, 0, 1, 1.0)])
+    found = gantt.pipeline_bars([span(0, 0, 0, 0.0), Span(0, 0, "send_wait", 3, 0.5, 0.1), span(0, 0, 1, 1.0)])
     assert [(bar.part, bar.sample, bar.end) for bar in found] == [("compute", 0, 2.0), ("send_wait", 3, 0.6)]
 
 
@@ -154,8 +153,8 @@ def test_a_long_run_draws_no_more_than_a_browser_can_take(tmp_path: Path, monkey
 
 
 def test_nothing_to_draw_is_no_drawing() -> None:
-    assert gantt.chart([], 3) is None
-    assert gantt.chart(gantt.bars([span(9, 0, 0, 0.0)]), 3) is None
+    assert gantt.gantt([], 3) is None
+    assert gantt.gantt(gantt.pipeline_bars([span(9, 0, 0, 0.0)]), 3) is None
     assert gantt.shares([]) is None
 
 

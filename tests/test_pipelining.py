@@ -1,6 +1,5 @@
 import io
-import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,53 +7,34 @@ import msgspec
 import pytest
 from piped import Line, sequential, verified
 from rich.console import Console
+from test_page import record_of
 
-from gpubench.errors import HandoverError
+from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.pipeline.results import summarise
-from gpubench.report.frame import to_json
-from gpubench.report.pipelining import headline, show
-from gpubench.runs.summary import Environment, Summary
-from gpubench.settings.schema import Device, PipeSettings
+from gpubench.report import run as report
+from gpubench.report import terminal
+from gpubench.report.document import Document
+from gpubench.runs.summary import Summary
 
 LINE = Line((12, 12, 12, 14), micro_batches=8, transfer=0.002)
 
 
-@dataclass
-class Made:
-    """Stands in for a finished run."""
-
-    settings: PipeSettings
-    path: Path = Path("results/pipe-infer/made")
-    diagnosis: None = None
-
-    @property
-    def writer(self) -> "Made":
-        return self
-
-    def documents(self) -> dict[str, Any]:
-        return {}
-
-
-@dataclass
-class Ended:
-    recorder: Made
-    summary: Summary
-    status: str = "completed"
-    error: HandoverError | None = None
-
-
-def outcome(summary: Summary, **how: Any) -> Any:
-    settings = PipeSettings.model_validate(
-        {
-            "precision": "fp32",
-            "device": "cpu",
-            "sampling": {"steps": 50},
-            "work": {"samples": 8},
-            "distributed": {"world_size": 4},
-        }
+def run_of(summary: Summary, **changes: Any) -> RunEvidence:
+    """A run of the pipeline with this summary."""
+    settings = {"precision": "fp32", "device": "cpu", "sampling.steps": 50, "work.samples": 8}
+    return RunEvidence(
+        label="made",
+        path=Path("results/pipe-infer/made"),
+        record=msgspec.structs.replace(record_of("made"), command="pipe-infer", world_size=4),
+        status="completed",
+        environment={},
+        workload={},
+        metrics={metric.name: metric for metric in summary.metrics},
+        windows=summary.steady,
+        pipeline=summary.pipeline,
+        **{"settings": settings} | changes,
     )
-    return Ended(Made(settings), summary, **how)
 
 
 def summary_of(divergence: Divergence | None = None) -> Summary:
@@ -65,9 +45,10 @@ def summary_of(divergence: Divergence | None = None) -> Summary:
     return summarise(repeats, LINE.samples)
 
 
-def rendered(summary: Summary, width: int = 120, **how: Any) -> str:
+def rendered(summary: Summary, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width)
-    show([outcome(summary, **how)], None, console)
+    run = run_of(summary)
+    terminal.show(Document(report.headline(run), report.blocks(run)), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert isinstance(text, str)
     return text
@@ -78,16 +59,13 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_the_headline_says_what_ran_and_how_fast() -> None:
-    found = outcome(summary_of())
     said = "tiny, fp32, 50 steps of DPMSolverMultistepScheduler, 8 samples over 4 ranks on cpu: 0.54 samples/s"
-    assert headline(found.recorder.settings, found.summary).startswith(said)
+    assert report.headline(run_of(summary_of())).startswith(said)
 
 
 def test_the_headline_names_the_gpu() -> None:
-    found, facts = outcome(summary_of()), dict.fromkeys(Environment.__struct_fields__)
-    settings = found.recorder.settings.model_copy(update={"device": Device.cuda})
-    known = msgspec.structs.replace(found.summary, environment=Environment(**facts | {"device": "NVIDIA L4"}))
-    assert "on cuda (NVIDIA L4): " in headline(settings, known)
+    run = run_of(summary_of(), device="NVIDIA L4")
+    assert "on cuda (NVIDIA L4): " in report.headline(replace(run, settings=run.settings | {"device": "cuda"}))
 
 
 def test_the_assignment_stands_above_the_ranks() -> None:
@@ -149,9 +127,8 @@ def test_a_narrow_terminal_gets_whole_cells() -> None:
 
 
 def test_a_run_that_was_never_built_says_so() -> None:
-    text = rendered(summarise([], 8), status="failed")
+    text = rendered(summarise([], 8))
     assert "nothing was measured: the pipeline was never built" in text
-    assert "failed: results/pipe-infer/made" in text
 
 
 def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
@@ -159,22 +136,7 @@ def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
     repeat.stages.clear()
     for sample in (5, 6, 7):
         del repeat.samples[sample]
-    text = rendered(summarise([repeat], 8), status="failed")
+    text = rendered(summarise([repeat], 8))
     assert "no repeat was completed: 5 of 8 samples finished" in text
     assert row(text, "3")[:3] == ["3", "36-49", "(14)"]
     assert "a hand-over is 8.44 KiB" in text
-
-
-def test_json_holds_everything() -> None:
-    failed = HandoverError("rank 1 got sample 3 for sample 2", "report it")
-    (run,) = json.loads(to_json([outcome(summary_of(), status="failed", error=failed)], None))["runs"]
-    assert run["status"] == "failed"
-    assert run["error"] == {"kind": "HandoverError", "message": "rank 1 got sample 3 for sample 2", "hint": "report it"}
-    assert run["pipeline"]["verification"] == {
-        "reference": "a loop of single-process diffusers",
-        "samples": 8,
-        "identical": 8,
-        "divergence": None,
-    }
-    assert len(run["pipeline"]["samples"]) == 8
-    assert [stage["start"] for stage in run["pipeline"]["stages"]] == [0, 12, 24, 36]

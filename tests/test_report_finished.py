@@ -17,7 +17,7 @@ from gpubench.errors import RunFailed
 from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.pipeline import defaults
-from gpubench.report import frame
+from gpubench.report import run as report
 from gpubench.runs.directory import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
 from gpubench.settings.defaults import completed
 from gpubench.settings.loading import load
@@ -69,7 +69,7 @@ def test_it_is_the_document_that_the_run_printed(command_line: CommandLine, tmp_
     path = outcome.recorder.writer.path
     done = command_line("pipe-infer", "--resume", str(path), "--json")
     assert (done.code, done.stderr.splitlines()[-1]) == (0, f"nothing to do: all 4 samples of {path} are finished")
-    assert done.stdout == frame.to_json([outcome], None)
+    assert done.stdout == report.to_json([path])
     assert not done.runs
 
 

@@ -10,6 +10,9 @@ import msgspec
 import pytest
 from browser import PHONE, needs_browser, wide_tables, width_on_a_phone
 from footprints_made import GIB, MIB, PARAMETERS
+from gpubench.report.footprint import holders, modules, phases, show, to_document
+from gpubench.report.footprint_page import over_time, page, section
+from gpubench.report.templating import environment
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -34,9 +37,6 @@ from gpubench.memory.footprint import (
 from gpubench.memory.history import Counts
 from gpubench.report import footprint as in_words
 from gpubench.report import footprint_page, lanes
-from gpubench.report.footprint import holders, modules, phases, show, to_document
-from gpubench.report.footprint_page import over_time, page, section
-from gpubench.report.templating import environment
 from gpubench.runs.directory import to_json
 
 ATTACK = f"{HOSTILE}[bold]\x1b[2J\nline[/bold]"

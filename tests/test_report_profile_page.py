@@ -8,14 +8,14 @@ import msgspec
 import profiles_made as made
 import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
+from gpubench.report.profile_page import section, trace_page
+from gpubench.report.templating import environment
 from test_page import HOSTILE, Page, record_of, run_of
 
 from gpubench.findings import Findings, Unanswered
 from gpubench.report import lanes
 from gpubench.report.page import run_page
 from gpubench.report.profile import Against
-from gpubench.report.profile_page import section, trace_page
-from gpubench.report.templating import environment
 from gpubench.runs.directory import FINDINGS, PROFILE
 from gpubench.runs.stages import PARTS
 from gpubench.trace.phases import NAMES

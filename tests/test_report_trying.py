@@ -13,6 +13,9 @@ import msgspec
 import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
 from footprints_made import MIB
+from gpubench.report.fixes import batch_sizes_sentence
+from gpubench.report.fixes_page import HEIGHT, batch_sizes, scatter, trades
+from gpubench.report.templating import environment
 from hypothesis import given
 from hypothesis import strategies as st
 from test_comparing_memory import run as followed
@@ -24,10 +27,7 @@ from gpubench.errors import RunDirectoryError
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed, Trade, Trades, weigh
 from gpubench.report import fixes_page, notebook
 from gpubench.report.charts import HEAD, Scale
-from gpubench.report.fixes import batch_sizes_sentence
-from gpubench.report.fixes_page import HEIGHT, batch_sizes, scatter, trades
 from gpubench.report.page import run_page
-from gpubench.report.templating import environment
 from gpubench.runs.directory import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
 
 REPLACE = msgspec.structs.replace

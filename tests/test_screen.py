@@ -3,7 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from gpubench.text import bar, say, say_unbroken
+from gpubench.report.document import Command, Document
+from gpubench.report.terminal import show
+from gpubench.text import bar
 
 SENTENCE = "the step waits for batches while the loader waits, not computes"
 
@@ -18,7 +20,7 @@ def said(found: Console) -> list[str]:
 
 def test_a_sentence_is_broken_between_words_on_a_terminal() -> None:
     terminal = console(terminal=True)
-    say(terminal, SENTENCE)
+    show(Document(SENTENCE, []), terminal)
     lines = said(terminal)
     assert len(lines) == 3
     assert " ".join(line.strip() for line in lines) == SENTENCE
@@ -26,16 +28,16 @@ def test_a_sentence_is_broken_between_words_on_a_terminal() -> None:
 
 def test_a_sentence_in_a_file_is_one_line() -> None:
     file = console(terminal=False)
-    say(file, SENTENCE)
+    show(Document(SENTENCE, []), file)
     assert said(file) == [SENTENCE]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_is_to_be_copied_is_never_broken_and_brackets_are_no_markup(terminal: bool) -> None:
-    path = "completed: results/[bold]trial[/bold]/20261121-105421-739-4586"
+    path = "results/[bold]trial[/bold]/20261121-105421-739-4586"
     copied = console(terminal)
-    say_unbroken(copied, path)
-    assert said(copied) == [path]
+    show(Document("", [Command("completed", path)]), copied)
+    assert said(copied) == [f"completed: {path}"]
 
 
 def test_a_bar_is_as_long_as_asked_for_whatever_its_share() -> None:

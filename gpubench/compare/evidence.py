@@ -43,7 +43,7 @@ from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import Rank, Summary
 from gpubench.settings import yaml_text
 from gpubench.settings.loading import FILLED_IN, flatten
-from gpubench.telemetry import TelemetrySample
+from gpubench.telemetry import OtherLoad, TelemetrySample
 from gpubench.trace.profile import Profile
 
 OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
@@ -139,6 +139,10 @@ class RunEvidence:
     peak: Peak | None = None
     measured_peak: PeakMeasured | None = None
     pipeline: Pipeline | None = None
+    others: OtherLoad | None = None
+    """The load of other processes while the run was measured; None if it is unknown."""
+    device: str | None = None
+    """The name of the device; None if it is unknown."""
     warnings: Sequence[str] = ()
     """The warnings in the run's summary."""
     problems: list[str] = field(default_factory=list)
@@ -305,7 +309,7 @@ def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
 def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
     """Opens a run directory that has measurements, whatever the run's status.
 
-    Without `measured` it also opens a search for batch sizes, which has no metrics to compare.
+    Without `measured` it also opens a run that measured nothing, whose summary is empty if it is missing.
 
     Raises StillRunning if the run has not ended, NothingMeasured if it ended before anything was measured, and
     RunDirectoryError if `path` is not a run directory, is from a newer gpubench, or has a damaged or contradictory
@@ -335,6 +339,8 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
         peak=summary.peak,
         measured_peak=summary.measured_peak,
         pipeline=summary.pipeline,
+        others=summary.others,
+        device=summary.environment.device if summary.environment else None,
         warnings=summary.warnings,
         problems=problems,
     )
@@ -348,14 +354,15 @@ def _summary(run: Run, measured: bool) -> Summary:
     try:
         summary = msgspec.json.decode(foreign_files.content(path), type=Summary)
     except FileNotFoundError:
+        if not measured:
+            return Summary([], [], [], None, None, None, {}, [])
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
         raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
     except OSError as problem:
         raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
     except (ValueError, RecursionError) as problem:
         raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
-    only_looked = not measured and not summary.metrics and (run.path / BATCH_SIZES).is_file()
-    if not only_looked and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
+    if measured and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
         raise NothingMeasured(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
     for contradiction in contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)

@@ -182,3 +182,12 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
         used = f"   {units.size(memory)} in the workers" if memory else ""
         rows.append(("CPU", f"{units.whole_percent(sample.cpu.load)} busy{used}"))
     return rows
+
+
+def view_on(console: Console, drawing: Drawing[Any], *, quiet: bool) -> View:
+    """Returns the live view: a table on a terminal, lines in a pipe, nothing if `quiet`."""
+    if quiet:
+        return Silence()
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveTable(console, drawing)
+    return Lines(console, drawing)

@@ -16,8 +16,28 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from gpubench import units
+from gpubench.trace.profile import CAUSES
 
 Series = NDArray[np.float64]
+
+HUES = frozenset(
+    {
+        *("other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer"),
+        *("scheduler", "recv_wait", "send_wait", "idle"),
+        *("compute", "communication", "copy", "set"),
+        *CAUSES,
+    }
+)
+"""Styles with a colour of their own: phases of the host, work of the device, causes of idle time. Other styles have the
+colour of a similar one, or grey."""
+ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"}
+
+
+def hue(style: str) -> str:
+    """Return the style sheet's class that colours a style."""
+    known = ALIKE.get(style, style)
+    return f"hue-{known if known in HUES else 'other'}"
+
 
 _MEASURES: Final = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),

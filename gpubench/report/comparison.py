@@ -1,12 +1,17 @@
-"""Show a comparison in the terminal: verdicts, causes and memory, at any width."""
+"""The report of a comparison: verdicts, what explains them, memory, causes and the gate; and of `compare --null`."""
 
-from collections.abc import Sequence
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import msgspec
 
-from gpubench import text, units
+from gpubench import text as plain
+from gpubench import units
+from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.explanation import diagnosis
 from gpubench.compare.result import (
     Bottleneck,
     Causes,
@@ -16,19 +21,44 @@ from gpubench.compare.result import (
     GateResult,
     Memory,
     MemoryPeak,
+    Noise,
+    NullMetric,
+    Outcome,
     PhaseMemory,
+    SideSummary,
     SizeChange,
     Verdict,
     Waterfall,
 )
-from gpubench.compare.verdicts import leading
+from gpubench.compare.verdicts import LEADERS, leading
+from gpubench.memory.footprint import Amounts
 from gpubench.memory.history import PLACES
-from gpubench.report import phrases, profile, sheets
-from gpubench.report.finding_phrases import NOTHING
-from gpubench.report.footprint import STAGES, added, category, share
+from gpubench.report import figures, findings, lanes, phrases, profile, rows
+from gpubench.report.document import (
+    TEXT,
+    Block,
+    Cell,
+    Chip,
+    Document,
+    Figure,
+    Figures,
+    Folded,
+    Heading,
+    Medium,
+    Paragraph,
+    Section,
+    Sided,
+    Sides,
+    Style,
+    Table,
+    table,
+)
+from gpubench.report.findings import NOTHING
+from gpubench.report.memory import STAGES, added
+from gpubench.report.memory_figures import category, hue, ordered, share, stack
 from gpubench.report.phrases import headline
-from gpubench.report.sheets import Sheet, sheet
-from gpubench.text import Fitting, clean, plain_table, say, words
+from gpubench.runs import directory, stats
+from gpubench.text import clean, words
 
 FOLDED = 0.001  # of the baseline's peak: smaller changes share one row
 NAMED = 4  # categories in a sentence
@@ -47,10 +77,10 @@ def sentence(memory: Memory) -> str:
 
 def peaks(memory: Memory) -> list[str]:
     """Return a sentence about each side's peak."""
-    return [f"memory of the {name}: {peak(side)}" for name, side in sides(memory)]
+    return [f"memory of the {name}: {peak(side)}" for name, side in _sides(memory)]
 
 
-def sides(memory: Memory) -> list[tuple[str, MemoryPeak]]:
+def _sides(memory: Memory) -> list[tuple[str, MemoryPeak]]:
     return [("baseline", memory.baseline), ("candidate", memory.candidate)]
 
 
@@ -60,12 +90,12 @@ def peak(side: MemoryPeak) -> str:
     return f"peak {units.size(side.level.total)} {place} ({clean(side.run)}; {_source(side)})".replace("  ", " ")
 
 
-def tables(memory: Memory) -> list[Sheet]:
+def tables(memory: Memory) -> list[Table]:
     """Return the tables of changes, largest change first; tables without rows are left out."""
     return [one for one in (categories(memory), phases(memory)) if one]
 
 
-def categories(memory: Memory) -> Sheet:
+def categories(memory: Memory) -> Table:
     """Return the change of each category at the peak; the rows add up to the last row, the whole peak."""
     whole = memory.baseline.level.total
     shown = [one for one in memory.categories if not _is_folded(one.change, whole)]
@@ -77,16 +107,17 @@ def categories(memory: Memory) -> Sheet:
     if rows:
         all_of_it = SizeChange("", whole, memory.candidate.level.total, memory.change)
         rows.append(_sizes("all of it", all_of_it, whole))
-    return sheet("What holds the peak, before and after", rows)
+    return table("What holds the peak, before and after", rows, ("kind",))
 
 
-def phases(memory: Memory) -> Sheet:
+def phases(memory: Memory) -> Table:
     """Return the change of each phase's own peak; the rows do not add up."""
     whole = memory.baseline.level.total
     shown = [one for one in memory.phases if not _is_folded(one.change, whole)]
     others = len(memory.phases) - len(shown)
     rest = f"{units.counted(others, 'other')}, changed by less than {units.percent(FOLDED)} of the peak each"
-    return sheet("Peak of each phase, before and after", list(map(_phase, shown)), rest if others else "")
+    title = "Peak of each phase, before and after"
+    return table(title, list(map(_phase, shown)), ("phase", "mostly"), rest=rest if others else "")
 
 
 def _phase(one: PhaseMemory) -> dict[str, str]:
@@ -158,12 +189,7 @@ def bottleneck(found: Bottleneck | None) -> str:
     return f"{clean(found.headline).rstrip('.')} ({clean(found.run)}; {_recorded(found)})"
 
 
-def finding_changes(causes: Causes) -> list[tuple[str, str]]:
-    """Return (what became of the finding, title and severity of the finding) for each finding."""
-    return [(profile.outcome(change, not causes.obstacle), profile.about(change)) for change in causes.findings]
-
-
-def work_done(causes: Causes) -> Sheet | None:
+def work_done(causes: Causes) -> Table | None:
     """Return the work that changed most; None if the two profiles cannot be compared."""
     return profile.work_changes(causes.of, causes.work, causes.others) if causes.of and causes.work else None
 
@@ -184,178 +210,462 @@ def _recorded(found: Bottleneck) -> str:
     return f"{steps}, {units.digits(1 + found.overhead)} x as long as clean ones"
 
 
-HALF_BAR = 12  # characters on each side of the waterfall's axis
-STYLES = {
-    "faster": "green",
-    "slower": "red",
-    "equivalent": "cyan",
-    "inconclusive": "yellow",
-    "rejected": "magenta",
-    "withheld": "magenta",
-    "regressed": "red",
-    "passed": "green",
+SIGNS: dict[Outcome, str] = {
+    "faster": "▲",
+    "slower": "▼",
+    "more": "↑",
+    "less": "↓",
+    "equivalent": "=",
+    "inconclusive": "?",
+    "withheld": "\u2013",
+    "rejected": "✕",
 }
-VERDICTS = (  # columns, from the widest table to the narrowest; _cells has the contents
-    ("metric", "baseline", "candidate", "change", "verdict"),
-    ("metric", "change", "verdict"),
-    ("metric", "ratio", "verdict"),
-)
-BARE = ("metric", "verdict")
-NAME = 10  # characters: the width at which a folded name of a metric is still readable
+STYLES: dict[Outcome, Style] = {
+    "faster": "better",
+    "slower": "worse",
+    "equivalent": "equivalent",
+    "inconclusive": "inconclusive",
+    "withheld": "withheld",
+    "rejected": "rejected",
+}
+GATES: dict[str, Style] = {"regressed": "worse", "passed": "better", "inconclusive": "inconclusive"}
+VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
+PATHS = 3  # paths of a side that a page names
 
 
-def show(comparisons: Comparisons, console: Console, *, everything: bool = False) -> None:
-    """Print the comparisons. `everything` adds verdicts without news, for a user who asked for them by name."""
-    for line in comparisons.left_out:
-        say(console, text.clean(phrases.omission(line)), "yellow")
-    for number, comparison in enumerate(comparisons.comparisons):
-        if number:
-            console.print()
-        _show_comparison(comparison, console, everything)
+def document(
+    comparisons: Comparisons, sides: Sequence[Side] = (), *, everything: bool = False, apart: bool = False
+) -> Document:
+    """Returns the report of `gpubench compare`; `apart` sets it off from what stands above it.
+
+    `sides` are the baseline and then each comparison's candidate; a page needs them for its figures. `everything` lists
+    verdicts without news too, for a user who asked for them by name.
+    """
+    found = comparisons.comparisons
+    left_out = [clean(phrases.omission(line)) for line in comparisons.left_out]
+    blocks: list[Block] = [Paragraph(left_out, "warning")]
     if comparisons.gate:
-        console.print()
-    for result in comparisons.gate:
-        _say_gate(console, result)
+        blocks += [Heading("Gate"), _gate_table(comparisons.gate)]
+    for number, comparison in enumerate(found, 1):
+        pair = (sides[0], sides[number]) if sides else ()
+        blocks.append(_section(comparison, comparisons, pair, everything, number if apart or len(found) > 1 else 0))
+    if comparisons.gate:
+        blocks += [Paragraph(f"{one.outcome}: {phrases.gate(one)}", on=Medium.TERMINAL) for one in comparisons.gate]
+    baseline = clean(found[0].baseline.label) if found else ""
+    return Document(
+        f"{len(found)} candidates against {baseline}" if len(found) > 1 else "",
+        blocks,
+        title=f"{', '.join(clean(one.candidate.label) for one in found)} against {baseline}",
+        context="gpubench compare",
+        chips=[one for one in [_lead_chip(found[0])] if one] if len(found) == 1 else [],
+        footer=_footer(comparisons, sides),
+    )
 
 
-def _show_comparison(comparison: Comparison, console: Console, everything: bool) -> None:
-    say(console, headline(comparison), "bold")
-    say(console, f"baseline   {phrases.side(comparison.baseline)}", "dim")
-    say(console, f"candidate  {phrases.side(comparison.candidate)}", "dim")
-    for reason in comparison.comparability.reasons:
-        say(console, text.clean(reason))
-    if comparison.comparability.differences:
-        _show_differences(comparison.comparability.differences, console)
-    if verdicts := phrases.shown(comparison.verdicts, everything):
-        _show_verdicts(verdicts, console)
-    if waterfall := comparison.explanation.waterfall:
-        _show_waterfall(waterfall, console)
-    for note in comparison.explanation.notes:
-        say(console, text.clean(note))
-    if comparison.memory:
-        _show_memory(comparison.memory, console)
-    if comparison.causes:
-        _show_causes(comparison.causes, console)
-    for warning in comparison.warnings:
-        say(console, f"warning: {text.clean(warning)}", "yellow")
+def _section(
+    comparison: Comparison, whole: Comparisons, sides: Sequence[Side], everything: bool, number: int
+) -> Section:
+    blocks: list[Block] = [
+        Sides(_sided("baseline", comparison.baseline), _sided("candidate", comparison.candidate)),
+        Heading("Can these be compared?"),
+        Paragraph(_comparable(comparison), on=Medium.PAGE),
+        Paragraph([clean(reason) for reason in comparison.comparability.reasons], listed=True),
+        *differences(comparison.comparability.differences),
+        Heading("Verdicts"),
+        *_verdicts(comparison, everything, drawn=bool(sides)),
+        *_memory(comparison.memory, drawn=bool(sides)),
+        *_explanation(comparison, sides),
+        *(_causes(comparison.causes, sides) if comparison.causes else []),
+    ]
+    if comparison.warnings:
+        blocks += [Heading("Warnings"), Paragraph([clean(one) for one in comparison.warnings], "warning", "warning: ")]
+    if sides:
+        blocks += _recordings(sides)
+        blocks += _method(comparison, whole, timed=_timed(sides))
+    name = clean(comparison.candidate.label) if number else ""
+    return Section(headline(comparison), blocks, name, f"candidate-{number}", _lead_chip(comparison))
 
 
-def _show_differences(differences: Sequence[Difference], console: Console) -> None:
-    listed, rest = phrases.listed(differences)
-    key_width = min(max(len(text.clean(one.key)) for one in listed), console.width * 2 // 5)
-    value_width = max(4, (console.width - key_width - 4) // 2)
-    table = plain_table()
-    for column in ("differs", "baseline", "candidate"):
-        table.add_column(column, no_wrap=True)
-    for one in listed:
-        values = (text.shorten(phrases.cell(value), value_width) for value in (one.baseline, one.candidate))
-        table.add_row(*map(Text, (text.shorten(text.clean(one.key), key_width), *values)))
-    console.print()
-    console.print(table)
-    if rest:
-        say(console, rest, "dim")
-    for line in phrases.consequences(differences):
-        say(console, line, "dim")
+def renamed(comparison: Comparison, baseline: str, candidate: str) -> Comparison:
+    """Returns the comparison with other names for its sides."""
+    return msgspec.structs.replace(
+        comparison,
+        baseline=msgspec.structs.replace(comparison.baseline, label=baseline),
+        candidate=msgspec.structs.replace(comparison.candidate, label=candidate),
+    )
 
 
-def _show_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
-    console.print()
-    narrowest = VERDICTS[-1] if _room_for_names(verdicts, console) >= NAME else BARE
-    console.print(Fitting(_verdict_table(verdicts, columns) for columns in (*VERDICTS, narrowest)))
-    for note in phrases.notes(verdicts):
-        say(console, note, "dim")
-    if lead := leading(verdicts):
-        say(console, phrases.method(lead), "dim")
+def _sided(role: Any, side: SideSummary) -> Sided:
+    label, paths = clean(side.label), [clean(path) for path in side.paths]
+    facts = [units.counted(side.runs, "run"), units.counted(side.repeats, "repeat")]
+    if side.started:
+        facts.append(clean(phrases.moment(side.started)))
+    lines = [line for line in (clean(side.headline), "; ".join(facts)) if line]
+    return Sided(role, label, paths[0] if len(paths) == 1 and paths[0] != label else "", lines)
 
 
-def _verdict_table(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Table:
-    table = plain_table()
-    for column in columns:
-        numeric = column in ("baseline", "candidate", "ratio")
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=column != "metric", overflow="fold")
-    for verdict in verdicts:
-        cells = _cells(verdict)
-        table.add_row(*(cells[column] for column in columns))
-    return table
+def _comparable(comparison: Comparison) -> str:
+    comparability = comparison.comparability
+    if not comparability.comparable:
+        if comparability.forced:
+            return "not really: the work differs, and verdicts were given because --force was set"
+        return "no: the verdicts are withheld"
+    return "yes, with these reservations:" if comparability.reasons else "yes: the workload is the same"
 
 
-def _room_for_names(verdicts: Sequence[Verdict], console: Console) -> int:
-    """Return the characters that the narrowest table with a change leaves for the metrics' names."""
-    unbounded = console.options.update(max_width=10_000)
-    return console.width - console.measure(_verdict_table(verdicts, VERDICTS[-1][1:]), options=unbounded).maximum - 2
+def differences(found: Sequence[Difference], before: str = "baseline", after: str = "candidate") -> list[Block]:
+    """Returns the settings, facts and commits that differ, those that prevent a comparison first."""
+    if not found:
+        return [Paragraph("no setting, fact of the environment or commit differs", "missing", on=Medium.PAGE)]
+    listed, rest = phrases.listed(found)
+    rows = [
+        {
+            "differs": Cell(clean(one.key), code=True),
+            before: Cell(phrases.cell(one.baseline)),
+            after: Cell(phrases.cell(one.candidate)),
+        }
+        for one in listed
+    ]
+    columns = frozenset({"differs", before, after})
+    return [table("", rows, columns), Paragraph(rest, "quiet"), Paragraph(phrases.consequences(found), "quiet")]
 
 
-def _cells(verdict: Verdict) -> dict[str, Text]:
-    baseline, candidate = phrases.values(verdict)
+def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Iterator[Block]:
+    shown = phrases.shown(comparison.verdicts, everything)
+    if not shown:
+        yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
+        return
+    yield _verdict_table(shown)
+    yield Paragraph(phrases.notes(shown), "quiet")
+    if lead := leading(shown):
+        yield Paragraph(phrases.method(lead), "quiet", on=TEXT)
+    of_phases = [one for one in comparison.verdicts if one not in shown and one.metric.startswith("phase_")]
+    if of_phases:
+        each = [_verdict_table(of_phases)]
+        yield Folded("The same for each phase of a step", each, on=Medium.PAGE | Medium.DETAILS)
+    drawing = rows.ratios(shown) if drawn else None
+    if drawing:
+        note = (
+            "Shaded: the margin within which a change does not matter. ◆ established, ■ equivalent, ○ inconclusive, "
+            "✕ rejected. An arrow: the interval continues beyond the axis."
+        )
+        yield Figure("Ratio of each metric, B against A", drawing, note, "rows")
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    cells = []
+    for one in verdicts:
+        baseline, candidate = phrases.values(one)
+        change = Cell(phrases.change(one), brief=phrases.change(one, interval=False))
+        made = chip(one)
+        row: dict[str, str | Cell] = {"metric": words(one.metric), "baseline": baseline, "candidate": candidate}
+        row |= {"change": change, "verdict": Cell(made.word, style=made.style, sign=made.sign, chip=True)}
+        cells.append(row)
+    expendable = ("candidate", "baseline", "change")
+    return table("", cells, ("verdict",), expendable=expendable)
+
+
+def chip(verdict: Verdict) -> Chip:
+    """Returns the verdict in a word; "more" of a metric that should be low is as bad as "slower"."""
+    style = STYLES.get(verdict.verdict, "established")
+    if verdict.verdict in ("more", "less") and verdict.better:
+        style = "better" if (verdict.verdict == "more") == (verdict.better == "higher") else "worse"
+    return Chip(verdict.verdict, style, SIGNS[verdict.verdict])
+
+
+def _lead_chip(comparison: Comparison) -> Chip | None:
+    lead = leading(comparison.verdicts)
+    return chip(lead) if lead else None
+
+
+def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Block]:
+    explanation = comparison.explanation
+    if not sides or _timed(sides):
+        yield Heading("What explains it")
+    if explanation.waterfall:
+        yield _waterfall(explanation.waterfall)
+        if sides:
+            title = f"Where the change of a {explanation.waterfall.per}'s time comes from"
+            note = "Filled: takes longer. Hollow: takes less time. Whiskers are 95 % intervals of the change."
+            yield Figure(title, rows.waterfall(explanation.waterfall), note, "rows")
+    elif sides and _timed(sides):
+        yield Paragraph("phases of a step are not recorded on both sides", "missing", on=Medium.PAGE)
+    yield Paragraph([clean(note) for note in explanation.notes], listed=True)
+    cells = [
+        {
+            "rank": str(one.rank),
+            "baseline busy, a step": units.seconds(one.baseline),
+            "candidate busy, a step": units.seconds(one.candidate),
+            "change": units.signed_seconds(one.change),
+        }
+        for one in explanation.ranks
+    ]
+    yield table("", cells, on=Medium.PAGE | Medium.DETAILS)
+
+
+def _waterfall(found: Waterfall) -> Table:
+    total = phrases.total(found)
+    moves = [*phrases.moves(found), total]
+    cells = [
+        {"phase": one.phase, "change": one.change, "of the whole": one.share, "95 % interval": one.interval}
+        for one in moves
+    ]
+    cells[-1]["phase"] += f" {phrases.span(found)}"
+    changes = [phase.change for phase in found.phases]
+    expendable = ("95 % interval",)
+    return table("", cells, ("phase", "95 % interval"), expendable=expendable, sizes=changes, on=TEXT)
+
+
+def _memory(memory: Memory | None, *, drawn: bool) -> Iterator[Block]:
+    if memory is None:
+        return
+    yield Heading("What fills the memory")
+    yield Paragraph(sentence(memory), "strong", on=Medium.PAGE)
+    yield Paragraph(sentence(memory), on=TEXT)
+    yield Paragraph(peaks(memory), "quiet")
+    drawing = _peak_bars(memory) if drawn else None
+    if drawing:
+        anywhere: Amounts = {one.category: max(one.baseline, one.candidate) for one in memory.categories}
+        legend = [(hue(name), category(name)) for name, _ in ordered(anywhere)]
+        yield Figure("The peak of both", drawing, shape="lanes", legends=[("held", legend)])
+    yield from tables(memory)
+
+
+def _peak_bars(memory: Memory) -> Any:
+    """Returns bars of the peaks of A and B; None if neither holds anything."""
+    held: list[Amounts] = [
+        {one.category: one.baseline for one in memory.categories},
+        {one.category: one.candidate for one in memory.categories},
+    ]
+    totals = [side.level.total for _, side in _sides(memory)]
+    stacks = [
+        stack(f"{name} {units.size(total)}", amounts)
+        for name, total, amounts in zip(figures.NAMES, totals, held, strict=True)
+    ]
+    return lanes.stacked("peak of both sides by category", "; ".join(one.name for one in stacks), stacks, "B", "held")
+
+
+def _causes(causes: Causes, sides: Sequence[Side]) -> Iterator[Block]:
+    yield Heading("What the profiles show")
+    yield Paragraph(bottlenecks(causes))
+    yield from profile.finding_changes(causes.findings, alike=not causes.obstacle)
+    if work := work_done(causes):
+        yield work
+    yield Paragraph(notes(causes), "quiet")
+    for side, role in zip(sides, ("baseline", "candidate"), strict=False):
+        if found := diagnosis(side):
+            cards = findings.blocks(found.findings, "step")
+            yield Folded(f"Findings of the {role}, with their evidence and fixes", cards, on=Medium.PAGE)
+
+
+def _timed(sides: Sequence[Side]) -> bool:
+    return not all(side.runs[0].untimed for side in sides)
+
+
+def _recordings(sides: Sequence[Side]) -> Iterator[Block]:
+    """Returns the figures of steps, hardware and memory, or says what was not recorded."""
+    drawn = [figures.recording(side) for side in sides]
+    if _timed(sides):
+        yield Heading("Steps")
+        yield from figures.or_missing([figures.steps(drawn)], "steps are not recorded")
+        yield from figures.or_missing([figures.distribution(drawn)], "")
+        yield Heading("Hardware over time")
+        telemetry = figures.telemetry(drawn)
+        yield Figures(telemetry) if telemetry else Paragraph("telemetry is not recorded", "missing", on=Medium.PAGE)
+    yield Heading("Memory")
+    known = [figures.peaks(drawn, [_estimates(side.runs) for side in sides]), figures.memory(drawn)]
+    yield from figures.or_missing(known, "memory is not recorded")
+
+
+def _method(comparison: Comparison, whole: Comparisons, *, timed: bool) -> Iterator[Block]:
+    yield Heading("How the verdicts were made")
+    level, margin = units.digits(whole.confidence * 100), units.percent(whole.margin)
+    lines = [
+        "a change is reported only where it is established to lie beyond the margin, and equivalence only where the "
+        f"change is established to lie within it, each at {level} % for all metrics together; the intervals are those "
+        f"of each metric alone; the margin is {margin}"
+    ]
+    if not timed:
+        lines.append(
+            "peaks of memory are counted, not timed: where the counts of a side agree, their ratio itself is compared "
+            "with the margin"
+        )
+    lines += dict.fromkeys(clean(one.method) for one in comparison.verdicts if one.interval)
+    yield Paragraph(lines, on=Medium.PAGE)
+    if not comparison.verdicts:
+        return
+    cells = [
+        {
+            "metric": words(one.metric),
+            "rests on": _rests_on(one),
+            "independent steps": ", ".join(units.digits(n) for n in one.effective_n if n is not None),
+            "margin": units.percent(one.margin),
+            "noise floor": "not known" if one.noise_floor is None else units.difference(one.noise_floor),
+            "resolvable": "not known" if one.resolvable is None else units.difference(one.resolvable),
+        }
+        for one in comparison.verdicts
+    ]
+    note = (
+        "noise floor: the difference that noise alone can make between such sides; resolvable: the smallest "
+        "change that this many repeats find with 80 % power"
+    )
+    yield Folded("What each verdict rests on", [table("", cells, ("rests on",), note=note)], on=Medium.PAGE)
+
+
+def _rests_on(verdict: Verdict) -> str:
+    """Returns what the interval is made of: "3 and 3 repeats, in pairs"."""
+    if verdict.level is None:
+        return "one figure a side"
+    ours, theirs = verdict.units
+    return f"{ours:,} and {theirs:,} {verdict.level}s{', in pairs' if verdict.paired else ''}"
+
+
+def _estimates(runs: Sequence[RunEvidence]) -> dict[str, float]:
+    """Returns the mean over the runs of each metric that all of them have."""
     return {
-        "metric": Text(text.words(verdict.metric)),
-        "baseline": Text(baseline),
-        "candidate": Text(candidate),
-        "change": Text(phrases.change(verdict)),
-        "ratio": Text(phrases.change(verdict, interval=False)),
-        "verdict": Text(verdict.verdict, style=_style(verdict)),
+        name: sum(run.metrics[name].estimate for run in runs) / len(runs)
+        for name in runs[0].metrics
+        if all(name in run.metrics for run in runs)
     }
 
 
-def _style(verdict: Verdict) -> str:
-    """Return the colour; "more" of a metric that should be low is coloured like "slower"."""
-    if verdict.verdict in ("more", "less") and verdict.better:
-        return STYLES["faster" if (verdict.verdict == "more") == (verdict.better == "higher") else "slower"]
-    return STYLES.get(verdict.verdict, "default")
+def _gate_table(gate: Sequence[GateResult]) -> Table:
+    cells: list[dict[str, str | Cell]] = [
+        {
+            "gate": Cell(one.outcome, style=GATES[one.outcome], chip=True),
+            "condition": Cell(clean(one.condition), code=True),
+            "candidate": clean(one.candidate),
+            "measured and limit": phrases.worsening(one),
+            "adjusted p": "-" if one.p_value is None else f"{one.p_value:.2g}",
+        }
+        for one in gate
+    ]
+    return table("", cells, ("condition", "candidate", "measured and limit"), on=Medium.MARKDOWN | Medium.PAGE)
 
 
-def _show_waterfall(waterfall: Waterfall, console: Console) -> None:
-    layouts = (("bar", "interval"), ("bar",), ("interval",), ())
-    console.print()
-    console.print(Fitting(_waterfall_table(waterfall, extras) for extras in layouts))
+def _footer(comparisons: Comparisons, sides: Sequence[Side]) -> list[tuple[list[str], list[str]]]:
+    """Returns the paths and versions of the baseline and of each candidate."""
+    found = comparisons.comparisons
+    summaries = [*(one.baseline for one in found[:1]), *(one.candidate for one in found)]
+    lines = []
+    for summary, side in zip(summaries, sides, strict=False):
+        more = len(summary.paths) - PATHS
+        environment = side.runs[0].environment
+        facts = [f"{word} {phrases.cell(environment[key])}" for word, key in VERSIONS.items() if environment.get(key)]
+        lines.append((summary.paths[:PATHS], [f"{more} more paths"] * (more > 0) + facts))
+    return lines
 
 
-def _show_causes(causes: Causes, console: Console) -> None:
-    console.print()
-    for line in bottlenecks(causes):
-        say(console, line)
-    profile.show_finding_changes(causes.findings, console, alike=not causes.obstacle)
-    if work := work_done(causes):
-        sheets.show([work], console)
-    for note in notes(causes):
-        say(console, note, "dim")
+CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
+SINGLE = "one against one"
 
 
-def _show_memory(memory: Memory, console: Console) -> None:
-    console.print()
-    say(console, sentence(memory))
-    for line in peaks(memory):
-        say(console, line, "dim")
-    sheets.show(tables(memory), console)
+def noise(found: Noise) -> Document:
+    """Returns the report of `compare --null`: how much this workload varies, and which changes are resolvable."""
+    if not found.metrics:
+        return Document(_noise_headline(found), [])
+    cells = [
+        {
+            "metric": words(one.metric),
+            "spread": units.percent(one.spread),
+            "within": "-" if one.within is None else units.percent(one.within),
+            "noise floor": units.difference(one.noise_floor),
+            "false verdicts": _of_splits(one.false_verdicts, one.splits),
+            SINGLE: _of_splits(one.single_false_verdicts, one.single_splits),
+            "resolvable": "-" if one.resolvable is None else units.difference(one.resolvable),
+        }
+        for one in found.metrics
+    ]
+    expendable = (SINGLE, "within", "false verdicts", "noise floor", "spread")
+    lines = [_noise_caption(found), *_budget(found)]
+    shown = table("", cells, ("metric",), expendable=expendable)
+    return Document(_noise_headline(found), [shown, Paragraph(lines, "quiet")], context="gpubench compare --null")
 
 
-def _waterfall_table(waterfall: Waterfall, extras: Sequence[str]) -> Table:
-    table = plain_table()
-    table.add_column("phase", overflow="fold")
-    if "bar" in extras:
-        table.add_column("less · more time", no_wrap=True)
-    table.add_column("change", justify="right", no_wrap=True)
-    table.add_column("of the whole", justify="right", no_wrap=True)
-    if "interval" in extras:
-        table.add_column("95 % interval", no_wrap=True)
-    largest = max((abs(phase.change) for phase in waterfall.phases), default=0.0)
-    bars = [signed_bar(phase.change / largest if largest else 0.0) for phase in waterfall.phases]
-    moves = [*phrases.moves(waterfall), phrases.total(waterfall)]
-    for move, bar in zip(moves, [*bars, Text(phrases.span(waterfall))], strict=True):
-        row = [Text(move.phase), *([bar] if "bar" in extras else []), Text(move.change), Text(move.share)]
-        table.add_row(*row, *([Text(move.interval)] if "interval" in extras else []))
-    return table
+def _noise_headline(noise: Noise) -> str:
+    leading = _leading_metric(noise.metrics)
+    if leading is None:
+        return "no noise known: no metric was measured often enough"
+    runs = units.counted(len(noise.runs), "run")
+    whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
+    sentence = f"{whose}: {words(leading.metric)} varies by"
+    sentence += f" {units.percent(leading.spread)} where nothing was changed"
+    if leading.resolvable is None:
+        return sentence
+    enough = f"{units.counted(leading.per_side, leading.level)} a side"
+    return f"{sentence}; {enough} resolve a change of {units.difference(leading.resolvable)}"
 
 
-def signed_bar(share: float) -> Text:
-    """Return a bar to the left of the axis for a share in [-1, 0], and to the right for one in [0, 1]."""
-    filled = round(abs(share) * HALF_BAR)
-    blocks, space = "█" * filled, " " * HALF_BAR
-    if share < 0:
-        return Text.assemble(" " * (HALF_BAR - filled), (blocks, "green"), ("│", "bright_black"), space)
-    return Text.assemble(space, ("│", "bright_black"), (blocks, "red"), " " * (HALF_BAR - filled))
+def _noise_caption(noise: Noise) -> str:
+    leading = _leading_metric(noise.metrics)
+    unit = leading.level if leading else "repeat"
+    splits = f"{leading.per_side} against {leading.per_side} {unit}s" if leading and leading.splits else "no splits"
+    return (
+        f"spread: standard deviation between {unit}s; within: standard error that the steps of one {unit} leave; noise"
+        f" floor: one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
+        f" {units.percent(noise.margin)}; {SINGLE}: the same for single {unit}s, by their steps alone;"
+        " resolvable: found with 80 % power"
+    )
 
 
-def _say_gate(console: Console, result: GateResult) -> None:
-    style = STYLES.get(result.outcome, "yellow")
-    console.print(Text.assemble((f"{result.outcome}: ", style), phrases.gate(result)), soft_wrap=True)
+def _budget(noise: Noise) -> list[str]:
+    """Say how many runs or repeats a side are needed to resolve changes of the leading metric."""
+    leading = _leading_metric(noise.metrics)
+    if leading is None:
+        return []
+    prices = []
+    for change in CHANGES:
+        needed = stats.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
+        price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
+        prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
+    return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
+
+
+def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:
+    return next((one for name in LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
+
+
+def _of_splits(share: float | None, splits: int) -> str:
+    return "-" if share is None else f"{units.percent(share)} of {splits}"
+
+
+PARTS = {  # columns of the fields of Verdict that are pairs
+    "interval": ("low", "high"),
+    "units": ("baseline", "candidate"),
+    "effective_n": ("baseline", "candidate"),
+}
+
+
+def to_json(document: msgspec.Struct) -> str:
+    """Return the document as JSON; a NaN or infinity, which JSON does not have, becomes a string."""
+    return directory.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
+
+
+def to_csv(comparisons: Comparisons) -> str:
+    """Return one row per metric and candidate; an apostrophe precedes text that a spreadsheet would evaluate."""
+    text = io.StringIO()
+    columns = ["baseline_label", "candidate_label"]
+    for name in Verdict.__struct_fields__:
+        columns += [f"{name}_{part}" for part in PARTS.get(name, ())] or [name]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for comparison in comparisons.comparisons:
+        labels = [plain.cell(side.label) for side in (comparison.baseline, comparison.candidate)]
+        writer.writerows([*labels, *_fields(verdict)] for verdict in comparison.verdicts)
+    return text.getvalue()
+
+
+def _fields(verdict: Verdict) -> list[Any]:
+    cells: list[Any] = []
+    for name in Verdict.__struct_fields__:
+        value = getattr(verdict, name)
+        cells += list(value or [None] * len(PARTS[name])) if name in PARTS else [value]
+    return [plain.cell(cell) if isinstance(cell, str) else cell for cell in cells]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

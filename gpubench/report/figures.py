@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from markupsafe import Markup
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.report import charts, rows, wording
+from gpubench.report import charts, rows
 from gpubench.report.charts import Curve, Plane, Series, Span, bulk
+from gpubench.report.document import Block, Figure, Medium, Paragraph
 from gpubench.telemetry import TelemetrySample
+from gpubench.text import phase_name
 
 
 @dataclass(frozen=True)
@@ -183,13 +184,6 @@ NAMES = ("A", "B")
 
 
 @dataclass(frozen=True)
-class Figure:
-    title: str
-    drawing: Markup
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class Recording:
     """One side's repeats as they are drawn, and the runs they come from by label."""
 
@@ -209,6 +203,14 @@ def recording(side: Side) -> Recording:
     return Recording(found, {run.label: run for run in side.runs}, metric, unit, sum(run.repeats for run in side.runs))
 
 
+def or_missing(found: Iterable[Figure | None], missing: str) -> Iterator[Block]:
+    """Yields the figures, or a note on what is missing if there are none."""
+    drawn = [figure for figure in found if figure]
+    yield from drawn
+    if not drawn:
+        yield Paragraph(missing, "missing", on=Medium.PAGE)
+
+
 def steps(sides: Sequence[Recording]) -> Figure | None:
     """The metric over the steps of each repeat, its axis fitted to the steady ones."""
     drawn = [repeat for side in sides for repeat in side.repeats]
@@ -222,7 +224,7 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
     ]
     warmup = max((repeat.warmup for repeat in drawn if np.isfinite(repeat.warmup)), default=0.0)
     plane = Plane(
-        title=f"{wording.name(sides[0].metric)} over steps",
+        title=f"{phase_name(sides[0].metric)} over steps",
         description=_in_words(sides),
         x_unit="",
         x_name="step of a repeat",
@@ -237,7 +239,8 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
         said.append("The line is the mean and the band the extremes of the steps under each of its points.")
     if any(side.total > len(side.repeats) for side in sides):
         said.append(f"Only the first {SHOWN} repeats of a side are drawn.")
-    return Figure(plane.title.capitalize(), drawing, " ".join(filter(None, said))) if drawing else None
+    note, keys = " ".join(filter(None, said)), len(sides) > 1
+    return Figure(plane.title.capitalize(), drawing, note, keys=keys) if drawing else None
 
 
 def distribution(sides: Sequence[Recording]) -> Figure | None:
@@ -247,7 +250,7 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
     if not pooled or len({side.unit for side in sides}) > 1:
         return None
     low, high = bulk(pooled)
-    name = wording.name(sides[0].metric)
+    name = phase_name(sides[0].metric)
     plane = Plane(
         title=f"distribution of {name} over the steady steps",
         description=_in_words(sides),
@@ -259,7 +262,7 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
     drawing = charts.distributions(plane, steady, [label for _, label in styles(sides)], low, high)
     said = "The dots are the means of the repeats: how far they lie apart is what a verdict has to reckon with."
     said = f"{said} {_outside(pooled, low, high, sides[0].unit)}".rstrip()
-    return Figure(f"D{plane.title[1:]}", drawing, said) if drawing else None
+    return Figure(f"D{plane.title[1:]}", drawing, said, keys=len(sides) > 1) if drawing else None
 
 
 def styles(sides: Sequence[Recording]) -> list[tuple[str, str]]:
@@ -318,7 +321,7 @@ def peaks(sides: Sequence[Recording], metrics: Sequence[Mapping[str, float]]) ->
         if name in known
     ]
     drawing = rows.bars("peak memory", "B", items)
-    return Figure("Peak memory", drawing) if drawing else None
+    return Figure("Peak memory", drawing, shape="rows") if drawing else None
 
 
 def memory(sides: Sequence[Recording]) -> Figure | None:

@@ -9,7 +9,8 @@ from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparisons
 from gpubench.errors import GpubenchError, RunDirectoryError
-from gpubench.report.page import run_page
+from gpubench.report import run as report
+from gpubench.report.page import render
 from gpubench.runs import directory
 
 REMEMBERED = 20  # previous runs that a new one is compared with
@@ -27,6 +28,8 @@ def write_up(path: Path) -> None:
         run = open_run(path, measured=False)
     except RunDirectoryError:
         return
+    if not (run.metrics or run.batch_sizes):
+        return
     try:
         earlier = list(before(run)) if run.metrics else []
         alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
@@ -37,20 +40,35 @@ def write_up(path: Path) -> None:
         log.warning("no report of %s: %s", path, error)
 
 
-def judge_pair(paths: Sequence[Path], labels: Sequence[str]) -> Comparisons | None:
-    """Compare the second of two finished runs with the first; None if one of them measured nothing."""
+def judge_pair(paths: Sequence[Path], labels: Sequence[str] = ()) -> Comparisons | None:
+    """Compares the second of two finished runs with the first; None if one of them measured nothing.
+
+    By default the labels are the settings in which the runs differ.
+    """
     try:
-        return compare([Side(label, (open_run(path),)) for path, label in zip(paths, labels, strict=True)])
+        runs = [open_run(path) for path in paths]
+        return compare([Side(label, (run,)) for label, run in zip(labels or differences(*runs), runs, strict=True)])
     except GpubenchError:
         return None
 
 
+def differences(base: RunEvidence, other: RunEvidence) -> tuple[str, str]:
+    """Returns the settings in which two runs differ, as ("precision=bf16", "precision=fp32").
+
+    Settings that were filled in on both sides are left out, because they follow from other settings.
+    """
+    given = [key for key in base.settings if key not in base.chosen & other.chosen]
+    keys = [key for key in given if base.settings[key] != other.settings.get(key)]
+    first, second = (" ".join(f"{key}={run.settings.get(key)}" for key in keys) for run in (base, other))
+    return first or "the first", second or "the same again"
+
+
 def page(run: RunEvidence, previous: RunEvidence | None) -> str:
-    """Return the run's report, which begins with what changed since the previous run of its experiment."""
+    """Returns the run's report, which begins with what changed since the previous run of its experiment."""
     if previous is None:
-        return run_page(run, None, None)
+        return render(report.page(run))
     sides = [Side(one.label, (one,)) for one in (previous, run)]
-    return run_page(run, compare(sides).comparisons[0], previous)
+    return render(report.page(run, compare(sides).comparisons[0], previous))
 
 
 def before(run: RunEvidence) -> Iterator[RunEvidence]:

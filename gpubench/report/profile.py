@@ -1,35 +1,223 @@
-"""Show a profile in the terminal and as JSON, alone or compared with another."""
+"""The report of a profile, alone or compared with another: where the time went, and the findings.
+
+Times are per step, as a mean over the window, if the trace has steps; otherwise they are of the whole trace. `unit` is
+what a step of the profiler is in the program: a step, an epoch or an evaluation.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpubench import units
-from gpubench.compare.explanation import finding_changes, in_seconds
+from gpubench.compare.explanation import finding_changes as changes_between
+from gpubench.compare.explanation import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
-from gpubench.findings import Finding, Findings
-from gpubench.report import finding_phrases, sheets
-from gpubench.report.finding_phrases import (
+from gpubench.findings import Findings
+from gpubench.report import findings, lanes
+from gpubench.report.document import (
+    EVERYWHERE,
+    Block,
+    Breakdown,
+    Command,
+    Document,
+    Figure,
+    Heading,
+    Medium,
+    Paragraph,
+    Part,
+    Table,
+    table,
+)
+from gpubench.report.profile_tables import (
     bound_known,
     calls,
     duration,
     kernel_name,
     part_name,
     part_share,
-    per,
+    ranks,
     steps,
-    time_parts,
+    tables,
 )
-from gpubench.report.sheets import Sheet, sheet
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import BAR, bar, clean, plain_table, say, say_unbroken, words
-from gpubench.trace.host import folded
-from gpubench.trace.profile import Copy, KernelChange, Module, Operator, Profile, Rank
+from gpubench.text import clean, words
+from gpubench.trace.profile import Compiled, KernelChange, Launches, Profile, Rank, Straggler
+from gpubench.trace.program import SHORT_KERNEL
+
+VIEWER = "https://ui.perfetto.dev"
+PATH_PARTS = 5  # parts of the critical path that are named
+DISTORTED = 0.3
+"""The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
+
+BRINGS = {
+    "shapes": "FLOP/s, traffic and bound of the operators",
+    "stacks": "file and line of waits and copies",
+    "steps": "time of a single step",
+}
+"""What each option of the recording adds to a trace."""
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """A part of the window. `time` is in nanoseconds of the whole window; `style` names the part's colour."""
+
+    name: str
+    style: str
+    time: int
+
+
+def time_parts(rank: Rank) -> list[TimePart]:
+    """Return the parts of the window, which add up to it; parts of no time are left out."""
+    device = rank.device
+    if device is None:
+        found = [TimePart(words(name), name, time) for name, time in rank.host.items()]
+    else:
+        found = [
+            TimePart("compute", "compute", device.compute),
+            TimePart("exposed communication", "communication", device.exposed_communication),
+            TimePart("exposed copies", "copies", device.exposed_copies),
+            *(TimePart(f"idle, {lanes.style_words(cause)}", cause, time) for cause, time in rank.idle.items()),
+        ]
+    return [part for part in found if part.time]
+
+
+def unit_of(command: str, settings: Mapping[str, Any]) -> str:
+    """Return what a step of the profiler is in a run of this command; `settings` are by dot-key."""
+    if command == "pipe-infer":
+        return "evaluation"
+    return "epoch" if settings.get("profiling.unit") == "epoch" else "step"
+
+
+def whole(rank: Rank, unit: str = "step") -> str:
+    """Return what shares refer to."""
+    return unit if rank.steps else "trace"
+
+
+def per(rank: Rank, unit: str = "step") -> str:
+    if not rank.steps:
+        return "of the trace"
+    return f"of an {unit}" if unit[0] in "aeiou" else f"of a {unit}"
+
+
+def window(rank: Rank, unit: str = "step") -> str:
+    """Return what was recorded, as "6 steps of 178 ms on Tesla V100"."""
+    length = units.seconds(rank.wall / 1e9 / steps(rank))
+    said = f"{units.counted(len(rank.steps), unit)} of {length}" if rank.steps else length
+    where = rank.device_name or ("the host alone" if rank.host_only else "")
+    said = f"{said} on {clean(where)}" if where else said
+    return said if rank.steps else f"{said}, no steps marked"
+
+
+def about(profile: Profile, unit: str = "step") -> str:
+    """Say which ranks were recorded, and for how long."""
+    first = profile.ranks[0]
+    if len(profile.ranks) > 1:
+        return f"{len(profile.ranks)} ranks, of which {part_name(first)} is shown below: {window(first, unit)}"
+    label = clean(first.label)
+    return (
+        f"{label}: {window(first, unit)}"
+        if first.rank is None
+        else f"{label}, rank {first.rank}: {window(first, unit)}"
+    )
+
+
+def is_distorted(overhead: float | None) -> bool:
+    return overhead is not None and overhead > DISTORTED
+
+
+def caveat(rank: Rank, overhead: float | None, unit: str = "step") -> str:
+    """Say how far the times below can be trusted."""
+    said = "times are of the profiled run"
+    if len(rank.steps) > 1:
+        said += f", mean over its {len(rank.steps)} {unit}s"
+    if overhead is None:
+        return f"{said}: they tell shares, not speed"
+    if overhead <= 0:
+        return f"{said}; it took no longer than a clean one"
+    slower = "{} longer than" if overhead < 1 else "{} as long as"
+    said += f"; the profiled {unit} took {slower.format(units.difference(overhead))} a clean one"
+    if is_distorted(overhead):
+        return f"{said}: shares below are distorted; times of the clean run are in the metrics"
+    return f"{said}: its times tell shares, not speed"
+
+
+def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
+    """Describe the launches: their number, delays and queue."""
+    calling = duration(rank, found.host) or "0 s"
+    said = [f"launches {per(rank, unit)}: {calls(rank, found.calls) or 0} in {calling} of the host"]
+    said.append(
+        f"work begins {_nanoseconds(found.delay_median)} after its call (median; p95 {_nanoseconds(found.delay_p95)})"
+    )
+    if found.calls:
+        said.append(f"{units.percent(found.late / found.calls)} were late, with nothing queued")
+    said.append(f"queue {units.digits(round(found.queue_mean, 2))} on average, {found.queue_longest} at most")
+    if found.short:
+        short = f"kernels shorter than {_nanoseconds(SHORT_KERNEL)}: {calls(rank, found.short)}"
+        said.append(f"{short}, {duration(rank, found.short_total) or '0 s'} in all")
+    if found.unlinked:
+        said.append(f"{units.counted(found.unlinked, 'piece')} of work without a launch in the trace")
+    return "; ".join(said)
+
+
+def critical_path(rank: Rank) -> str:
+    """Return the longest parts of the critical path, as shares of the window."""
+    links = sorted(((time, name) for name, time in rank.critical_path.items() if time), reverse=True)
+    said = [f"{words(name)} {part_share(rank, time)}" for time, name in links[:PATH_PARTS]]
+    if rest := sum(time for time, _ in links[PATH_PARTS:]):
+        said.append(f"others {part_share(rank, rest)}")
+    return f"critical path: {', '.join(said)}" if said else ""
+
+
+def straggler(found: Straggler) -> str:
+    return (
+        f"rank {found.rank} reached {found.waited_for} of {units.counted(found.of, 'collective')} last, "
+        f"and was {_nanoseconds(found.late)} behind the first on average"
+    )
+
+
+def compiled(found: Compiled) -> str:
+    said = f"compiled: {units.counted(found.regions, 'region')}, {units.counted(found.graph_breaks, 'graph break')}"
+    if found.compilations:
+        said += f", {units.counted(found.compilations, 'compilation')} in the window: {_nanoseconds(found.compiling)}"
+    return said
+
+
+def sentences(rank: Rank, unit: str = "step") -> list[str]:
+    """Return the lines about a rank."""
+    found = [
+        launches(rank, rank.launches, unit) if rank.launches else "",
+        critical_path(rank),
+        compiled(rank.compiled) if rank.compiled else "",
+        "" if bound_known(rank) else "bound of the operators: insufficient data",
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def notes(profile: Profile) -> list[str]:
+    """Return all notes, each once; a note that is not about all ranks names its ranks."""
+    true_of: dict[str, list[str]] = {}
+    for rank in profile.ranks:
+        for note in rank.notes:
+            true_of.setdefault(clean(note), []).append(part_name(rank))
+    everywhere = len(profile.ranks)
+    return [f"{', '.join(of)}: {note}" if len(of) < everywhere else note for note, of in true_of.items()]
+
+
+def missing(profile: Profile, own: bool = False) -> list[str]:
+    """Return sentences on what the traces lack, and how to record it. `own`: they are of a run of this program."""
+    absent = {
+        what: findings.recorded_with(option, own) for rank in profile.ranks for what, option in rank.missing.items()
+    }
+    return [
+        f"no {words(what)} in the trace, so no {BRINGS.get(what, 'more')}: record with {option}"
+        for what, option in absent.items()
+    ]
+
+
+def _nanoseconds(time: int) -> str:
+    return units.seconds(time / 1e9)
+
 
 ENOUGH = 0.5
 """The least fraction of the time in names that both profiles have: an optimised program mostly does the same work."""
@@ -95,204 +283,6 @@ def _unless_equal(clause: str, before: str | None, after: str | None) -> str:
     return f"{clause}: {clean(before)} before, {clean(after)} after"
 
 
-MODULES = 15
-OPERATORS = 15
-KERNELS = 10
-PLACES = 10  # rows of copies, synchronisations and collectives
-FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -v has a row for each."
-
-Item = TypeVar("Item")
-
-
-def tables(rank: Rank, *, unfolded: bool = False) -> list[Sheet]:
-    """Return all tables that have rows. `unfolded` gives every module a row; otherwise equal layers share one."""
-    made = [
-        phases(rank), modules(rank, unfolded=unfolded), operators(rank), kernels(rank), copies(rank),
-        synchronisations(rank), collectives(rank),
-    ]  # fmt: skip
-    return [one for one in made if one]
-
-
-def ranks(profile: Profile, unit: str = "step") -> Sheet:
-    """Return one row per rank, in shares of the rank's own wall time."""
-    return sheet("Ranks", [_rank_row(rank, unit) for rank in profile.ranks])
-
-
-def phases(rank: Rank) -> Sheet:
-    rows = [
-        {
-            "phase": words(phase.name),
-            "host": duration(rank, phase.host),
-            "of host": part_share(rank, phase.host),
-            "device": duration(rank, phase.device),
-            "of device": part_share(rank, phase.device),
-            "launches": calls(rank, phase.launches),
-            "recompute": duration(rank, phase.recompute),
-        }
-        for phase in rank.phases
-        if phase.host or phase.device
-    ]
-    return sheet("Phases", rows)
-
-
-def modules(rank: Rank, *, unfolded: bool = False) -> Sheet:
-    layers = [(module, 1) for module in rank.modules] if unfolded else folded(rank.modules)
-    found, rest = _top(layers, MODULES, lambda layer: layer[0].own, rank)
-    rows = [
-        {
-            "module": _module_name(module, equal),
-            "own time": duration(rank, module.own),
-            "share": part_share(rank, module.own),
-            "class": module.kind,
-            "forward": duration(rank, module.forward),
-            "backward": duration(rank, module.backward),
-            "recompute": duration(rank, module.recompute),
-            "host": duration(rank, module.host),
-            "calls": calls(rank, module.calls),
-        }
-        for module, equal in found
-    ]
-    note = FOLDED if len(layers) < len(rank.modules) else ""
-    return sheet("Modules, by time outside their submodules", rows, rest, note, [module.own for module, _ in found])
-
-
-def operators(rank: Rank) -> Sheet:
-    found, rest = _top(rank.operators, OPERATORS, lambda one: _work(rank, one), rank)
-    rows = [operator_row(rank, one) for one in found]
-    if not bound_known(rank):
-        for row in rows:
-            row["bound"] = ""
-    return sheet("Operators", rows, rest, sizes=[_work(rank, one) for one in found])
-
-
-def kernels(rank: Rank) -> Sheet:
-    found, rest = _top(rank.kernels, KERNELS, lambda one: one.total, rank)
-    rows = [
-        {
-            "kernel": kernel_name(one.name),
-            "time": duration(rank, one.total),
-            "share": part_share(rank, one.total),
-            "calls": calls(rank, one.calls),
-            "median": units.seconds(one.median / 1e9),
-            "longest": units.seconds(one.longest / 1e9),
-            "kind": one.kind,
-            "launched by": one.operator,
-        }
-        for one in found
-    ]
-    return sheet("Kernels", rows, rest, sizes=[one.total for one in found])
-
-
-def copies(rank: Rank) -> Sheet:
-    found, rest = _top(rank.copies, PLACES, lambda copy: copy.device + copy.host, rank)
-    rows = [
-        {
-            "copy": _copy_kind(copy),
-            "host": duration(rank, copy.host),
-            "device": duration(rank, copy.device),
-            "calls": calls(rank, copy.calls),
-            "size": units.size(copy.bytes / steps(rank)) if copy.bytes else "",
-            "in phase": words(copy.phase),
-            "where": copy.where or "",
-            "example": copy.example,
-        }
-        for copy in found
-    ]
-    return sheet("Copies", rows, rest)
-
-
-def synchronisations(rank: Rank) -> Sheet:
-    found, rest = _top(rank.synchronisations, PLACES, lambda one: max(one.blocked, one.idle), rank)
-    rows = [
-        {
-            "wait asked by": one.operator or one.call,
-            "host waits": duration(rank, one.blocked),
-            "where": one.where or "",
-            "device idle": duration(rank, one.idle),
-            "calls": calls(rank, one.calls),
-            "in phase": words(one.phase),
-            "in call": one.call if one.operator else "",
-        }
-        for one in found
-    ]
-    return sheet("Waits of the host for the device", rows, rest)
-
-
-def collectives(rank: Rank) -> Sheet:
-    found, rest = _top(rank.collectives, PLACES, lambda one: one.total, rank)
-    rows = [
-        {
-            "kind": words(one.kind or ""),
-            "collective": one.name,
-            "time": duration(rank, one.total),
-            "exposed": duration(rank, one.exposed),
-            "calls": calls(rank, one.calls),
-            "size": units.size(one.bytes / steps(rank)) if one.bytes else "",
-        }
-        for one in found
-    ]
-    return sheet("Collectives", rows, rest)
-
-
-def _top(items: Sequence[Item], limit: int, time: Callable[[Item], int], rank: Rank) -> tuple[list[Item], str]:
-    """Return the items with the most time, and a line that counts the others."""
-    ordered = sorted(items, key=time, reverse=True)
-    others = ordered[limit:]
-    spent = duration(rank, sum(map(time, others)))
-    said = f"{units.counted(len(others), 'other')}{f', {spent} in all' if spent else ''}" if others else ""
-    return ordered[:limit], said
-
-
-def _module_name(module: Module, equal: int) -> str:
-    name = module.path or "(the whole model)"
-    return f"{name} ({equal})" if equal > 1 else name
-
-
-def _work(rank: Rank, operator: Operator) -> int:
-    """Return the nanoseconds that rank the operator: device time, or host time where the host alone is recorded."""
-    return operator.host if rank.host_only else operator.device
-
-
-def operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
-    """Return the cells of an operator by column; cells with unknown values are empty."""
-    elsewhere = rank.host_only and bool(
-        rank.work_missing or rank.unread
-    )  # a device did the work, but it is not recorded
-    seconds = 0.0 if elsewhere else _work(rank, operator) / 1e9
-    return {
-        "operator": operator.name,
-        "host" if rank.host_only else "device": duration(rank, _work(rank, operator)),
-        "shapes": operator.shapes,
-        "host": duration(rank, operator.host),
-        "share": part_share(rank, _work(rank, operator)),
-        "calls": calls(rank, operator.calls),
-        "bound": operator.bound,
-        "of ceiling": "" if operator.of_ceiling is None else units.percent(operator.of_ceiling),
-        "FLOP/s": units.count(operator.flops / seconds) if operator.flops and seconds else "",
-        "bytes/s": units.count(operator.bytes / seconds) if operator.bytes and seconds else "",
-        "of type": operator.dtype,
-    }
-
-
-def _copy_kind(copy: Copy) -> str:
-    memory = {None: "", True: ", pinned", False: ", pageable"}[copy.pinned]
-    return f"{words(copy.kind)}{memory}"
-
-
-def _rank_row(rank: Rank, unit: str) -> dict[str, str]:
-    row = {"rank": part_name(rank), unit if rank.steps else "window": duration(rank, rank.wall)}
-    if rank.device is None:
-        return row | {words(part): part_share(rank, time) for part, time in rank.host.items()}
-    idle, cause = max(((time, cause) for cause, time in rank.idle.items()), default=(0, ""))
-    return row | {
-        "compute": part_share(rank, rank.device.compute),
-        "communication": part_share(rank, rank.device.exposed_communication),
-        "copies": part_share(rank, rank.device.exposed_copies),
-        "idle": part_share(rank, rank.device.idle),
-        "mostly idle for": f"{words(cause)} {units.percent(idle / rank.device.idle)}" if idle else "",
-    }
-
-
 CHANGES = 10  # rows of work that changed
 APART: dict[Fate, str] = {"gone": "only before", "new": "only after", "still there": "in both"}
 NANOSECONDS = 9  # decimals of a second, the resolution of traces
@@ -322,7 +312,7 @@ def speed(before: Rank, after: Rank, alike: bool = True) -> str:
     return f"{said}: {_change(before.wall / steps(before), after.wall / steps(after))}" if alike else said
 
 
-def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], alike: bool = True) -> list[Sheet]:
+def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], alike: bool = True) -> list[Table]:
     """Return where the time went, and for the same work also what changed."""
     found = [part_changes(before, after, alike)]
     if alike:
@@ -330,7 +320,7 @@ def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], al
     return [one for one in found if one]
 
 
-def part_changes(before: Rank, after: Rank, alike: bool = True) -> Sheet:
+def part_changes(before: Rank, after: Rank, alike: bool = True) -> Table:
     """Return every part of the time before and after, with the whole as the last row."""
     ours, theirs = _times(before), _times(after)
     rows = [
@@ -340,10 +330,10 @@ def part_changes(before: Rank, after: Rank, alike: bool = True) -> Sheet:
     rows.append(_row("all of it", before.wall / steps(before), after.wall / steps(after)))
     if not alike:
         rows = [{name: row[name] for name in ("part", "before", "after")} for row in rows]
-    return sheet(f"Where the time {per(after)} went", rows)
+    return table(f"Where the time {per(after)} went", rows)
 
 
-def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> Sheet:
+def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> Table:
     """Return the work that changed most. `of` is "kernel" or "operator"; `others` counts changes not in `changes`."""
     rows = [
         {
@@ -354,7 +344,8 @@ def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> She
         for change in changes[:CHANGES]
     ]
     rest = len(changes[CHANGES:]) + others
-    return sheet(f"{of.capitalize()}s that changed most, a step", rows, units.counted(rest, "other") if rest else "")
+    title, others_left = f"{of.capitalize()}s that changed most, a step", units.counted(rest, "other") if rest else ""
+    return table(title, rows, rest=others_left)
 
 
 def outcome(change: FindingChange, alike: bool = True) -> str:
@@ -365,11 +356,11 @@ def outcome(change: FindingChange, alike: bool = True) -> str:
     return change.fate or ("there, not judged before" if change.candidate else "was there, not judged now")
 
 
-def about(change: FindingChange) -> str:
-    """Return a finding before and after, as "a title (high -> low), worth up to 12.3 % -> 2 %"."""
-    said = f"{clean(change.title)} ({_pair(change.baseline, change.candidate)})"
+def _change_of_finding(change: FindingChange) -> str:
+    """Returns a finding before and after, as "a title (high -> low), worth up to 12.3 % -> 2 %"."""
+    line = f"{clean(change.title)} ({_pair(change.baseline, change.candidate)})"
     savings = _pair(_percent(change.baseline_saving), _percent(change.candidate_saving))
-    return f"{said}, worth up to {savings} of the step" if savings else said
+    return f"{line}, worth up to {savings} of the step" if savings else line
 
 
 def _pair(before: str | None, after: str | None) -> str:
@@ -403,77 +394,79 @@ def _change(before: float, after: float) -> str:
     return units.signed_percent(after / before - 1) if before else ""
 
 
-SMALLEST_BAR = 8  # characters
-SEVERITIES = {"high": "red", "medium": "yellow", "low": "cyan"}
-OUTCOMES = {"confirmed": "green", "no effect": "yellow", "inconclusive": "yellow", "worse": "red", "failed": "magenta"}
-CHANGE_STYLES = {"gone": "green", "still there": "yellow", "new": "red"}
-
-
-def show(
+def document(
     profile: Profile,
-    findings: Findings,
-    console: Console,
+    found: Findings,
     trace: str | None = None,
     unit: str = "step",
-    own: bool = False,
     *,
+    own: bool = False,
     unfolded: bool = False,
-) -> None:
-    """Print a profile with its findings: headline first, then details, then advice.
+    against: Against | None = None,
+) -> Document:
+    """Returns the report of one program's traces.
 
     `trace` is the trace file if it is not under its own name. `unit` is what a step of the profiler is. `own` says that
     the profile is of a run of this program, which can be told to record more. `unfolded` gives every module a row, also
-    equal layers.
+    equal layers. `against` is the profile to compare with.
     """
+    path = clean(trace or profile.ranks[0].label)
+    made = blocks(profile, found, path, unit, own=own, unfolded=unfolded, compared=against is not None)
+    headline = clean(found.headline).rstrip(".")
+    if against is not None:
+        headline, changes = _against(profile, found, against)
+        made = [*changes, Heading("After"), *made]
+    return Document(headline, made, context="Profile of", path=path)
+
+
+def blocks(
+    profile: Profile,
+    found: Findings,
+    trace: str,
+    unit: str = "step",
+    *,
+    own: bool = False,
+    unfolded: bool = False,
+    compared: bool = False,
+) -> list[Block]:
+    """Returns what stands below the headline of a profile. `compared`: only a page shows its times, as others show
+    those that changed."""
     first = profile.ranks[0]
-    say(console, clean(findings.headline), "bold")
-    say(console, finding_phrases.about(profile, unit), "dim")
-    loudness = "bold yellow" if finding_phrases.is_distorted(findings.overhead) else "dim"
-    say(console, finding_phrases.caveat(first, findings.overhead, unit), loudness)
+    distorted = is_distorted(found.overhead)
+    worth: list[Block] = [
+        Paragraph(about(profile, unit), "quiet"),
+        Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet"),
+    ]
+    times = list(_where_time_went(profile, unit, unfolded=unfolded))
+    return [
+        *(_on_page(worth) if compared else worth),
+        Paragraph(notes(profile), "warning", "note: "),
+        *findings.blocks(found, whole(first, unit)),
+        *(_on_page(times) if compared else times),
+        Heading("The trace itself", 3, on=EVERYWHERE),
+        Paragraph(missing(profile, own), "missing"),
+        Command("open", trace, after=" at ", link=VIEWER),
+    ]
+
+
+def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator[Block]:
+    """Yields where the time went: by part, by rank, over a step, and by what was executed."""
+    first = profile.ranks[0]
+    yield Heading("Where the time went", 3)
+    yield from _partition(profile.ranks)
+    yield Breakdown("", per(first, unit), "time", [_part(first, part) for part in time_parts(first)])
     if len(profile.ranks) > 1:
-        sheets.show([ranks(profile, unit)], console)
-        _say_all(console, map(finding_phrases.straggler, profile.stragglers))
-    console.print()
-    console.print(_parts(first, console.width, unit))
-    sheets.show(tables(first, unfolded=unfolded), console)
-    if sentences := finding_phrases.sentences(first, unit):
-        console.print()
-        _say_all(console, sentences)
-    show_findings(findings, console, finding_phrases.whole(first, unit))
-    _show_unknown(console, profile, own)
-    say_unbroken(console, finding_phrases.perfetto(trace or first.label))
+        yield ranks(profile, unit)
+        yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
+    yield from _timeline(first, unit)
+    yield from tables(first, unfolded=unfolded)
+    if said := sentences(first, unit):
+        yield Heading("Launches and critical path", 3, on=EVERYWHERE)
+        yield Paragraph(said, listed=True)
 
 
-def show_against(
-    before: Profile,
-    after: Profile,
-    changes: Sequence[KernelChange],
-    findings_before: Findings,
-    findings_after: Findings,
-    console: Console,
-) -> None:
-    """Print how the time and the findings changed between two traces of one program."""
-    ours, theirs = before.ranks[0], after.ranks[0]
-    unlike = differences(before, after)
-    say(console, speed(ours, theirs, not unlike), "bold")
-    if unlike:
-        say(console, reservation(unlike), "bold yellow")
-    for name, profile, findings in (("before", before, findings_before), ("after", after, findings_after)):
-        say(console, f"{name}: {clean(findings.headline)}")
-        say(console, f"  {finding_phrases.about(profile)}", "dim")
-    sheets.show(change_tables(ours, theirs, changes, not unlike), console)
-    console.print()
-    show_finding_changes(finding_changes(findings_before, findings_after), console, alike=not unlike)
-    show_findings(findings_after, console, finding_phrases.whole(theirs))
-    _show_unknown(console, after)
-
-
-def show_finding_changes(changes: Iterable[FindingChange], console: Console, *, alike: bool = True) -> None:
-    """Print one line per finding. `alike` says that both profiles are of the same work, so that a finding can be
-    gone."""
-    for change in changes:
-        style = CHANGE_STYLES[change.fate] if change.fate and alike else ""
-        say(console, f"{outcome(change, alike)}: {about(change)}", style)
+def _on_page(blocks: Iterable[Block]) -> list[Block]:
+    return [replace(block, on=block.on & Medium.PAGE) for block in blocks]
 
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
@@ -489,69 +482,58 @@ def to_document(profile: Profile, findings: Findings, against: Against | None = 
     return document
 
 
-def _parts(rank: Rank, width: int, unit: str) -> Table:
-    """Return a bar for each part of the window; figures only where the terminal is too narrow for bars."""
-    parts = finding_phrases.time_parts(rank)
-    cells = [
-        (part.name, finding_phrases.part_share(rank, part.time), finding_phrases.duration(rank, part.time))
-        for part in parts
+def finding_changes(changes: Iterable[FindingChange], *, alike: bool = True) -> Iterator[Block]:
+    """Yields one line per finding. `alike` says that both profiles are of the same work, so that a finding can be
+    gone."""
+    lines = [f"{outcome(one, alike)}: {_change_of_finding(one)}" for one in changes]
+    yield Paragraph(lines, listed=True)
+
+
+def _against(profile: Profile, found: Findings, against: Against) -> tuple[str, list[Block]]:
+    """Returns how the time changed in a sentence, and the blocks about both profiles and their changes."""
+    before, after = against.profile.ranks[0], profile.ranks[0]
+    unlike = differences(against.profile, profile)
+    alike = not unlike
+    made: list[Block] = [Paragraph(reservation(unlike) if unlike else "", "warning")]
+    for name, side, of in (("before", against.profile, against.findings), ("after", profile, found)):
+        made += [Paragraph(f"{name}: {clean(of.headline)}"), Paragraph(about(side), "quiet")]
+    made += change_tables(before, after, against.changes, alike)
+    made += [Heading("Findings before and after", 3, on=EVERYWHERE)]
+    made += finding_changes(changes_between(against.findings, found), alike=alike)
+    return speed(before, after, alike), made
+
+
+def _part(rank: Rank, part: "TimePart") -> Part:
+    return Part(part.name, part.style, part.time / rank.wall, duration(rank, part.time), part_share(rank, part.time))
+
+
+def _partition(ranks: Sequence[Rank]) -> Iterator[Block]:
+    """Yields how each rank's time was spent as stacked bars, if any time was spent."""
+    stacks = [
+        lanes.Stack(part_name(rank), [_piece(rank, part) for part in time_parts(rank)])
+        for rank in ranks
+        if rank.wall > 0
     ]
-    room = width - sum(max(len(cell) for cell in column) + 2 for column in zip(*cells, strict=True))
-    table = plain_table()
-    table.add_column(finding_phrases.per(rank, unit), no_wrap=True)
-    if room >= SMALLEST_BAR:
-        table.add_column("", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    for part, (name, share, time) in zip(parts, cells, strict=True):
-        bars = [bar(part.time / rank.wall, part.style, min(BAR, room))] if room >= SMALLEST_BAR else []
-        table.add_row(Text(name), *bars, Text(share), Text(time))
-    return table
+    described = "; ".join(f"{stack.name} {piece.hint}" for stack in stacks for piece in stack.pieces)
+    if len(stacks) == 1:
+        stacks = [replace(stacks[0], name="")]
+    drawing = lanes.stacked("Where the time went", described, stacks, "fraction", "of the wall time")
+    if drawing:
+        yield Figure("", drawing, shape="lanes")
+    else:
+        yield Paragraph("nothing was recorded", "missing", on=Medium.PAGE)
 
 
-def show_findings(findings: Findings, console: Console, whole: str) -> None:
-    """Print findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
-    for number, finding in enumerate(findings.findings, 1):
-        console.print()
-        console.print(_title(number, finding))
-        console.print(_lines(finding, whole))
-    if not findings.findings:
-        say(console, f"no finding: {finding_phrases.NOTHING}")
-    console.print()
-    if findings.interrupted:
-        say(console, finding_phrases.INTERRUPTED, "yellow")
-    if together := finding_phrases.combination(findings, whole):
-        say(console, together)
-    if findings.keep:
-        say_unbroken(console, f"keep: {finding_phrases.options(findings.keep)}", "bold")
-    for missing, rules in finding_phrases.unanswered(findings):
-        say(console, f"not judged, data missing ({missing}): {rules}", "dim")
+def _piece(rank: Rank, part: "TimePart") -> lanes.Piece:
+    return lanes.Piece(f"{part.name} {part_share(rank, part.time)}", part.style, part.time / rank.wall)
 
 
-def _title(number: int, finding: Finding) -> Text:
-    severity = (f"  {finding.severity}", SEVERITIES[finding.severity])
-    return Text.assemble((f"{number}. {clean(finding.title)}", "bold"), severity)
-
-
-def _lines(finding: Finding, whole: str) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    previous = ""
-    for what, sentence in finding_phrases.lines(finding, whole):
-        style = OUTCOMES[finding.measured.outcome] if finding.measured and what == "measured" else ""
-        grid.add_row(Text(f"   {what if what != previous else ''}", "dim"), Text(sentence, style))
-        previous = what
-    return grid
-
-
-def _show_unknown(console: Console, profile: Profile, own: bool = False) -> None:
-    for sentence in finding_phrases.missing(profile, own):
-        say(console, sentence, "dim")
-    for note in finding_phrases.doubts(profile):
-        say(console, f"note: {note}", "yellow")
-
-
-def _say_all(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        say(console, line)
+def _timeline(rank: Rank, unit: str) -> Iterator[Block]:
+    found = rank.timeline
+    drawing = lanes.timeline(found, whole(rank, unit)) if found else None
+    if found is None or drawing is None:
+        return
+    note = f"Too short to be drawn: {found.left_out:,} more." if found.left_out else ""
+    title = f"{unit.capitalize()} {found.step}" if rank.steps else "The whole trace"
+    yield Heading("Timeline", 3)
+    yield Figure(title, drawing, note, "lanes", legends=lanes.legend(found.lanes))

@@ -13,8 +13,9 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.compare.result import Verdict, Waterfall
 from gpubench.compare.verdicts import leading
-from gpubench.report import charts, wording
+from gpubench.report import charts, phrases
 from gpubench.report.charts import Axis, Measure, Scale, Tick, measure, ticks, widen
+from gpubench.text import MINUS, phase_name, typeset
 
 PITCH = 40.0
 THICKNESS = 16.0
@@ -27,6 +28,15 @@ _MARKS = {
     "rejected": "M-5-5L5 5M5-5L-5 5",
 }
 _ARROWS = {"left": "M0-6L-8 0L0 6Z", "right": "M0-6L8 0L0 6Z"}
+
+
+def _standing(verdict: Verdict) -> str:
+    """Returns the strength of a verdict's evidence, which decides its shape."""
+    return "established" if verdict.verdict in ("faster", "slower", "more", "less") else verdict.verdict
+
+
+def _duration(seconds: float) -> str:
+    return typeset(units.signed_seconds(seconds))
 
 
 @dataclass(frozen=True)
@@ -79,10 +89,10 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
         low, high = (x(math.log1p(sign * min(verdict.margin, 0.99))) for sign in (-1, 1))
         under.append(charts.bar(low, high, y - PITCH / 2, PITCH, "margin"))
         if verdict.verdict == "withheld":
-            rows.append(Row(wording.name(verdict.metric), "withheld", []))
+            rows.append(Row(phase_name(verdict.metric), "withheld", []))
         else:
-            value = f"{wording.change(verdict)} {wording.interval(verdict)}"
-            rows.append(Row(wording.name(verdict.metric), value, _interval(verdict, x, limit, y)))
+            value = typeset(phrases.change(verdict))
+            rows.append(Row(phase_name(verdict.metric), value, _interval(verdict, x, limit, y)))
     under.append(charts.line(50, TOP, 50, bottom, "unchanged"))
     said = "; ".join(f"{row.name} {row.value}, {verdict.verdict}" for row, verdict in zip(rows, shown, strict=True))
     return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
@@ -106,7 +116,7 @@ def _log_interval(verdict: Verdict) -> tuple[float, ...]:
 
 
 def _interval(verdict: Verdict, x: Scale, limit: float, y: float) -> list[Markup]:
-    standing = wording.standing(verdict)
+    standing = _standing(verdict)
     estimate = math.log(verdict.ratio or 1)
     parts = []
     if ends := _log_interval(verdict):
@@ -135,7 +145,7 @@ def _ratio_ticks(limit: float) -> list[Tick]:
 
 
 def _signed(tick: Tick) -> str:
-    return f"+{tick.label}" if tick.value > 1e-12 else tick.label.replace("-", wording.MINUS)
+    return f"+{tick.label}" if tick.value > 1e-12 else tick.label.replace("-", MINUS)
 
 
 def waterfall(found: Waterfall) -> Markup:
@@ -164,7 +174,7 @@ def waterfall(found: Waterfall) -> Markup:
         ]
         if phase.interval:
             parts += _whisker(x, before + phase.interval[0], before + phase.interval[1], y)
-        rows.append(Row(wording.name(phase.phase), wording.duration(phase.change), parts))
+        rows.append(Row(phase_name(phase.phase), _duration(phase.change), parts))
     rows.append(_whole("B, all of it", found.candidate, x, len(rows), "fill solid b", broken))
     axis = charts.bottom_axis(
         [(x(tick.value), tick) for tick in ticks(x.low, x.high, 5, measured) if x(tick.value) >= (8 if broken else 0)],

@@ -1,19 +1,43 @@
-"""The two output streams: results on stdout, everything else on stderr, at the verbosity that the user chose."""
+"""Renders a report for a terminal of any width, and decides what is printed on which stream.
+
+Results go to stdout, everything else to stderr, at the verbosity that the user chose.
+"""
 
 import io
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from functools import singledispatch
+from itertools import groupby
+from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT
-from gpubench.text import spelled_out
-
-if TYPE_CHECKING:
-    from gpubench.host.live import Drawing, View
+from gpubench.report.document import (
+    Block,
+    Breakdown,
+    Cell,
+    Command,
+    Document,
+    Findings,
+    Folded,
+    Heading,
+    Medium,
+    Paragraph,
+    Part,
+    Section,
+    Sides,
+    Stacks,
+    Style,
+    Table,
+    Tone,
+)
+from gpubench.text import bar, plain_table, shorten, spelled_out
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
@@ -47,38 +71,27 @@ class Terminal:
         if not self._out.is_terminal and not os.environ.get("COLUMNS"):
             self._out.width = PIPE_COLUMNS  # rich would cut a piped table to 80 columns
         self.err = Stream(stderr=True, highlight=False)
-        self._quiet = quiet
+        self.quiet = quiet
+        self._verbosity = verbosity
         root = logging.getLogger("gpubench")
         root.setLevel(1)  # run.log filters by itself
         root.propagate = False
         root.addHandler(_OnConsole(self.err, logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]))
 
-    def render(self, show: Callable[..., None], *what: object) -> str:
-        """Return what `show(*what, console)` prints on a console formatted as stdout, without printing it."""
+    def render(self, document: Document) -> str:
+        """Returns the document as it is printed on stdout, without printing it."""
         text = io.StringIO()
         colours: Any = self._out.color_system  # rich returns a str here and takes a Literal
-        show(
-            *what,
-            Console(
-                file=text,
-                width=self._out.width,
-                color_system=colours,
-                force_terminal=self._out.is_terminal,
-                no_color=self._out.no_color,
-                highlight=False,
-            ),
+        console = Console(
+            file=text,
+            width=self._out.width,
+            color_system=colours,
+            force_terminal=self._out.is_terminal,
+            no_color=self._out.no_color,
+            highlight=False,
         )
+        show(document, console, details=self._verbosity > 0)
         return text.getvalue()
-
-    def view(self, drawing: "Drawing[Any]") -> "View":
-        """Return the live view: a table on a terminal, lines in a pipe, nothing with -q."""
-        from gpubench.host.live import Lines, LiveTable, Silence  # imported late: only a running benchmark needs it
-
-        if self._quiet:
-            return Silence()
-        if self.err.is_terminal and not self.err.is_dumb_terminal:
-            return LiveTable(self.err, drawing)
-        return Lines(self.err, drawing)
 
 
 class _OnConsole(logging.Handler):
@@ -90,3 +103,317 @@ class _OnConsole(logging.Handler):
         name = record.levelname.lower()
         style = _STYLES.get(record.levelname, "dim")
         self._console.print(f"[{style}]{name}:[/] {escape(record.getMessage())}", soft_wrap=True)
+
+
+GAP = 2  # characters between columns
+BAR = 24  # characters of a bar for a share of the whole
+SIZE_BAR = 12  # characters of the longest bar beside the names of a table
+SIGNED_BAR = 12  # characters on each side of the axis
+STACK = 44  # characters of the longest row of stacked bars
+SMALLEST_BAR = 6
+WIDTH_FOR_BARS = 80  # characters of a terminal
+READABLE = 24  # characters: words are not shortened further
+WORD = 10  # characters: a column of short names is not made narrower
+WRAPPED = 40  # characters: longer names are shortened instead of wrapped
+BRIEF = 16  # characters: words of this length are not shortened
+
+_TONES: dict[Tone, str] = {"plain": "", "strong": "bold", "quiet": "dim", "warning": "yellow", "missing": "dim"}
+_COLOURS: dict[Style, str] = {
+    "better": "green",
+    "worse": "red",
+    "gone": "green",
+    "equivalent": "cyan",
+    "inconclusive": "yellow",
+    "withheld": "magenta",
+    "rejected": "magenta",
+}
+_SEVERITIES = {"high": "red", "medium": "yellow", "low": "cyan"}
+_STACKED = {
+    "P": "blue",
+    "B": "bright_blue",
+    "G": "magenta",
+    "O": "green",
+    "A": "yellow",
+    "I": "bright_green",
+    "T": "red",
+    "W": "cyan",
+    "E": "bright_yellow",
+    "F": "bright_magenta",
+    "C": "bright_cyan",
+}
+"""The colours of the letters in stacked bars. Each block is the letter on its own colour, so that a terminal without
+colours shows the letters. Others are grey."""
+
+
+def show(document: Document, console: Console, *, details: bool = False) -> None:
+    """Prints the document; `details` adds what a terminal shows only with -v."""
+    shown = Medium.TERMINAL | (Medium.DETAILS if details else Medium(0))
+    if document.headline:
+        _say(console, document.headline, "bold")
+    _show(document.blocks, console, shown)
+
+
+def _show(blocks: Iterable[Block], console: Console, media: Medium) -> None:
+    for block in blocks:
+        if block.on & media:
+            _show_block(block, console, media)
+
+
+@singledispatch
+def _show_block(_block: Block, _console: Console, _media: Medium) -> None:
+    """Prints a block; those that only a page can show, such as figures, print nothing."""
+
+
+@_show_block.register
+def _(block: Heading, console: Console, _media: Medium) -> None:
+    console.print()
+    _say(console, block.text, "bold" if block.level == 2 else "dim")
+
+
+@_show_block.register
+def _(block: Paragraph, console: Console, _media: Medium) -> None:
+    for text in block.texts:
+        _say(console, block.label + text, _TONES[block.tone])
+
+
+@_show_block.register
+def _(block: Command, console: Console, _media: Medium) -> None:
+    console.print(Text(f"{block.label}: {block.text}{block.after}{block.link}", _TONES[block.tone]), soft_wrap=True)
+
+
+@_show_block.register
+def _(block: Table, console: Console, _media: Medium) -> None:
+    if block:
+        _title(block.title, console)
+        console.print(_table(block, console.width))
+        for line in (block.rest and f"and {block.rest}", block.note):
+            if line:
+                _say(console, line, "dim")
+
+
+@_show_block.register
+def _(block: Breakdown, console: Console, _media: Medium) -> None:
+    if block.parts:
+        _title(block.title, console)
+        console.print(_breakdown(block, console.width))
+
+
+@_show_block.register
+def _(block: Stacks, console: Console, _media: Medium) -> None:
+    if block.rows:
+        console.print()
+        console.print(_stacks(block, console.width))
+
+
+@_show_block.register
+def _(block: Sides, console: Console, _media: Medium) -> None:
+    for side in (block.baseline, block.candidate):
+        _say(console, f"{side.role:<9}  {side.line}", "dim")
+
+
+@_show_block.register
+def _(block: Folded, console: Console, media: Medium) -> None:
+    _show(block.blocks, console, media)
+
+
+@_show_block.register
+def _(block: Section, console: Console, media: Medium) -> None:
+    if block.name:
+        console.print()
+    _say(console, block.headline, "bold")
+    _show(block.blocks, console, media)
+
+
+def _say(console: Console, line: str, style: str = "") -> None:
+    """Prints a line, wrapped between words on a terminal and unwrapped in a file."""
+    console.print(Text(line, style), soft_wrap=not console.is_terminal)
+
+
+def _title(title: str, console: Console) -> None:
+    console.print()
+    if title:
+        _say(console, title, "dim")
+
+
+def _table(block: Table, width: int) -> RichTable:
+    """Returns a table of at most `width` characters.
+
+    Columns are left out, or shown in a brief form, until words are readable; then words are shortened. Bars stand
+    behind the names if all columns fit beside them.
+    """
+    signed = min(block.bars, default=0) < 0
+    bar_width = 2 * SIGNED_BAR + 1 if signed else SIZE_BAR
+    bars = block.bars if signed or width >= WIDTH_FOR_BARS else ()
+    for kept in _layouts(block):
+        for drawn in (bars, ()) if signed else (bars,):
+            room = width - (bar_width + GAP if drawn else 0)
+            limits = _limits(block, kept, room)
+            least = {place: WORD if _wraps(block, place) else READABLE for place in kept}
+            if all(limits[place] >= min(_needed(block, kept, place), least[place]) for place in kept):
+                return _drawn(block, kept, limits, drawn)
+    return _drawn(block, kept, limits, ())
+
+
+def _layouts(block: Table) -> Iterator[dict[int, bool]]:
+    """Yields which columns to show, and which of them in their brief form, from the widest layout to the narrowest."""
+    places = list(range(len(block.columns)))
+    first = [block.columns.index(name) for name in block.expendable if name in block.columns]
+    kept = dict.fromkeys(places, False)
+    yield dict(kept)
+    for place in [*first, *(place for place in reversed(places) if place not in first)]:
+        if place == 0 or len(kept) <= 2:
+            continue
+        if any(row[place].brief is not None for row in block.rows):
+            kept[place] = True
+            yield dict(kept)
+        del kept[place]
+        yield dict(kept)
+
+
+def _wraps(block: Table, place: int) -> bool:
+    """Says whether a column holds sentences or short names of several words: they are wrapped instead of shortened."""
+    if block.columns[place] in block.sentences:
+        return True
+    names = [row[place].text for row in block.rows]
+    return place == 0 and all(len(name) <= WRAPPED for name in names) and any(" " in name for name in names)
+
+
+def _shrinks(block: Table, kept: dict[int, bool], place: int) -> bool:
+    return place == 0 or (block.is_words(place) and _needed(block, kept, place) > BRIEF)
+
+
+def _text(cell: Cell, brief: bool) -> str:
+    return cell.brief if brief and cell.brief is not None else cell.text
+
+
+def _needed(block: Table, kept: dict[int, bool], place: int) -> int:
+    return max(map(cell_len, [block.columns[place], *(_text(row[place], kept[place]) for row in block.rows)]))
+
+
+def _limits(block: Table, kept: dict[int, bool], width: int) -> dict[int, int]:
+    """Returns the width of each column: figures get what they need, and words share the rest, shortest first."""
+    limits = {place: _needed(block, kept, place) for place in kept}
+    words = sorted((place for place in kept if _shrinks(block, kept, place)), key=limits.__getitem__)
+    room = width - GAP * (len(kept) - 1) - sum(limits[place] for place in kept if place not in words)
+    for number, place in enumerate(words):
+        limits[place] = max(1, min(limits[place], room // (len(words) - number)))
+        room -= limits[place]
+    return limits
+
+
+def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Sequence[float]) -> RichTable:
+    drawn = plain_table()
+    for place in kept:
+        name, texts = block.columns[place], [row[place].text for row in block.rows]
+        left = block.is_words(place) and not all(map(str.isdigit, texts))  # numbers can also name rows
+        wraps = _wraps(block, place)
+        width = limits[place] if name in block.sentences else None
+        justify: JustifyMethod = "left" if left else "right"
+        drawn.add_column(Text(name), justify=justify, no_wrap=not wraps, overflow="fold", width=width)
+        if bars and place == 0:
+            drawn.add_column("less · more" if min(bars) < 0 else "", no_wrap=True)
+    for number, row in enumerate(block.rows):
+        cells = [
+            _cell(row[place], brief, None if _wraps(block, place) else limits[place]) for place, brief in kept.items()
+        ]
+        drawn.add_row(cells[0], *([_size_bar(bars, number)] if bars else []), *cells[1:])
+    return drawn
+
+
+def _cell(cell: Cell, brief: bool, limit: int | None) -> Text:
+    text = _text(cell, brief)
+    return Text(text if limit is None else shorten(text, max(1, limit)), _COLOURS.get(cell.style, ""))
+
+
+def _size_bar(bars: Sequence[float], number: int) -> Text:
+    if number >= len(bars):
+        return Text()
+    return signed_bar(bars[number]) if min(bars) < 0 else bar(bars[number], "compute", SIZE_BAR)
+
+
+def signed_bar(share: float) -> Text:
+    """Returns a bar to the left of the axis for a share in [-1, 0], and to the right for one in [0, 1]."""
+    filled = round(abs(share) * SIGNED_BAR)
+    blocks, space = "█" * filled, " " * SIGNED_BAR
+    if share < 0:
+        return Text.assemble(" " * (SIGNED_BAR - filled), (blocks, "green"), ("│", "bright_black"), space)
+    return Text.assemble(space, ("│", "bright_black"), (blocks, "red"), " " * (SIGNED_BAR - filled))
+
+
+def _breakdown(block: Breakdown, width: int) -> RichTable:
+    """Returns a row for each part, with a bar of its share, or with its letter in stacked bars."""
+    drawn, lettered = plain_table(), any(part.letter for part in block.parts)
+    columns = zip(*((part.name, part.percent, part.size) for part in block.parts), strict=True)
+    room = min(BAR, width - sum(max(map(len, column)) + GAP for column in columns))
+    barred = room >= SMALLEST_BAR and not lettered
+    if lettered:
+        drawn.add_column("")
+    drawn.add_column(block.of, no_wrap=True)
+    if barred:
+        drawn.add_column("", no_wrap=True)
+    drawn.add_column("share", justify="right", no_wrap=True)
+    drawn.add_column(block.size, justify="right", no_wrap=True)
+    for part in block.parts:
+        letter = [_stacked(part, 1)] if lettered else []
+        drawing = [bar(part.share, part.style, room)] if barred else []
+        drawn.add_row(*letter, Text(part.name), *drawing, Text(part.percent), Text(part.size))
+    return drawn
+
+
+def _stacks(block: Stacks, width: int) -> RichTable:
+    """Returns a bar for each row; figures only where the terminal is too narrow for bars."""
+    heads = list(block.rows[0].figures)
+    for name in ("", *block.expendable):
+        heads = [head for head in heads if head != name]
+        columns = [[block.head, *(row.name for row in block.rows), *(row.group for row in block.rows)]]
+        columns += [[head, *(row.figures[head] for row in block.rows)] for head in heads]
+        room = min(STACK, width - sum(max(map(len, column)) + GAP for column in columns))
+        if room >= SMALLEST_BAR:
+            break
+    drawn, barred = plain_table(), room >= SMALLEST_BAR
+    before, after = [head for head in heads if head != block.last], [head for head in heads if head == block.last]
+    for head in (block.head, *before, *[""] * barred, *after):
+        drawn.add_column(head, justify="left" if head in (block.head, "") else "right", no_wrap=True)
+    for group, rows in groupby(block.rows, key=lambda row: row.group):
+        drawn.add_row(Text(group, "dim"))
+        for row in rows:
+            style = "bold" if row.strong else ""
+            cells = [Text(f" {row.name}", style), *(Text(row.figures[head], style) for head in before)]
+            bars = [_stack(row.parts, room)] if barred else []
+            drawn.add_row(*cells, *bars, *(Text(row.figures[head]) for head in after))
+    return drawn
+
+
+def _stack(parts: Sequence[Part], room: int) -> Text:
+    """Returns stacked blocks; borders are rounded instead of lengths, so that the length of the whole is right."""
+    drawn, end, share = Text(), 0, 0.0
+    for part in parts:
+        share += part.share
+        border = min(room, round(share * room))
+        drawn.append(_stacked(part, border - end))
+        end = border
+    return drawn.append("░" * (room - end), "bright_black")
+
+
+def _stacked(part: Part, length: int) -> Text:
+    colour = _STACKED.get(part.letter, "bright_black")
+    return Text(part.letter * length, f"{colour} on {colour}")
+
+
+@_show_block.register
+def _(block: Findings, console: Console, _media: Medium) -> None:
+    for number, finding in enumerate(block.findings, 1):
+        console.print()
+        severity = (f"  {finding.severity}", _SEVERITIES[finding.severity])
+        console.print(Text.assemble((f"{number}. {finding.title}", "bold"), severity))
+        grid = RichTable.grid(padding=(0, GAP, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        for place, text in enumerate(finding.evidence):
+            grid.add_row(Text("   evidence" if not place else "", "dim"), Text(text))
+        for line in finding.lines:
+            grid.add_row(Text(f"   {line.label}", "dim"), Text(line.text, _COLOURS.get(line.style, "")))
+        console.print(grid)
+    if not block.findings:
+        _say(console, f"no finding: {block.nothing}")
+    console.print()

@@ -1,21 +1,15 @@
-"""Sentences and tables about a footprint, for the terminal, the page and --json."""
+"""The report of memory: footprints, batch sizes, and settings that trade memory for speed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gpubench import units
 from gpubench.findings import Findings
 from gpubench.memory.analysis import OTHERS
+from gpubench.memory.batch_sizes import MOST, BatchSizes, Trade, Trades
 from gpubench.memory.footprint import (
-    CATEGORIES,
     Amounts,
-    Correction,
     Footprint,
     Footprints,
     Holder,
@@ -26,16 +20,29 @@ from gpubench.memory.footprint import (
     Stage,
 )
 from gpubench.memory.history import PLACES
-from gpubench.report import profile, sheets
-from gpubench.report.sheets import GAP, Sheet, sheet
+from gpubench.report import findings
+from gpubench.report import memory_figures as figures
+from gpubench.report.document import (
+    Block,
+    Breakdown,
+    Command,
+    Document,
+    Heading,
+    Medium,
+    Paragraph,
+    Part,
+    Stack,
+    Stacks,
+    Table,
+    table,
+)
+from gpubench.report.memory_figures import category, ordered, share, style
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import clean, plain_table, say, say_unbroken, words
+from gpubench.text import clean, words
 
 TOLD = 0.05  # of the peak: the headline leaves out smaller parts
 PARTS = 4  # parts that a headline names
 
-NAMES = {"before": "there before", "other": "context"}
-"""Display names of categories whose own names are unclear."""
 STAGES: dict[Stage, str] = {"setup": "set-up", "first": "first step", "steady": "steady step"}
 SOURCES: dict[Source, str] = {
     "measured": "measured",
@@ -128,16 +135,6 @@ def allocator(footprint: Footprint) -> str:
     return f"{'tensors' if footprint.peak.level.reserved is None else 'allocator'}: {', '.join(said)}"
 
 
-def category(name: str) -> str:
-    return NAMES.get(name) or words(name)
-
-
-def ordered(amounts: Amounts) -> list[tuple[str, int]]:
-    """Return (category, bytes) of non-zero categories in the order of CATEGORIES, unknown categories last."""
-    names = [*CATEGORIES, *(name for name in amounts if name not in CATEGORIES)]
-    return [(name, amounts[name]) for name in names if amounts.get(name)]
-
-
 def largest_first(found: Iterable[Amounts]) -> list[str]:
     """Return the categories that occur, ordered by their sum over all."""
     sums: Amounts = {}
@@ -163,22 +160,11 @@ def counts(peak: Peak) -> list[Count]:
     return told if len(told) > 1 else []
 
 
-def corrections(found: Iterable[Correction]) -> list[Correction]:
-    """Return the corrections, largest first; those of unknown effect come last."""
-    return sorted(found, key=lambda one: (one.size is None, -abs(one.size or 0)))
-
-
 def added(size: int | None) -> str:
     """Return a signed size; an empty string if it is unknown."""
     if size is None:
         return ""
     return f"{'-' if size < 0 else '+'}{units.size(abs(size))}"
-
-
-def share(part: float, whole: float) -> str:
-    """Return a share in whole percent, or with two digits if it is small."""
-    fraction = part / whole if whole else 0.0
-    return units.whole_percent(fraction) if abs(fraction) >= 0.0995 or not fraction else units.percent(fraction)
 
 
 def _place(footprint: Footprint) -> str:
@@ -209,55 +195,88 @@ def _parts(peak: Peak) -> str:
 
 HOLDERS = 8
 MODULES = 8
-BAR = 44  # characters
-SMALLEST_BAR = 6
 NOTABLE = 0.01  # of the largest peak: categories that never reach it share a column
-EXPLAINED = 60  # characters: from this width on, explanations stand beside their figures
-BLOCKS = {
-    "parameters": ("P", "blue"),
-    "buffers": ("B", "bright_blue"),
-    "gradients": ("G", "magenta"),
-    "optimizer_state": ("O", "green"),
-    "activations": ("A", "yellow"),
-    "inputs": ("I", "bright_green"),
-    "temporaries": ("T", "red"),
-    "workspaces": ("W", "cyan"),
-    "before": ("E", "bright_yellow"),
-    "unknown": ("?", "bright_black"),
-    "fragmentation": ("F", "bright_magenta"),
-    "other": ("C", "bright_cyan"),
+LETTERS = {
+    "parameters": "P",
+    "buffers": "B",
+    "gradients": "G",
+    "optimizer_state": "O",
+    "activations": "A",
+    "inputs": "I",
+    "temporaries": "T",
+    "workspaces": "W",
+    "before": "E",
+    "unknown": "?",
+    "fragmentation": "F",
+    "other": "C",
 }
-"""Letter and colour of each category. A block is the letter on a background of the same colour, so that a terminal
-without colours shows the letters."""
-UNKNOWN = ("?", "bright_black")
+"""The letter of each category in the stacked bars of a terminal."""
 
 
-def show(
-    footprint: Footprint, findings: Findings | None, console: Console, label: str = "", files: Sequence[str] = ()
-) -> None:
-    """Print a footprint with its findings: headline first. `label`: the file, or what ran; `files`: files kept."""
-    say(console, headline(footprint), "bold")
-    if findings and findings.headline:
-        say(console, clean(findings.headline), "bold")
-    say(console, about(footprint, label), "dim")
-    if said := beginning(footprint):
-        say(console, said, "bold yellow")
-    console.print()
-    console.print(_phases(footprint, console.width))
-    console.print()
-    console.print(_legend(footprint))
-    _show_explained("The peak by count", _counts(footprint), console)
-    if said := allocator(footprint):
-        console.print()
-        say(console, said, "dim")
-    _show_explained("What corrects the prediction", _corrections(footprint), console)
-    sheets.show([holders(footprint), modules(footprint)], console)
-    if findings:
-        profile.show_findings(findings, console, "peak")
-    for note in footprint.notes:
-        say(console, f"note: {clean(note)}", "yellow")
-    for file in files:
-        say_unbroken(console, f"kept: {clean(file)}")
+def document(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> Document:
+    """Returns the report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept."""
+    made = blocks(footprint, found, label, files)
+    return Document(headline(footprint), made, context=f"Memory{' of' if label else ''}", path=clean(label))
+
+
+def blocks(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> list[Block]:
+    """Returns what stands below the headline of a footprint."""
+    parts = [_part(name, size, footprint.peak.level.total) for name, size in _all(footprint)]
+    return [
+        Paragraph(clean(found.headline).rstrip(".") if found else "", "strong"),
+        Paragraph(about(footprint, label), "quiet"),
+        Paragraph(beginning(footprint), "warning"),
+        Paragraph([clean(note) for note in footprint.notes], "warning", "note: "),
+        *figures.over_time(footprint),
+        _stacks(footprint),
+        Breakdown("The peak", "category", "size", parts),
+        table("The peak by count", _counts(footprint), ("includes",)),
+        Paragraph(allocator(footprint), "quiet"),
+        table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",)),
+        *(findings.blocks(found, "peak") if found else []),
+        *figures.phases(footprint, STAGES),
+        phase_table(footprint),
+        holders(footprint),
+        modules(footprint),
+        *(Command("kept", clean(file)) for file in files),
+    ]
+
+
+def _all(footprint: Footprint) -> list[tuple[str, int]]:
+    """Returns (category, bytes at the peak) of all categories that any phase holds."""
+    held = dict(ordered(footprint.peak.amounts))
+    elsewhere = {name for phase in footprint.phases for name, size in phase.peak.items() if size}
+    return [*held.items(), *((name, 0) for name in sorted(elsewhere - held.keys()))]
+
+
+def _part(name: str, size: int, whole: int) -> Part:
+    letter = LETTERS.get(name, "?")
+    percent = share(size, whole) if size else ""
+    return Part(category(name), style(name), size / max(1, whole), _size(size), percent, letter)
+
+
+def _counts(footprint: Footprint) -> list[dict[str, str]]:
+    return [
+        {"count": count.name, "size": units.size(count.size), "adds": added(count.adds), "includes": count.what}
+        for count in counts(footprint.peak)
+    ]
+
+
+def _corrections(footprint: Footprint) -> list[dict[str, str]]:
+    found = sorted(footprint.corrections, key=lambda one: (one.size is None, -abs(one.size or 0)))
+    return [{"correction": words(one.name), "adds": added(one.size), "reason": clean(one.reason)} for one in found]
+
+
+def _stacks(footprint: Footprint) -> Stacks:
+    """Returns a bar for each phase's peak, on the scale of the overall peak."""
+    reserved = footprint.peak.level.reserved is not None
+    rows = []
+    for phase in footprint.phases:
+        sizes = {"allocated": units.size(phase.level.allocated)} if reserved else {}
+        sizes |= {"peak": units.size(phase.level.total), "end": units.size(_in_use(phase))}
+        parts = [_part(name, size, footprint.most) for name, size in ordered(phase.peak)]
+        rows.append(Stack(words(phase.phase), STAGES[phase.stage], sizes, parts, _is_peak(phase, footprint)))
+    return Stacks("phase", rows, ("allocated",), "end")
 
 
 def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, Any]:
@@ -266,7 +285,7 @@ def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, An
     return document | ({"findings": findings} if findings else {})
 
 
-def phases(footprint: Footprint) -> Sheet:
+def phase_table(footprint: Footprint) -> Table:
     """Return the figures behind the bars: a row for each phase, and a column for each category, largest first.
 
     Reserved memory has no column: it is the peak less the context. Categories with the same size in all phases are in
@@ -291,20 +310,22 @@ def phases(footprint: Footprint) -> Sheet:
     ]
     notes = [("Throughout", [f"{category(name)} {units.size(peaks[0][name])}" for name in same])]
     notes += [("Others", [category(name) for name in together])]
-    return sheet("Phases by category", rows, note=" ".join(f"{head}: {', '.join(of)}." for head, of in notes if of))
+    note = " ".join(f"{head}: {', '.join(of)}." for head, of in notes if of)
+    return table("Phases by category", rows, note=note, on=Medium.PAGE | Medium.DETAILS)
 
 
-def holders(footprint: Footprint) -> Sheet:
+def holders(footprint: Footprint) -> Table:
     """Return the allocations at the peak; equal ones share a row."""
     named = [holder for holder in footprint.holders if holder.category]
     shown = named[:HOLDERS]
     others = [*named[HOLDERS:], *(holder for holder in footprint.holders if not holder.category)]
     whole = footprint.peak.level.total
     rest = f"{units.counted(sum(one.count for one in others), 'other piece')}, {_sum(others)} in all" if others else ""
-    return sheet("What holds the peak", [_holder(one, whole) for one in shown], rest)
+    words_of = ("module", "where", "shapes", "operator")
+    return table("What holds the peak", [_holder(one, whole) for one in shown], words_of, rest=rest)
 
 
-def modules(footprint: Footprint) -> Sheet:
+def modules(footprint: Footprint) -> Table:
     """Return what belongs to each module at the peak, without its submodules."""
     named = [module for module in footprint.modules if module.path != OTHERS]
     shown = named[:MODULES]
@@ -319,7 +340,7 @@ def modules(footprint: Footprint) -> Sheet:
         for module in shown
     ]
     rest = f"the others, {units.size(sum(map(_total, others)))} in all" if others else ""
-    return sheet("Modules, by memory outside their submodules", rows, rest)
+    return table("Modules, by memory outside their submodules", rows, rest=rest)
 
 
 def _by_category(amounts: Amounts, names: Iterable[str]) -> dict[str, str]:
@@ -351,107 +372,135 @@ def _total(module: ModuleFootprint) -> int:
     return sum(module.amounts.values())
 
 
-def _phases(footprint: Footprint, width: int) -> Table:
-    """Return a bar for each phase's peak, on the scale of the overall peak; figures only in a narrow terminal."""
-    heads = ["phase", "peak", "end"]
-    if footprint.peak.level.reserved is not None and width >= EXPLAINED:
-        heads.insert(1, "allocated")
-    rows = [(phase, [_cells(phase)[head] for head in heads]) for phase in footprint.phases]
-    stages = [[STAGES[phase.stage], *[""] * (len(heads) - 1)] for phase in footprint.phases]
-    longest = [max(map(len, column)) for column in zip(heads, *(cells for _, cells in rows), *stages, strict=True)]
-    room = min(BAR, width - sum(longest) - GAP * len(longest))
-    table = plain_table()
-    for head in [*heads[:-1], *[""] * (room >= SMALLEST_BAR), heads[-1]]:
-        table.add_column(head, justify="left" if head in ("phase", "") else "right", no_wrap=True)
-    for stage, group in groupby(rows, key=lambda row: row[0].stage):
-        table.add_row(Text(STAGES[stage], "dim"))
-        for phase, (*cells, end) in group:
-            style = "bold" if _is_peak(phase, footprint) else ""
-            bars = [bar(phase.peak, footprint.most, room)] if room >= SMALLEST_BAR else []
-            table.add_row(*(Text(cell, style) for cell in cells), *bars, Text(end))
-    return table
-
-
 def _in_use(phase: PhaseFootprint) -> int:
     """Return the bytes in use at a phase's end, without memory that the allocator holds in reserve."""
     spare = 0 if phase.level.reserved is None else sum(phase.end.get(name, 0) for name in ("fragmentation", "other"))
     return sum(phase.end.values()) - spare
 
 
-def _cells(phase: PhaseFootprint) -> dict[str, str]:
-    return {
-        "phase": f" {words(phase.phase)}",
-        "allocated": units.size(phase.level.allocated),
-        "peak": units.size(phase.level.total),
-        "end": units.size(_in_use(phase)),
-    }
-
-
 def _is_peak(phase: PhaseFootprint, footprint: Footprint) -> bool:
     return (phase.stage, phase.phase) == (footprint.peak.stage, footprint.peak.phase)
 
 
-def bar(amounts: Amounts, whole: int, room: int) -> Text:
-    """Return a bar of blocks; borders are rounded instead of lengths, so that the bar's length is right."""
-    bar, held, drawn = Text(), 0, 0
-    for name, size in ordered(amounts):
-        held += size
-        border = min(room, round(held / max(1, whole) * room))
-        bar.append(_block(name, border - drawn))
-        drawn = border
-    return bar.append("░" * (room - drawn), "bright_black")
+EXACT = 1e-5
 
 
-def _block(name: str, length: int) -> Text:
-    letter, colour = BLOCKS.get(name, UNKNOWN)
-    return Text(letter * length, f"{colour} on {colour}")
+def batch_sizes_sentence(found: BatchSizes) -> str:
+    """Name the largest batch that fits, and say whether it is also the fastest."""
+    room = f"{units.size(found.limit)} ({units.size(found.capacity)} less {units.percent(found.spare)})"
+    if found.largest is None:
+        return _none_fits(found, room)
+    said = f"the largest batch that fits into {room} is {found.largest}"
+    if found.largest == max(point.batch_size for point in found.points) < MOST:
+        said += ", as many as the data holds"
+    if not found.speeds:
+        ran = any(one.batch_size == found.largest for one in found.confirmed)
+        return said + (": run, not timed" if ran else ": predicted, not run")
+    fastest = max(found.speeds, key=lambda speed: speed.throughput)
+    rate = units.rate(fastest.throughput, "samples/s")
+    same = "also the fastest" if fastest.batch_size == found.largest else f"the fastest is {fastest.batch_size}"
+    return f"{said}; {same}, {rate}"
 
 
-def _legend(footprint: Footprint) -> Table:
-    """Return the meaning of each block, and its size at the overall peak."""
-    table = plain_table()
-    table.add_column("")
-    table.add_column("at the peak", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    whole = footprint.peak.level.total
-    elsewhere = {name: 0 for phase in footprint.phases for name, size in phase.peak.items() if size}
-    for name in [*dict(ordered(footprint.peak.amounts)), *(elsewhere.keys() - footprint.peak.amounts.keys())]:
-        size = footprint.peak.amounts.get(name, 0)
-        known = (units.size(size), share(size, whole)) if size else ("", "")
-        table.add_row(_block(name, 1), Text(category(name)), *map(Text, known))
-    return table
+def _none_fits(found: BatchSizes, room: str) -> str:
+    """Say that no batch fits, from the smallest batch that was run, or else from the prediction."""
+    if not found.confirmed:
+        least = f"it takes {units.size(found.points[0].total)}" if found.points else "it takes more"
+        return f"not even a batch of 1 fits into {room}: {least}, by prediction"
+    ran = min(found.confirmed, key=lambda one: one.batch_size)
+    took = (
+        f"took {units.size(ran.total)}"
+        if ran.total is not None
+        else f"failed: {clean(ran.reason or 'nothing was followed')}"
+    )
+    if ran.batch_size > 1:  # the search was interrupted
+        return f"no batch that was run fits into {room}: the smallest, {ran.batch_size}, {took}"
+    return f"not even a batch of 1 fits into {room}: it was run and {took}"
 
 
-Explained = tuple[str, str, str]
-"""(name, figure, explanation)"""
+def line_sentence(found: BatchSizes) -> str:
+    line = found.line
+    said = f"peak = {units.size(max(line.constant, 0.0))} + {units.size(max(line.per_sample, 0.0))} a sample"
+    return f"{said}, within {units.percent(line.error)}" if line.error > EXACT else f"{said}, exactly"
 
 
-def _counts(footprint: Footprint) -> Iterator[Explained]:
-    for count in counts(footprint.peak):
-        adds = "" if count.adds is None else f"{added(count.adds)} "
-        yield count.name, units.size(count.size), f"{adds}{count.what}"
+def batch_size_table(found: BatchSizes) -> Table:
+    """Return a row for each batch size that was predicted, run or timed."""
+    predicted = {point.batch_size: point.total for point in found.points}
+    confirmed = {one.batch_size: one for one in found.confirmed}
+    speeds = {one.batch_size: one.throughput for one in found.speeds}
+    rows = []
+    for size in sorted({*predicted, *confirmed, *speeds}):
+        ran = confirmed.get(size)
+        rows.append(
+            {
+                "batch": str(size),
+                "predicted": units.size(predicted[size]) if size in predicted else "",
+                "measured": units.size(ran.total) if ran and ran.total else "",
+                "throughput": units.rate(speeds[size], "samples/s") if size in speeds else "",
+                "kind": ", ".join(_remarks(found, size)),
+            }
+        )
+    return table("Every batch size that was tried", rows, ("kind",))
 
 
-def _corrections(footprint: Footprint) -> Iterator[Explained]:
-    for one in corrections(footprint.corrections):
-        yield words(one.name), added(one.size), clean(one.reason)
+def _remarks(found: BatchSizes, size: int) -> Iterator[str]:
+    fastest = max(found.speeds, key=lambda speed: speed.throughput).batch_size if found.speeds else None
+    if size == found.largest:
+        yield "largest that fits"
+    if size == fastest:
+        yield "fastest"
+    ran = next((one for one in found.confirmed if one.batch_size == size), None)
+    if ran and ran.reason:
+        yield ran.reason
+    elif not ran and any(one.batch_size == size and one.total > found.limit for one in found.points):
+        yield "does not fit"
 
 
-def _show_explained(title: str, rows: Iterable[Explained], console: Console) -> None:
-    """Print explanations beside the figures, or below them in a narrow terminal."""
-    told = list(rows)
-    if not told:
-        return
-    console.print()
-    say(console, title, "dim")
-    longest = max(len(name) for name, _, _ in told)
-    grid = Table.grid(padding=(0, GAP, 0, 0))
-    for name, size, why in told:
-        if console.width < EXPLAINED:
-            say(console, f"{name:{longest}}  {size}".rstrip())
-            say(console, f"   {why}", "dim")
-        else:
-            grid.add_row(Text(name), Text(size, justify="right"), Text(why))
-    if grid.rows:
-        console.print(grid)
+def trade_table(found: Trades) -> Table:
+    """Return memory and throughput of each setting, least memory first."""
+    base = next((trade for trade in found.trades if not trade.fix), None)
+    rows = [_trade(number, trade, base) for number, trade in enumerate(found.trades, 1)]
+    return table(
+        "Every setting that was run", rows, ("kind",), sentences=("kind",), expendable=("less memory", "speed")
+    )
+
+
+def _trade(number: int, trade: Trade, base: Trade | None) -> dict[str, str]:
+    kind = "nothing is known to beat it" if trade.efficient else trade.reason or ""
+    return {
+        "option": f"{number}. {_settings(trade.fix)}",
+        "peak": units.size(trade.peak) if trade.peak is not None else "",
+        "throughput": units.rate(trade.throughput, "samples/s") if trade.throughput is not None else "",
+        "less memory": _change(trade.peak, base.peak if base else None),
+        "speed": _change(trade.throughput, base.throughput if base else None),
+        "kind": kind,
+    }
+
+
+def _settings(fix: dict[str, Any]) -> str:
+    """Return settings without the names of their sections, to save width."""
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in fix.items()).lower() or "as it was"
+
+
+def _change(now: float | None, before: float | None) -> str:
+    if now is None or not before or now == before:
+        return ""
+    return units.signed_percent(now / before - 1)
+
+
+def batch_sizes(found: BatchSizes, *, headed: bool = False) -> list[Block]:
+    """Returns the batch sizes that were tried. `headed`: the first sentence is the report's headline already."""
+    made: list[Block] = [Heading("Batch sizes", anchor="batch-sizes")]
+    made.append(Paragraph("" if headed else batch_sizes_sentence(found), "strong"))
+    made.append(Paragraph(line_sentence(found) if found.points else "", "quiet"))
+    made += figures.batch_sizes(found)
+    shown = batch_size_table(found)
+    return [*made, shown if shown else Paragraph("no batch size was tried", "missing", on=Medium.PAGE)]
+
+
+def trades(found: Trades) -> list[Block]:
+    """Returns the settings that were run, with the memory and the time of each."""
+    made: list[Block] = [Heading("Memory against speed", anchor="memory-against-speed"), *figures.trades(found)]
+    shown = trade_table(found)
+    return [*made, shown if shown else Paragraph("no settings were run", "missing", on=Medium.PAGE)]

@@ -1,0 +1,137 @@
+"""Findings as blocks of a report: evidence, cause, fix, expected saving, and what the fix was measured to save."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from gpubench import units
+from gpubench.findings import Cost, Finding, Findings, Outcome, Saving, Trial
+from gpubench.report import document
+from gpubench.report.document import Block, Command, Folded, Heading, Line, Paragraph, Style
+from gpubench.report.phrases import decimals
+from gpubench.text import clean
+
+SWITCHES = ("record_shapes", "with_stack")  # arguments of torch.profiler.profile, and settings of a run
+NUMBERS = ("active",)  # settings of the profiler that take numbers
+WIDE = 2.0  # +-100 % of the step
+NOTHING = "no rule found anything above its threshold"
+OUTCOMES: dict[Outcome, Style] = {
+    "confirmed": "better",
+    "no effect": "inconclusive",
+    "inconclusive": "inconclusive",
+    "worse": "worse",
+    "failed": "rejected",
+}
+INTERRUPTED = "verification was interrupted: what was not tried by then is only expected"
+
+
+def options(fix: Mapping[str, Any]) -> str:
+    """Return settings as command-line options: "--data.workers=4 --data.pin_memory=true"."""
+    return " ".join(shlex.quote(clean(f"--{key}={_value(value)}")) for key, value in fix.items())
+
+
+def blocks(findings: Findings, whole: str = "step") -> list[Block]:
+    """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
+    cards = [_finding(one, whole) for one in findings.findings]
+    unjudged = [f"not judged, data missing ({missing}): {rules}" for missing, rules in unanswered(findings)]
+    made: list[Block] = [Heading("Findings", 3), document.Findings(cards, NOTHING)]
+    if findings.interrupted:
+        made.append(Paragraph(INTERRUPTED, "warning"))
+    if found := findings.combination:
+        made.append(Command("together", options(found.fix), after=f": {measured(found.measured, whole)}"))
+    if findings.keep:
+        made.append(Command("keep", options(findings.keep), "strong"))
+    if unjudged:
+        made.append(Folded("What could not be judged", [Paragraph(unjudged, "quiet", listed=True)]))
+    return made
+
+
+def _finding(finding: Finding, whole: str) -> document.Finding:
+    lines = [Line("cause", clean(finding.cause)), Line("fix", clean(finding.advice))]
+    lines.append(Line("set", options(finding.fix), code=True))
+    if finding.expected:
+        saving = f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"
+        lines.append(Line("expected", saving, figures=True))
+    if trial := finding.measured:
+        lines.append(Line("measured", clean(measured(trial, whole)), OUTCOMES[trial.outcome], figures=True))
+    return document.Finding(
+        title=clean(finding.title),
+        severity=finding.severity,
+        evidence=[clean(line) for line in finding.evidence if line],
+        lines=[line for line in lines if line.text],
+        threshold=clean(finding.threshold).rstrip("."),
+    )
+
+
+def measured(trial: Trial, whole: str = "step") -> str:
+    """Return the result of a trial, as "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
+    if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
+        return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
+    said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
+    reason = clean(trial.reason) if trial.reason else cost(trial.cost) if trial.cost else ""
+    return f"{said}: {reason}" if reason else said
+
+
+def cost(found: Cost) -> str:
+    """Return the cost in throughput, as "throughput -20.0 % [-21.4, -18.6]"."""
+    if found.verdict == "equivalent":
+        return "throughput unchanged"
+    if found.verdict == "inconclusive":
+        return "throughput: no difference established"
+    return f"throughput {_signed(found.change, found.interval)}"
+
+
+def unanswered(findings: Findings) -> list[tuple[str, str]]:
+    """Return (what is missing and the option that records it, the rules that need it)."""
+    rules: dict[tuple[str, str], list[str]] = {}
+    for one in findings.unanswered:
+        rules.setdefault((clean(one.missing), clean(one.needs)), []).append(clean(one.id).replace("-", " "))
+    return [
+        (f"{missing} ({_asked(needs)})" if needs else missing, ", ".join(ids))
+        for (missing, needs), ids in rules.items()
+    ]
+
+
+def _asked(needs: str) -> str:
+    """Return what to ask for: settings of a run by their full names, options of the profiler by their own."""
+    own = needs.startswith("profiling.")
+    option = needs.removeprefix("profiling.")
+    if option in SWITCHES:
+        return recorded_with(option, own)
+    if not own:
+        return needs
+    return f"--{needs}" if option in NUMBERS else f"--{needs}=true"
+
+
+def recorded_with(option: str, own: bool) -> str:
+    """Return an option of the profiler as the user writes it."""
+    if option in SWITCHES:
+        return f"--profiling.{option}=true" if own else f"torch.profiler.profile({option}=True)"
+    return "torch.profiler.profile(schedule=...) and step()" if option == "schedule" else clean(option)
+
+
+def _is_wide(saving: Saving) -> bool:
+    """Say whether a saving's interval is wider than WIDE, and so says nothing."""
+    return saving.low is not None and saving.high is not None and saving.high - saving.low > WIDE
+
+
+def _change(saving: Saving, whole: str) -> str:
+    """Return a saving as the change of the whole."""
+    ends = None if saving.low is None or saving.high is None else (-saving.low, -saving.high)
+    of = "peak" if whole == "peak" else "step's time"
+    return f"{_signed(-saving.estimate, ends)} of the {of}"
+
+
+def _signed(change: float, ends: tuple[float, float] | None) -> str:
+    places = decimals(change, ends)
+    interval = f" [{', '.join(_percents(end, places) for end in sorted(ends))}]" if ends else ""
+    return f"{_percents(change, places)} %{interval}"
+
+
+def _percents(change: float, places: int) -> str:
+    return f"{round(change * 100, places) + 0.0:+.{places}f}"  # + 0.0: no negative zero
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

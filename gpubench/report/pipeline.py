@@ -1,0 +1,211 @@
+"""The part of a run's report that only a pipeline has: its ranks, what splitting was worth, and the samples."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpubench import units
+from gpubench.compare import comparability
+from gpubench.compare.evidence import RunEvidence
+from gpubench.events import Divergence
+from gpubench.metrics import Metric
+from gpubench.report import lanes, rows
+from gpubench.report.charts import hue
+from gpubench.report.document import TEXT, Block, Cell, Figure, Folded, Heading, Medium, Paragraph, Table, table
+from gpubench.runs.stages import PARTS, Handover, Pipeline, Stage, Verification
+from gpubench.text import clean
+
+METRICS = (
+    "throughput",
+    "steady_throughput",
+    "makespan",
+    "time_to_first_sample",
+    "sample_latency",
+    "evaluation_time",
+    "pipeline_efficiency",
+    "bubble",
+    "ideal_bubble",
+    "handover_bytes",
+    "handover_time",
+    "encode_time",
+    "decode_time",
+    "model_build_time",
+    "energy_per_sample",
+    "peak_memory_allocated",
+    "peak_memory_reserved",
+    "peak_memory_rss",
+)
+"""The metrics that a terminal shows."""
+DIGESTS = 4  # digests that a terminal shows
+DIGITS = 12  # of each digest
+OPEN_SAMPLES = 16  # samples up to which the page shows their table at once
+BASELINES = {
+    "makespan": "this pipeline",
+    "sequential_makespan": "one of these ranks alone",
+    "replicas_makespan": "replicas, measured",
+    "replicas_bound": "replicas, at best",
+}
+NOT_VERIFIED = "not verified: --verify compares every sample with single-process diffusers, bit by bit"
+
+
+def headline(run: RunEvidence) -> str:
+    """Returns what ran in one line."""
+    found, settings = run.pipeline, run.settings
+    model = found.model if found else settings.get("model.name") or settings.get("model.unet")
+    scheduler = found.scheduler if found else settings.get("sampling.scheduler")
+    return clean(comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1))
+
+
+def caption(run: RunEvidence) -> str:
+    """Returns what the metrics rest on."""
+    makespan, steady = run.metrics.get("makespan"), run.pipeline.steady if run.pipeline else None
+    measured = f"{units.counted(len(run.windows), 'repeat')}, {makespan.n if makespan else 0} evaluations"
+    single = len(run.windows) == 1
+    line = f"{measured}; {'a single repeat has no interval' if single else 'intervals are 95 %, over repeats'}"
+    if steady and "steady_throughput" in run.metrics:
+        first, last = (units.seconds(moment) for moment in steady)
+        line += f"; steady from the first finished sample to the last, in the first repeat {first} to {last}"
+    return line
+
+
+def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
+    """Yields how the steps were split, and what each rank did."""
+    yield Heading("Pipeline")
+    yield Paragraph(f"{clean(found.model)}, {clean(found.scheduler)}", on=Medium.PAGE)
+    yield Paragraph(clean(found.assignment))
+    first = min((span.repeat for span in run.spans), default=0)
+    bars = lanes.pipeline_bars(span for span in run.spans if span.repeat == first)
+    chart = lanes.gantt(bars, len(found.stages))
+    if chart is None:
+        yield Paragraph("no timeline is recorded", "missing", on=Medium.PAGE)
+    else:
+        note = "Boxes: at work on the sample of that number. Lines: waiting for it. Blank: idle."
+        if len(bars) > lanes.MOST_BARS:
+            note += f" Only the first {lanes.MOST_BARS:,} of {len(bars):,} are drawn."
+        yield Figure(f"What each rank did in repeat {first}", chart, note)
+    yield Heading("Ranks", 3)
+    if shares := lanes.shares(found.stages):
+        legend = [(hue(part), part.replace("_", " ")) for part in PARTS]
+        yield Figure("", shares, shape="lanes", legends=[("Mean over the completed repeats", legend)])
+    yield _ranks(found.stages, seconds=False, on=TEXT)
+    yield _ranks(found.stages, seconds=True, on=Medium.PAGE)
+
+
+def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
+    """Yields what splitting was worth, what the ranks sent each other, and the samples."""
+    yield Heading("Was splitting worth it?", 3)
+    cells = [
+        {"the same samples by": who, "makespan": makespan, "pipeline's speed-up": speedup}
+        for who, makespan, speedup in baselines(run.metrics, len(found.stages))
+    ]
+    yield table("", cells)
+    yield Paragraph(clean(found.verdict or ""))
+    if not run.metrics:
+        yield Paragraph("no repeat was completed", "missing", on=Medium.PAGE)
+    if found.handover:
+        yield Heading("Hand-overs", 3)
+        sizes = [(name, size, "fill solid a") for name, size in handover_parts(found.handover).items()]
+        if drawing := rows.bars("size of a hand-over", "B", sizes):
+            yield Figure("Size of a hand-over", drawing, shape="rows")
+        yield Paragraph(handover(found) or "")
+    yield Heading("Samples", 3)
+    yield Paragraph(verification(found.verification, found.threads))
+    if found.samples:
+        yield Paragraph(_digests(found), on=TEXT)
+        opened = len(found.samples) <= OPEN_SAMPLES
+        yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
+
+
+def _ranks(stages: Sequence[Stage], *, seconds: bool, on: Medium) -> Table:
+    cells: list[dict[str, str]] = []
+    for stage in stages:
+        row = {"rank": str(stage.rank), "evaluations": evaluations(stage)}
+        if times := stage.times:
+            values = [getattr(times, part) if seconds else times.share(part) for part in PARTS]
+            shown = map(units.seconds if seconds else units.percent, values)
+            row |= zip((part.replace("_", " ") for part in PARTS), shown, strict=True)
+        row["evaluation time"] = "" if stage.evaluation_time is None else units.seconds(stage.evaluation_time)
+        if seconds:
+            row["sent, received in all"] = f"{stage.sent}, {stage.received}"
+        row["peak memory"] = "" if stage.peak_memory is None else units.size(stage.peak_memory)
+        cells.append(row)
+    return table("", cells, expendable=("peak memory", "evaluation time", "send wait", "recv wait"), on=on)
+
+
+def _samples(found: Pipeline) -> Table:
+    identical = {True: "yes", False: "no", None: "not compared"}
+    reproduced = {True: "the same", False: "different", None: "made once"}
+    cells: list[dict[str, Any]] = [
+        {
+            "sample": str(one.sample),
+            "seed": str(one.seed),
+            "sha256": Cell(clean(one.sha256), code=True),
+            "bit-identical": identical[one.identical],
+            "in every repeat": reproduced[one.reproduced],
+        }
+        for one in found.samples
+    ]
+    return table("", cells, ("sha256", "bit-identical", "in every repeat"))
+
+
+def _digests(found: Pipeline) -> str:
+    shown = ", ".join(f"{one.sample} {clean(one.sha256[:DIGITS])}" for one in found.samples[:DIGESTS])
+    made = "" if found.threads is None else f", made with {units.counted(found.threads, 'thread')}"
+    more = ", ...; all in summary.json" if len(found.samples) > DIGESTS else ""
+    return f"sha256 of the final latents{made}: {shown}{more}"
+
+
+def evaluations(stage: Stage) -> str:
+    """Return range and number of a stage's evaluations, as "12-23 (12)"."""
+    last = stage.end - 1
+    return f"{stage.start if stage.start == last else f'{stage.start}-{last}'} ({stage.end - stage.start})"
+
+
+def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str, str]]:
+    """Return (who, makespan, speed-up of the pipeline) for the pipeline and for its alternatives."""
+    if ranks == 1:
+        return []
+    found = [(name, metrics[name].estimate) for name in BASELINES if name in metrics]
+    makespan = dict(found).get("makespan")
+    if not makespan:
+        return []
+    speedups = {name: "" if name == "makespan" else f"{units.digits(taken / makespan)} x" for name, taken in found}
+    return [(BASELINES[name], units.seconds(taken), speedups[name]) for name, taken in found]
+
+
+def handover_parts(handover: Handover) -> dict[str, float]:
+    """Return mean bytes by part; parts that are never sent are left out."""
+    parts = {
+        "latent": handover.latent,
+        "scheduler state": handover.state,
+        "generator": handover.generator,
+        "header": handover.header,
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def handover(pipeline: Pipeline) -> str | None:
+    """Return the size and parts of a hand-over; None if there was none."""
+    if pipeline.handover is None:
+        return None
+    parts = handover_parts(pipeline.handover)
+    said = ", ".join(f"{units.size(size)} {name}" for name, size in parts.items())
+    carried = f"; it carries {', '.join(map(clean, pipeline.carried))}" if pipeline.carried else ""
+    return f"a hand-over is {units.size(sum(parts.values()))}: {said}{carried}"
+
+
+def verification(found: Verification | None, threads: int | None) -> str:
+    """Return the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
+    if found is None:
+        return NOT_VERIFIED
+    said = f"bit-identical: {found.identical}/{found.samples}, beside {clean(found.reference)}"
+    if threads is not None:
+        said += f" with {units.counted(threads, 'thread')}"
+    return said if found.divergence is None else f"{said}; {_divergence(found.divergence)}"
+
+
+def _divergence(found: Divergence) -> str:
+    said = f"sample {found.sample} differs by up to {found.largest_difference:.3g}"
+    if found.step is None:
+        return f"{said}, and did not when it was made again"
+    said += f", first in evaluation {found.step} on rank {found.rank}"
+    return said if found.step_difference is None else f"{said} by {found.step_difference:.3g}"

@@ -1,0 +1,436 @@
+"""The report of a finished run, read from its directory: for the terminal, for report.html and as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from gpubench import foreign_files, units
+from gpubench.compare import comparability
+from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.result import Comparison, Comparisons
+from gpubench.errors import GpubenchError, RunDirectoryError
+from gpubench.findings import Findings
+from gpubench.memory.batch_sizes import BatchSizes, Trades
+from gpubench.memory.footprint import Footprint, Footprints
+from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.report import comparison, figures, memory, phrases, pipeline, profile, rows
+from gpubench.report.charts import hue
+from gpubench.report.document import (
+    TEXT,
+    Block,
+    Breakdown,
+    Cell,
+    Chip,
+    Command,
+    Document,
+    Facts,
+    Figure,
+    Figures,
+    Folded,
+    Heading,
+    Medium,
+    Paragraph,
+    Part,
+    Section,
+    Table,
+    table,
+)
+from gpubench.runs import directory
+from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES, Run
+from gpubench.runs.summary import Summary, noise
+from gpubench.text import clean, phase_name
+from gpubench.trace.profile import Profile
+
+OF_TRAINING = (
+    "throughput",
+    "token_throughput",
+    "step_time",
+    "mfu",
+    "hfu",
+    "mfu_of_measured_peak",
+    "measured_peak",
+    "energy_per_sample",
+    "peak_memory_allocated",
+    "peak_memory_reserved",
+    "setup_peak_memory_reserved",
+    "peak_memory_rss",
+    "first_step_time",
+    "warmup_time",
+    "straggler_skew",
+    "starved_steps",
+    "closure_error",
+    "skipped_steps",
+    "final_loss",
+)
+"""The metrics of a training run that a terminal shows. `pipeline.METRICS` are those of a pipeline."""
+PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
+NOTHING = Summary([], [], [], None, None, None, {}, [])
+DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "profile": (PROFILE, Profile),
+    "findings": (FINDINGS, Findings),
+    "memory": (MEMORY, Footprints),
+    "batch_sizes": (BATCH_SIZES, BatchSizes),
+    "trades": (TRADES, Trades),
+}
+"""What stands beside the summary in --json: name, file and type."""
+DAMAGED = "restore it from a copy, or leave --json out"
+
+
+def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> str:
+    """Returns one document: every run with path, status, error and summary, and for two runs that of `compare --json`.
+
+    The summary is empty for a run that ended before its summary was written. Raises RunDirectoryError for a document
+    that cannot be read.
+    """
+    compared = msgspec.structs.asdict(comparisons) if comparisons else {}
+    runs = [_as_document(path) for path in paths]
+    return directory.to_json({"schema_version": directory.SCHEMA_VERSION, "runs": runs} | compared)
+
+
+def _as_document(path: Path) -> dict[str, Any]:
+    run = Run.open(path)
+    summary = _read(path / SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
+    beside = {name: _read(path / file, kind) for name, (file, kind) in DOCUMENTS.items()}
+    if run.record.command == "memory":
+        beside["memory"] = beside["memory"] or msgspec.to_builtins(Footprints([]))
+    known = {name: found for name, found in beside.items() if found}
+    return {"path": str(path), "status": run.status, "error": run.record.error, **summary, **known}
+
+
+def _read(path: Path, kind: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """Returns one document without its version; None if the file does not exist."""
+    try:
+        content = foreign_files.content(path)
+        msgspec.json.decode(content, type=kind)
+        found: dict[str, Any] = msgspec.json.decode(content)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}", DAMAGED) from None
+    found.pop("schema_version", None)
+    return found
+
+
+def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, unfolded: bool = False) -> Document:
+    """Returns what a command prints when its runs have ended: each run, how two compare, and where the files are.
+
+    `unfolded` gives every module of a profile a row, also equal layers.
+    """
+    made: list[Block] = []
+    ends: list[Block] = []
+    for path in paths:
+        try:
+            run = open_run(path, measured=False)
+        except GpubenchError as error:
+            made.append(Section(f"no results: {clean(error.message)}", [], path.name, ""))
+            continue
+        made.append(Section(headline(run), blocks(run, unfolded=unfolded), run.label, ""))
+        ends.append(Command(run.status, clean(str(path))))
+    if comparisons:
+        made += comparison.document(comparisons, apart=True).blocks
+    return Document("", [*made, *ends])
+
+
+def page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvidence | None = None) -> Document:
+    """Returns a run's report.html. `previous` compares the experiment's previous run, `earlier`, with this one."""
+    record = run.record
+    about = [run.label, run.status] + ([_code_state(record.git)] if record and record.git else [])
+    context = "log of another tool"
+    if record:
+        context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
+    made = [*_error(run), *_since(run, previous, earlier), *blocks(run), *_recorded(run)]
+    return Document(
+        headline(run),
+        made,
+        title=f"{run.label} · {record.experiment}" if record else run.label,
+        context=context,
+        about=", ".join(about),
+        chips=[] if run.status == directory.COMPLETED else [Chip(run.status, "rejected")],
+        footer=[([str(run.path)], [" ".join(record.argv)] if record else [])],
+    )
+
+
+def headline(run: RunEvidence) -> str:
+    """Returns the run in one line: what ran and how fast, or for a memory run what fills the memory or fits."""
+    if run.batch_sizes:
+        return memory.batch_sizes_sentence(run.batch_sizes)
+    if run.footprints and run.footprints.ranks:
+        return memory.headline(_fullest(run.footprints))
+    if run.pipeline or (run.record and run.record.command == "pipe-infer"):
+        what = pipeline.headline(run)
+    else:
+        device = clean(str(run.settings.get("device", "?")))
+        what = f"{clean(comparability.training(run.settings, _ranks(run)))} on {device}"
+    gpu = f" ({clean(run.device)})" if run.device and run.settings.get("device") == "cuda" else ""
+    return f"{what}{gpu}{_speed(run)}"
+
+
+def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
+    """Returns what stands below a run's headline: results first, then where the time and the memory went."""
+    command = run.record.command if run.record else ""
+    made: list[Block] = []
+    if run.batch_sizes:
+        made += memory.batch_sizes(run.batch_sizes, headed=True)
+    if run.footprints and run.footprints.ranks:
+        made += _footprint(run, run.footprints)
+    if run.trades:
+        made += memory.trades(run.trades)
+    diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
+    if command == "profile":
+        made += _profile(run, *diagnosed, unfolded) if diagnosed else [_missing(run, "no profile")]
+    elif command == "memory":
+        made += [] if made else [_missing(run, "nothing was recorded")]
+    made += pipeline.before_metrics(run.pipeline, run) if run.pipeline else []
+    made += _metrics(run)
+    made += pipeline.after_metrics(run.pipeline, run) if run.pipeline else _steps(run)
+    if command != "profile" and diagnosed:
+        made += _diagnosis(run, *diagnosed)
+    made.append(Paragraph(noise(run.others, run.metrics.get("throughput")), "warning", on=Medium.TERMINAL))
+    return made
+
+
+def _ranks(run: RunEvidence) -> int:
+    return run.record.world_size if run.record else 1
+
+
+def _speed(run: RunEvidence) -> str:
+    """Returns the throughput with its uncertainty after a colon; an empty string if it is unknown."""
+    throughput = run.metrics.get("throughput")
+    if throughput is None:
+        return ""
+    single = "from one repeat" if len(throughput.repeats) == 1 else ""
+    busy = "on a busy machine" if run.others and run.others.busy else ""
+    qualified = " ".join(filter(None, (single, busy)))
+    return f": {phrases.figure(throughput)}" + (f", {qualified}" if qualified else "")
+
+
+def _missing(run: RunEvidence, what: str) -> Paragraph:
+    error = run.record.error if run.record else None
+    return Paragraph(f"{what}: {clean(str((error or {}).get('message') or run.status))}")
+
+
+def _fullest(footprints: Footprints) -> Footprint:
+    """Returns the footprint of the rank with the largest peak."""
+    return max(footprints.ranks, key=lambda found: found.peak.level.total)
+
+
+def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
+    found, ranks = _fullest(footprints), footprints.ranks
+    batch = run.batch_sizes.largest if run.batch_sizes else run.settings.get("training.batch_size")
+    label = comparability.training(run.settings | {"training.batch_size": batch}, _ranks(run))
+    label += f", rank {found.rank}" if len(ranks) > 1 else ""
+    files = sorted(run.path.joinpath(TRACES).glob("*.snapshot.pickle"))
+    first: list[Block] = []
+    if run.batch_sizes:
+        first = [Heading("What fills the memory", anchor="memory"), Paragraph(memory.headline(found), "strong")]
+    return [*first, *memory.blocks(found, run.findings, label, [str(file) for file in files])]
+
+
+def _profile(run: RunEvidence, found: Profile, findings: Findings, unfolded: bool) -> list[Block]:
+    traces = sorted(run.path.joinpath(TRACES).glob(directory.TRACE_FILES))
+    known = [path for path in traces if path.name == found.ranks[0].label]
+    trace = str(known[0] if known else traces[0]) if traces else found.ranks[0].label
+    unit = profile.unit_of(run.record.command if run.record else "", run.settings)
+    first = Paragraph(clean(findings.headline).rstrip("."), "strong")
+    return [first, *profile.blocks(found, findings, trace, unit, own=True, unfolded=unfolded)]
+
+
+def _diagnosis(run: RunEvidence, found: Profile, findings: Findings) -> list[Block]:
+    """Returns the profile of a run that was recorded besides being measured: one line in a terminal."""
+    count = units.counted(len(findings.findings), "finding")
+    line = f"profile: {clean(findings.headline)}; {count} in report.html"
+    shown = Folded(
+        "The profile", _profile(run, found, findings, unfolded=False), opened=True, on=Medium.PAGE | Medium.DETAILS
+    )
+    return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
+
+
+def _metrics(run: RunEvidence) -> Iterator[Block]:
+    """Yields the metrics: the leading ones in a terminal, all of them on a page."""
+    yield Heading("Metrics")
+    untimed = run.untimed or (run.record is not None and run.record.command == "profile")
+    leading = () if untimed else pipeline.METRICS if run.pipeline else OF_TRAINING
+    listed = [run.metrics[name] for name in leading if name in run.metrics]
+    news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
+    yield table("", [_metric_row(metric) for metric in news], on=TEXT)
+    if listed:
+        yield Paragraph(pipeline.caption(run) if run.pipeline else _caption(run), "quiet", on=TEXT)
+    elif not untimed:
+        yield Paragraph(_nothing_measured(run))
+    every = [metric for metric in run.metrics.values() if _is_news(metric)]
+    note = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
+    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)
+    if said := ceilings(run):
+        yield Heading("What efficiency is measured against", 3)
+        yield Paragraph(said, on=Medium.PAGE | Medium.DETAILS, listed=True)
+
+
+def _nothing_measured(run: RunEvidence) -> str:
+    if run.pipeline:
+        total = run.settings.get("work.samples")
+        made = f"{len(run.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'}"
+        return f"no repeat was completed: {made} finished"
+    if run.record and run.record.command == "pipe-infer":
+        return "nothing was measured: the pipeline was never built"
+    return "nothing was measured: no repeat got past its warm-up"
+
+
+def _is_news(metric: Metric) -> bool:
+    return not metric.name.startswith("phase_") and phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate
+
+
+def _metric_row(metric: Metric) -> dict[str, str]:
+    spread = metric.distribution
+    quantiles = {"median": spread.median, "p95": spread.p95, "p99": spread.p99} if spread else {}
+    return {
+        "metric": units.words(metric.name),
+        "estimate": phrases.TOO_NOISY if metric.too_noisy else units.quantity(metric.estimate, metric.unit),
+        "interval": phrases.uncertainty(metric),
+        **{name: units.quantity(value, metric.unit) for name, value in quantiles.items()},
+    }
+
+
+def _full_row(metric: Metric) -> dict[str, str | Cell]:
+    ends = metric.interval
+    interval = "" if ends is None else units.span(ends[0], ends[1], metric.unit)
+    definition = DEFINITIONS.get(metric.name)
+    row: dict[str, str | Cell] = {**_metric_row(metric)}
+    return row | {
+        "metric": Cell(units.words(metric.name), note=definition.meaning if definition else ""),
+        "interval": "the same in all repeats" if ends and ends[0] == ends[1] else interval,
+    }
+
+
+def _caption(run: RunEvidence) -> str:
+    repeats, steps = len(run.windows), sum(window.steps for window in run.windows)
+    step_time = run.metrics.get("step_time")
+    cut = max((window.first for window in run.windows), default=0)
+    effective = (step_time.effective_n if step_time else 0) or 0
+    caption = f"{units.counted(repeats, 'repeat')}, {steps} steady steps worth {effective:.0f}"
+    intervals = "intervals are 95 %, over repeats" if repeats > 1 else "a single repeat has no interval"
+    return f"{caption} independent ones, after up to {cut} of warm-up; {intervals}"
+
+
+def _steps(run: RunEvidence) -> Iterator[Block]:
+    """Yields a training run's steps, its phases, and how its ranks compare."""
+    side = figures.recording(Side(run.label, (run,)))
+    yield Heading("Steps")
+    yield from figures.or_missing([figures.steps([side])], "steps are not recorded")
+    if distribution := figures.distribution([side]):
+        yield distribution
+    found = {
+        metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
+        for metric in run.metrics.values()
+        if metric.name.startswith("phase_")
+    }
+    ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+    whole = sum(found.values())
+    drawing = rows.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
+    if drawing is not None and not run.untimed:
+        yield Heading("Phases of a step")
+        yield Figure("", drawing, shape="wide")
+        yield Breakdown("", "phase", "time", [_phase(name, found[name], found[name] / whole) for name in ordered])
+    yield _rank_table(run)
+
+
+def _phase(name: str, seconds: float, share: float) -> Part:
+    return Part(phase_name(name), name, share, units.seconds(seconds), units.percent(share))
+
+
+def _rank_table(run: RunEvidence) -> Table:
+    cells = [
+        {
+            "rank": str(one.rank),
+            "step time": units.seconds(one.step_time),
+            "busy": units.seconds(one.busy_time),
+            "slowest in": f"{units.percent(one.slowest)} of steps",
+        }
+        for one in run.ranks
+    ]
+    return table("Ranks", cells)
+
+
+def ceilings(run: RunEvidence) -> list[str]:
+    """Returns the sentences about FLOPs and peaks."""
+    lines = []
+    if (flops := run.flops) and flops.model_flops_per_sample:
+        lines.append(f"{units.count(flops.model_flops_per_sample, 'FLOP')} a sample, counted by {flops.method}")
+    if peak := run.peak:
+        rate = units.count(peak.flops_per_s, "FLOP/s")
+        lines.append(f"{rate} in {peak.dtype} published for {peak.device}: {peak.source}")
+    if (measured := run.measured_peak) and measured.flops_per_s:
+        rate, size = units.count(measured.flops_per_s, "FLOP/s"), f"{measured.size} x {measured.size}"
+        lines.append(f"{rate} in {measured.dtype} measured with a product of two {size} matrices")
+    return lines
+
+
+def _error(run: RunEvidence) -> Iterator[Block]:
+    error = run.record.error if run.record else None
+    if error:
+        yield Paragraph(clean(str(error.get("message"))), "warning", on=Medium.PAGE)
+
+
+def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence | None) -> Iterator[Block]:
+    """Yields what changed since the experiment's previous run, and the warnings of this one."""
+    if previous and earlier:
+        link = f"../{quote(earlier.path.name)}/report.html"
+        yield Heading("What changed since", link=earlier.label, target=link)
+        yield from comparison.differences(previous.comparability.differences, "before", "now")
+        yield Paragraph([clean(reason) for reason in previous.comparability.reasons], listed=True)
+        yield Heading("What was learned")
+        yield Paragraph(phrases.headline(comparison.renamed(previous, "the previous run", "this run")), "strong")
+        yield Paragraph([clean(note) for note in previous.explanation.notes], listed=True)
+        yield Paragraph([clean(warning) for warning in previous.warnings], "warning")
+    elif run.record and run.metrics:
+        yield Paragraph(f"this is the first run of the experiment {clean(run.record.experiment)}")
+    if run.warnings or run.problems:
+        yield Heading("Warnings")
+        yield Paragraph([clean(warning) for warning in [*run.warnings, *run.problems]], "warning")
+
+
+def _recorded(run: RunEvidence) -> Iterator[Block]:
+    """Yields the hardware over time, the memory, the settings and the environment, for a page."""
+    yield Heading("Hardware over time")
+    telemetry = figures.whole_run(run, figures.GPU) or figures.whole_run(run, figures.CPU)
+    if telemetry:
+        yield Paragraph("shaded: the steady windows, which the metrics are computed from", "quiet")
+        yield Figures(telemetry)
+    else:
+        yield Paragraph("telemetry is not recorded", "missing")
+    yield Heading("Memory")
+    side = figures.recording(Side(run.label, (run,)))
+    estimates = {name: metric.estimate for name, metric in run.metrics.items()}
+    held = figures.whole_run(run, [figures.GPU_MEMORY]) or figures.whole_run(run, [figures.CPU_MEMORY])
+    yield from figures.or_missing([figures.peaks([side], [estimates]), *held], "memory is not recorded")
+    workload = {f"workload.{key}": value for key, value in run.workload.items()}
+    for name, what, values in (
+        ("Settings", "Every setting as it was used", run.settings),
+        ("Environment", "Machine, libraries and workload", run.environment | workload),
+    ):
+        yield Heading(name)
+        if values:
+            yield Folded(what, [Facts(_by_head(values))])
+        else:
+            yield Paragraph(f"the {name.lower()} {'are' if name == 'Settings' else 'is'} not recorded", "missing")
+
+
+def _by_head(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Returns settings grouped by the part before the first dot; those without a dot come first, without heading."""
+    groups: dict[str, dict[str, str]] = {"": {}}
+    for key, value in values.items():
+        head, dot, rest = key.partition(".")
+        groups.setdefault(head if dot else "", {})[rest if dot else key] = phrases.cell(value)
+    return {head: entries for head, entries in groups.items() if entries}
+
+
+def _code_state(git: Mapping[str, Any]) -> str:
+    """Returns a clause about the measured working tree."""
+    state = f"at commit {str(git.get('commit') or 'none')[:12]}"
+    if git.get("branch"):
+        state += f" of {git['branch']}"
+    return f"{state}, with changes that were not committed" if git.get("dirty") else state
