@@ -181,6 +181,8 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     if run.trades:
         made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
+    if command != "profile" and run.profile and run.findings:
+        made.append(Paragraph(clean(run.findings.headline), "strong", anchor="profile", on=Medium.PAGE))
     if command == "profile":
         made += _profile(run, *diagnosed, unfolded) if diagnosed else [_missing(run, "no profile")]
     elif command == "memory":
