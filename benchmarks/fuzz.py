@@ -95,12 +95,11 @@ def preload() -> None:
     import gpubench.pipeline.defaults
     import gpubench.pipeline.resuming
     import gpubench.report.comparison
-    import gpubench.report.documents
-    import gpubench.report.footprint_page
-    import gpubench.report.noise
+    import gpubench.report.markdown
+    import gpubench.report.memory
     import gpubench.report.page
     import gpubench.report.profile
-    import gpubench.report.profile_page
+    import gpubench.report.run
     import gpubench.report.terminal
     import gpubench.settings.defaults  # noqa: F401
 
