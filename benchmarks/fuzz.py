@@ -86,11 +86,6 @@ def attempts(
 
 def preload() -> None:
     """Load what a case would load, without what fixes configuration or starts a thread."""
-    import gpubench.report.documents
-    import gpubench.report.footprint_page
-    import gpubench.report.noise
-    import gpubench.report.profile_page
-
     import gpubench.commands
     import gpubench.compare.compare
     import gpubench.diagnosis.rules
@@ -100,8 +95,11 @@ def preload() -> None:
     import gpubench.pipeline.defaults
     import gpubench.pipeline.resuming
     import gpubench.report.comparison
+    import gpubench.report.markdown
+    import gpubench.report.memory
     import gpubench.report.page
     import gpubench.report.profile
+    import gpubench.report.run
     import gpubench.report.terminal
     import gpubench.settings.defaults  # noqa: F401
 

@@ -27,6 +27,7 @@ from gpubench.report.document import (
 )
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
+ESCAPED = markdown.escape(HOSTILE)
 
 Report = Document | Section | Iterable[Block]
 UNSEEN = {"on", "anchor", "drawing", "letter", "shape", "style", "target", "tone", "words", "expendable", "last"}
@@ -191,6 +192,17 @@ class Page(HTMLParser):
         """What a reader sees, a row of a table a line, with the names of drawings in brackets."""
         lines = (re.sub(" +", " ", line).strip(" |") for line in "".join(self.seen).split("\n"))
         return [line for line in lines if line]
+
+
+def harmless(document: Document, at_least: int = 1) -> None:
+    """Asserts that no medium obeys a text that contains HOSTILE and an escape, and that all show it."""
+    on_wide_terminal, source = on_terminal(document, 1000, details=True), page.render(document)
+    shown, written = Page(source), markdown.render(document)
+    assert not [text for text in (on_wide_terminal, source, written) if "\x1b" in text]
+    assert {"script", "img", "iframe", "object"}.isdisjoint(shown.tags)
+    assert not [name for name, _ in shown.attributes if name.startswith("on")]
+    assert "<script" not in written
+    assert min(on_wide_terminal.count(HOSTILE), shown.words.count(HOSTILE), written.count(ESCAPED)) >= at_least
 
 
 def everywhere(document: Document) -> str:

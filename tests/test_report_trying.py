@@ -1,8 +1,8 @@
-"""What a run's page shows of the batch sizes and the trades that were tried beside it."""
+"""What is reported of the batch sizes and the trades that were tried: its tables and plots, alone and of a run."""
 
 import json
 import re
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,24 @@ from xml.etree import ElementTree
 import footprints_made as made
 import msgspec
 import pytest
-from browser import PHONE, needs_browser, width_on_a_phone
 from footprints_made import MIB
-from gpubench.report.fixes import batch_sizes_sentence
-from gpubench.report.fixes_page import HEIGHT, batch_sizes, scatter, trades
-from gpubench.report.templating import environment
 from hypothesis import given
 from hypothesis import strategies as st
+from reports import HOSTILE, everywhere, find, harmless, only, paragraphs, rows, text, titles
 from test_comparing_memory import run as followed
-from test_page import HOSTILE, Page, run_of
+from test_page import run_of
 from test_plots import parsed, texts
 
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import RunDirectoryError
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed, Trade, Trades, weigh
-from gpubench.report import fixes_page, notebook
+from gpubench.report import memory_figures as figures
+from gpubench.report import notebook
+from gpubench.report import run as report
 from gpubench.report.charts import HEAD, Scale
-from gpubench.report.page import run_page
+from gpubench.report.document import Block, Document, Figure, Table
+from gpubench.report.memory import batch_sizes, batch_sizes_sentence, trades
+from gpubench.report.memory_figures import PLOT_HEIGHT, scatter
 from gpubench.runs.directory import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
 
 REPLACE = msgspec.structs.replace
@@ -61,17 +62,17 @@ def tried() -> Trades:
     )
 
 
-def shown(sizes: BatchSizes | None = None, weighed: Trades | None = None) -> str:
-    template = environment().from_string(
-        '{% import "trying.html" as trying %}'
-        "{% if sizes %}{{ trying.batch_sizes(sizes) }}{% endif %}"
-        "{% if weighed %}{{ trying.trades(weighed) }}{% endif %}"
-    )
-    return template.render(sizes=batch_sizes(sizes) if sizes else None, weighed=trades(weighed) if weighed else None)
+def reported(sizes: BatchSizes, weighed: Trades) -> Document:
+    """As a run that tried both reports them."""
+    return Document(batch_sizes_sentence(sizes), [*batch_sizes(sizes, headed=True), *trades(weighed)])
+
+
+def plots(blocks: list[Block]) -> list[Figure]:
+    return only(blocks, Figure)
 
 
 def drawn(found: BatchSizes, number: int = 0) -> ElementTree.Element:
-    return parsed(batch_sizes(found)["figures"][number].drawing)
+    return parsed(plots(batch_sizes(found))[number].drawing)
 
 
 def places(root: ElementTree.Element, tag: str = "circle") -> list[tuple[float, float]]:
@@ -90,8 +91,12 @@ def near(found: list[tuple[float, float]]) -> Any:
     return [pytest.approx(one, abs=0.02) for one in found]
 
 
+def test_the_report_of_what_was_tried_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
+    golden("memory-tried.txt", everywhere(reported(looked(), tried())))
+
+
 def test_a_peak_stands_above_its_batch_as_high_as_it_is() -> None:
-    x, y = Scale(0, 1.06 * 10, 0, 100), Scale(0, 1.08 * 11 * MIB, HEIGHT, 0)
+    x, y = Scale(0, 1.06 * 10, 0, 100), Scale(0, 1.08 * 11 * MIB, PLOT_HEIGHT, 0)
     root = drawn(looked())
     assert places(root) == near([(x(size), HEAD + y((size + 1) * MIB)) for size in (1, 2, 4, 9, 10)])
     assert places(root, "symbol") == near([(x(9), HEAD + y(10 * MIB))])
@@ -104,7 +109,7 @@ def test_the_line_runs_through_the_predictions_from_what_no_sample_adds() -> Non
     root = drawn(looked())
     (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
     points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", path.get("d") or "")]
-    x, y = Scale(0, 10.6, 0, 100), Scale(0, 1.08 * 11 * MIB, HEIGHT, 0)
+    x, y = Scale(0, 10.6, 0, 100), Scale(0, 1.08 * 11 * MIB, PLOT_HEIGHT, 0)
     assert points[0] == pytest.approx((0, y(MIB)), abs=0.1)
     assert points[-1] == pytest.approx((x(10.6), y(11.6 * MIB)), abs=0.1)
 
@@ -114,31 +119,26 @@ def test_a_line_that_begins_below_nothing_is_drawn_from_nothing_on() -> None:
     (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
     x, y = re.findall(r"M([\d.]+),([\d.]+)", path.get("d") or "")[0]
     assert float(x) == pytest.approx(100 * 2 / 10.6, abs=0.5)
-    assert float(y) == pytest.approx(HEIGHT, abs=2)
+    assert float(y) == pytest.approx(PLOT_HEIGHT, abs=2)
 
 
 def test_what_is_far_beyond_the_limit_is_told_and_not_drawn() -> None:
-    note = batch_sizes(looked())["figures"][0].note
-    assert note == (
-        "Dots and the line through them: predicted. Diamonds: measured. "
-        "Predicted far beyond the limit and not drawn: 400."
-    )
-    assert "400" in {row[0] for row in batch_sizes(looked())["sheet"].rows}
+    assert plots(batch_sizes(looked()))[0].note.endswith("not drawn: 400.")
+    assert "400" in [row["batch"] for row in rows(find(batch_sizes(looked()), Table, "batch"))]
 
 
 def test_a_batch_that_failed_when_it_was_run_is_told_beneath() -> None:
     found = looked(confirmed=[Confirmed(9, None, "out of memory"), Confirmed(4, 5 * MIB)], largest=4)
-    note = batch_sizes(found)["figures"][0].note
-    assert note.endswith("Failed when run: 9.")
+    assert plots(batch_sizes(found))[0].note.endswith("Failed when run: 9.")
     assert len(places(drawn(found), "symbol")) == 1
 
 
 def test_where_not_even_one_sample_fits_its_peak_is_drawn_above_the_limit() -> None:
     found = looked(points=[Point(1, 100 * MIB)], line=Line(0, 100 * MIB, 0), largest=None, confirmed=[], speeds=[])
     root = drawn(found)
-    assert places(root) == near([(100 / 1.06, HEAD + HEIGHT - HEIGHT / 1.08)])
+    assert places(root) == near([(100 / 1.06, HEAD + PLOT_HEIGHT - PLOT_HEIGHT / 1.08)])
     assert "limit 10 MiB" in texts(root)
-    assert "Not even a batch of 1 fits into 10 MiB" in shown(found)
+    assert paragraphs(batch_sizes(found), "strong")[0].startswith("not even a batch of 1 fits into 10 MiB")
 
 
 @pytest.mark.parametrize(("limit", "is_drawn"), [(16.4, True), (17, False)])
@@ -149,7 +149,7 @@ def test_a_limit_is_drawn_only_where_it_is_near(limit: float, is_drawn: bool) ->
 
 def test_throughput_is_drawn_over_the_same_batches_and_the_fastest_is_named() -> None:
     root = drawn(looked(), 1)
-    x, y = Scale(0, 10.6, 0, 100), Scale(0, 1180, HEIGHT, 0)
+    x, y = Scale(0, 10.6, 0, 100), Scale(0, 1180, PLOT_HEIGHT, 0)
     expected = [(x(size), HEAD + y(rate)) for size, rate in ((2, 500), (4, 1000), (9, 900))]
     assert places(root, "symbol") == near(expected)
     assert "fastest: 4" in texts(root)
@@ -164,7 +164,7 @@ def test_batches_have_whole_numbers_on_their_axis() -> None:
 
 
 def test_nothing_timed_leaves_one_plot() -> None:
-    assert len(batch_sizes(looked(speeds=[]))["figures"]) == 1
+    assert len(plots(batch_sizes(looked(speeds=[])))) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_that_no_batch_fits_rests_on_the_smallest_that_was_run(confirmed: list[C
 
 def test_nothing_looked_at_is_said() -> None:
     found = looked(points=[], line=Line(0, 0, 0), largest=None, confirmed=[], speeds=[])
-    assert batch_sizes(found)["figures"] == []
-    assert "No batch size was looked at" in shown(found)
+    assert plots(batch_sizes(found)) == []
+    assert paragraphs(batch_sizes(found), "missing") == ["no batch size was tried"]
 
 
 def test_a_run_stands_right_of_those_that_take_less_and_above_the_slower() -> None:
     root = parsed(scatter(tried()))
-    x, y = Scale(10 - 2.8, 30 + 2.8, 0, 100), Scale(40 - 8.4, 100 + 8.4, HEIGHT, 0)
+    x, y = Scale(10 - 2.8, 30 + 2.8, 0, 100), Scale(40 - 8.4, 100 + 8.4, PLOT_HEIGHT, 0)
     assert places(root, "symbol") == near([(x(10), HEAD + y(50)), (x(30), HEAD + y(100))])
     assert places(root) == near([(x(20), HEAD + y(40))])
 
@@ -210,7 +210,7 @@ def test_every_mark_has_the_number_of_its_row_and_the_efficient_ones_in_bold() -
     assert said["1"] == "label after"
     assert said["2"] == "before"
     assert said["3 as it was"] == "label before"
-    firsts = [row[0] for row in trades(tried())["sheet"].rows]
+    firsts = [row["option"] for row in rows(find(trades(tried()), Table, "option"))]
     assert [first.split()[0] for first in firsts] == ["1.", "2.", "3.", "4."]
     assert firsts[2] == "3. as it was"
 
@@ -220,51 +220,40 @@ def test_labels_of_marks_that_lie_together_do_not_lie_on_each_other() -> None:
     root = parsed(scatter(weigh([*alike, Trade({}, 30 * MIB, 100.0)])))
     heights = sorted(float(one.get("y") or 0) for one in root.iter("text") if one.get("class", "").endswith("after"))
     assert len(heights) == 5
-    assert all(b - a >= fixes_page.APART - 0.02 for a, b in pairwise(heights))
+    assert all(b - a >= figures.APART - 0.02 for a, b in pairwise(heights))
 
 
 def test_an_interval_is_a_whisker_and_cut_off_where_it_would_press_the_plot_flat() -> None:
     weighed = Trades([Trade({}, 10 * MIB, 100.0, (90.0, 110.0)), Trade({"a": 1}, 20 * MIB, 90.0, (-900.0, 1e6))])
     root = parsed(scatter(weighed))
-    y = Scale(60 - 0.14 * 90, 150 + 0.14 * 90, HEIGHT, 0)
+    y = Scale(60 - 0.14 * 90, 150 + 0.14 * 90, PLOT_HEIGHT, 0)
     ends = [
         (float(one.get("y1") or 0), float(one.get("y2") or 0))
         for one in root.iter("line")
         if one.get("class") == "error"
     ]
     assert ends == near([(HEAD + y(90), HEAD + y(110)), (HEAD + y(60), HEAD + y(150))])
-    assert "Whiskers: 95 % intervals." in trades(weighed)["figure"].note
+    assert "Whiskers: 95 % intervals." in plots(trades(weighed))[0].note
 
 
 def test_trades_that_failed_are_in_the_table_alone() -> None:
-    found = trades(tried())
-    assert found["figure"].note.endswith("Not drawn: 1 run that failed or was not timed.")
-    assert len(found["sheet"].rows) == 4
+    assert plots(trades(tried()))[0].note.endswith("Not drawn: 1 run that failed or was not timed.")
+    assert len(find(trades(tried()), Table, "option").rows) == 4
     followed_only = Trades([Trade({}, MIB, None), Trade({"a": 1}, None, None, reason="no")])
-    assert trades(followed_only)["figure"] is None
-    assert "Every setting that was run" in shown(weighed=followed_only)
-
-
-def test_no_trades_are_said() -> None:
-    assert "No settings were run" in shown(weighed=Trades([]))
+    assert plots(trades(followed_only)) == []
+    assert [row.get("kind") for row in rows(find(trades(followed_only), Table, "option"))] == [None, "no"]
+    assert paragraphs(trades(Trades([])), "missing") == ["no settings were run"]
 
 
 def test_a_single_trade_has_its_plot() -> None:
     ((left, top),) = places(parsed(scatter(weigh([Trade({}, MIB, 10.0)]))), "symbol")
-    assert (left, top) == pytest.approx((50, HEAD + HEIGHT / 2), abs=0.01)
+    assert (left, top) == pytest.approx((50, HEAD + PLOT_HEIGHT / 2), abs=0.01)
 
 
 def test_hostile_settings_are_shown_and_not_obeyed() -> None:
     bold = f"{HOSTILE}\x1b[2J\n"
     weighed = weigh([Trade({bold: HOSTILE}, MIB, 1.0), Trade({"model.name": "<script>"}, None, None, reason=bold)])
-    sizes = looked(confirmed=[Confirmed(9, 10 * MIB, bold)])
-    source = shown(sizes, weighed)
-    page = Page(source)
-    assert {"script", "img", "iframe"}.isdisjoint(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
-    assert "\x1b" not in source
-    assert "name=<script>" in page.words
-    assert HOSTILE in page.words
+    harmless(reported(looked(confirmed=[Confirmed(9, 10 * MIB, bold)]), weighed), at_least=1)
 
 
 @given(
@@ -285,9 +274,9 @@ def test_any_search_is_drawn_within_reason(
         capacity=limit, spare=0.0, limit=limit, points=[Point(*one) for one in points], line=Line(*line, 0.1),
         largest=None, confirmed=[Confirmed(*one) for one in confirmed], speeds=[Speed(*one) for one in speeds],
     )  # fmt: skip
-    for figure in batch_sizes(found)["figures"]:
+    for figure in plots(batch_sizes(found)):
         parsed(figure.drawing)
-    shown(found)
+    everywhere(Document("", batch_sizes(found)))
 
 
 @given(
@@ -299,7 +288,7 @@ def test_any_trades_are_drawn_within_reason(found: list[tuple[int | None, float 
     assert (drawing is None) == all(peak is None or speed is None for peak, speed, _ in found)
     if drawing is not None:
         parsed(drawing)
-    shown(weighed=weighed)
+    everywhere(Document("", trades(weighed)))
 
 
 def searched(results: Path, found: Any) -> Path:
@@ -318,12 +307,12 @@ def test_a_run_that_only_looked_for_batch_sizes_has_its_page(tmp_path: Path) -> 
     followed(tmp_path, made.predicted())
     path = searched(tmp_path, looked())
     notebook.write_up(path)
-    words = Page((path / REPORT).read_text(encoding="utf-8")).words
-    assert words.count("The largest batch that fits into 10 MiB (20 MiB less 50.0 %) is 9") == 1
-    assert "Every batch that was looked at" in words
-    assert "first run of the experiment" not in words
-    assert f"{MEMORY} is missing" not in words
-    assert "Nothing was measured" in words
+    assert (path / REPORT).is_file()
+    found = report.page(open_run(path, measured=False))
+    assert found.headline == batch_sizes_sentence(looked())
+    assert find(found, Table, "batch")
+    assert "nothing was measured" in paragraphs(found, "missing")
+    assert f"{MEMORY} is missing" not in text(found)
 
 
 def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
@@ -335,24 +324,20 @@ def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
     assert "first run of the experiment" in (later / REPORT).read_text(encoding="utf-8")
 
 
-def test_the_page_of_a_run_shows_what_was_tried_after_its_footprint(tmp_path: Path) -> None:
+def test_the_page_of_a_run_shows_what_was_tried(tmp_path: Path) -> None:
     path = followed(tmp_path, made.predicted())
     (path / BATCH_SIZES).write_bytes(msgspec.json.encode(looked()))
     (path / TRADES).write_bytes(msgspec.json.encode(tried()))
-    notebook.write_up(path)
-    words = Page((path / REPORT).read_text(encoding="utf-8")).words
-    order = ["Over the history", "Batch sizes", "The largest batch that fits", "Peak = 1 MiB + 1 MiB a sample",
-             "Memory against speed", "first run of the experiment", "Metrics"]  # fmt: skip
-    found = [words.find(part) for part in order]
-    assert -1 not in found
-    assert found == sorted(found)
+    found = report.page(open_run(path))
+    order = ["Batch sizes", "What fills the memory", "Over the history", "Memory against speed", "Metrics"]
+    assert [title for title in titles(found) if title in order] == order
 
 
 def test_a_run_that_tried_nothing_has_neither_section(tmp_path: Path) -> None:
     run = open_run(followed(tmp_path, made.predicted()))
     assert (run.batch_sizes, run.trades, run.problems) == (None, None, [])
-    assert "Memory against speed" not in run_page(run, None, None)
-    assert "Batch sizes" not in run_page(run_of(), None, None)
+    assert {"Memory against speed", "Batch sizes"}.isdisjoint(titles(report.page(run)))
+    assert "Batch sizes" not in titles(report.page(run_of()))
 
 
 def evidence(path: Path, name: str, content: bytes) -> RunEvidence:
@@ -378,7 +363,7 @@ def test_batch_sizes_that_cannot_be_are_a_problem(tmp_path: Path, changes: dict[
     run = evidence(path, BATCH_SIZES, json.dumps(msgspec.to_builtins(looked()) | changes).encode())
     assert run.batch_sizes is None
     assert [problem.startswith(f"{path / BATCH_SIZES} {said}") for problem in run.problems] == [True]
-    assert said.split(":")[0] in Page(run_page(run, None, None)).words
+    assert any(said.split(":")[0] in line for line in paragraphs(report.page(run), "warning"))
 
 
 @pytest.mark.parametrize(
@@ -402,14 +387,4 @@ def test_trades_that_cannot_be_are_a_problem(tmp_path: Path, trade: dict[str, An
 def test_damage_never_costs_the_page(tmp_path: Path, name: str, content: bytes) -> None:
     path = followed(tmp_path, made.predicted())
     run = evidence(path, name, content)
-    assert f"{path / name} cannot be read" in Page(run_page(run, None, None)).words
-
-
-@needs_browser
-def test_a_phone_shows_what_was_tried_without_scrolling_sideways(tmp_path: Path) -> None:
-    path = followed(tmp_path, made.predicted())
-    long = Trade({f"training.a_setting_with_a_long_name_{number}": HOSTILE for number in range(3)}, 12 * MIB, 60.0)
-    (path / BATCH_SIZES).write_bytes(msgspec.json.encode(looked()))
-    (path / TRADES).write_bytes(msgspec.json.encode(weigh([*tried().trades, long])))
-    run = replace(open_run(path), label="run")
-    assert width_on_a_phone(run_page(run, None, None), tmp_path) <= PHONE
+    assert any(f"{path / name} cannot be read" in line for line in paragraphs(report.page(run), "warning"))

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from gpubench.report.finding_phrases import options
 
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
 from gpubench.host.schedule import Outcome
+from gpubench.report.findings import options
 from gpubench.settings.defaults import complete, completed
 from gpubench.settings.loading import Configuration, flatten, load
 from gpubench.settings.schema import ProfileSettings

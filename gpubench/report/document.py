@@ -70,6 +70,8 @@ class Paragraph(Block):
     label: str = ""
     listed: bool = False
     """Whether the page shows the lines as a list even if there is only one."""
+    anchor: str = ""
+    """The anchor of the section that says more, which a page links to after a single line."""
 
     @property
     def texts(self) -> list[str]:

@@ -143,7 +143,8 @@ def page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvide
     context = "log of another tool"
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
-    made = [*_error(run), *_since(run, previous, earlier), *blocks(run), *_recorded(run)]
+    found = [*blocks(run), *_recorded(run)]  # reads files, and what cannot be read is among the warnings before it
+    made = [*_error(run), *_since(run, previous, earlier), *found]
     return Document(
         headline(run),
         made,
@@ -181,6 +182,8 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     if run.trades:
         made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
+    if command != "profile" and run.profile and run.findings:
+        made.append(Paragraph(clean(run.findings.headline), "strong", anchor="profile", on=Medium.PAGE))
     if command == "profile":
         made += _profile(run, *diagnosed, unfolded) if diagnosed else [_missing(run, "no profile")]
     elif command == "memory":
@@ -262,6 +265,8 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
         yield Paragraph(pipeline.caption(run) if run.pipeline else _caption(run), "quiet", on=TEXT)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
+    elif not run.metrics:
+        yield Paragraph("nothing was measured", "missing", on=Medium.PAGE)
     every = [metric for metric in run.metrics.values() if _is_news(metric)]
     note = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
     yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)

@@ -128,7 +128,7 @@ _COLOURS: dict[Style, str] = {
     "rejected": "magenta",
 }
 _SEVERITIES = {"high": "red", "medium": "yellow", "low": "cyan"}
-_STACKED = {
+LETTER_COLOURS = {
     "P": "blue",
     "B": "bright_blue",
     "G": "magenta",
@@ -396,7 +396,7 @@ def _stack(parts: Sequence[Part], room: int) -> Text:
 
 
 def _stacked(part: Part, length: int) -> Text:
-    colour = _STACKED.get(part.letter, "bright_black")
+    colour = LETTER_COLOURS.get(part.letter, "bright_black")
     return Text(part.letter * length, f"{colour} on {colour}")
 
 
