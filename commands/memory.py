@@ -198,7 +198,7 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
 
 
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
-    from gpubench.memory.advice import advise
+    from gpubench.diagnosis.rules import advise
     from gpubench.memory.snapshot import of_snapshot, of_trace_file
     from gpubench.report import footprint, footprint_page
     from gpubench.report.terminal import Terminal

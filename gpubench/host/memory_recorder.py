@@ -28,7 +28,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
     """One run of `gpubench memory`."""
 
     command = "memory"
-    worker = "gpubench.memory.worker"
+    worker = "gpubench.memory_worker"
     lighter = LIGHTER
     progress: MemoryProgress
 

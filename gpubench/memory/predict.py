@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gpubench import releases
+from gpubench import releases, units
 from gpubench.errors import GpubenchError, ModelError
-from gpubench.findings import Finding, Findings
+from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory import cuda_kernels
-from gpubench.memory.advice import advise, with_prediction
 from gpubench.memory.allocator import blas_workspace
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.cuda_kernels import RULES, Applied, as_cuda
@@ -316,9 +315,11 @@ class Forecast:
             corrections = [msgspec.structs.replace(one, size=self._adds(one.name, whole)) for one in corrections]
         return msgspec.structs.replace(whole, corrections=[*corrections, *whole.corrections])
 
-    def advice(self, found: Footprint) -> Findings:
-        """Return the advice for `found`, measured or predicted; a fix saves the difference of two predictions."""
-        advised = advise(found, flatten(self.settings.model_dump(mode="json")))
+    def with_savings(self, advised: Findings, found: Footprint) -> Findings:
+        """Return the findings on `found`, measured or predicted, with the saving of each fix.
+
+        A fix saves the difference of two predictions; a finding whose fix saves next to nothing is left out.
+        """
         if not any(finding.fix for finding in advised.findings):
             return advised
         predicted_already = found.source == "predicted" and self.settings.memory.steps >= SETTLED
@@ -373,3 +374,13 @@ class Forecast:
         except GpubenchError as error:  # for example checkpointing of a model without blocks
             return msgspec.structs.replace(finding, fix={}, evidence=[*finding.evidence, f"not here: {error.message}"])
         return with_prediction(finding, before, after) if after.most < before.most * (1 - LEAST) else None
+
+
+def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Finding:
+    """Return the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
+
+    The saving is negative if the fix needs more.
+    """
+    saved = 1 - after.most / before.most if before.most else 0.0
+    sentence = f"predicted with the fix: {units.size(after.most)}; without: {units.size(before.most)}"
+    return msgspec.structs.replace(finding, expected=Saving(saved), evidence=[*finding.evidence, sentence])
