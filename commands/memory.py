@@ -199,7 +199,8 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
 
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
     from gpubench.diagnosis.rules import advise
-    from gpubench.memory.snapshot import of_snapshot, of_trace_file
+    from gpubench.memory.from_trace import of_trace_file
+    from gpubench.memory.snapshot import of_snapshot
     from gpubench.report import footprint, footprint_page
     from gpubench.report.terminal import Terminal
     from gpubench.runs.directory import to_json

@@ -302,14 +302,15 @@ def _times(events: list[Event]) -> tuple[Ns, Ns]:
         return start, start + np.array([round(event.dur * 1000) for event in events], np.int64)
     starts = np.array([event.ts for event in events], np.float64)
     durations = np.array([event.dur for event in events], np.float64)
-    start = _nanoseconds(starts)
-    return start, start + _nanoseconds(durations)
+    start = nanoseconds(starts)
+    return start, start + nanoseconds(durations)
 
 
-def _nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
+def nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
+    """Return times in nanoseconds: whole microseconds and the rest separately, since a product would round."""
     whole = np.floor(microseconds)
-    nanoseconds: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
-    return nanoseconds
+    found: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return found
 
 
 def _number(numbers: dict[Any, int], key: Any) -> int:
