@@ -19,7 +19,7 @@ from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import Allocation, DeviceHistory, Held, Move, Phase, assembled, classify, filled, steps
 from gpubench.trace import file
 from gpubench.trace import phases as known_phases
-from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, at
 from gpubench.trace.file import UNREADABLE, TraceDocument
 from gpubench.trace.load import LONGEST, nanoseconds
 from gpubench.trace.load import read as read_trace
@@ -195,18 +195,15 @@ def _steps(program: Program, times: Ns, phases: Sequence[Phase]) -> list[int | N
 
 
 def _requesting(program: Program) -> Mask:
-    trace = program.trace
-    named = np.fromiter((not name.startswith(_ALLOCATING) for name in trace.names), np.bool_, len(trace.names))
-    found: Mask = named[trace.host.name] & program.operators
+    named = program.trace.names_where(lambda name: not name.startswith(_ALLOCATING))
+    found: Mask = named[program.trace.host.name] & program.operators
     return found
 
 
 def _module(program: Program, known: Phases) -> Ids:
     """Return for each slice its module, or -1; in the backward pass it is the forward operator's module."""
     around = nearest(program.nest, known.calls.mask)
-    node = np.where(known.evaluation >= 0, known.forward[known.evaluation], np.int32(MISSING))
-    call = np.where((around < 0) & (node >= 0), around[node], around)
-    return np.where(call >= 0, known.calls.of[call], np.int32(MISSING))
+    return at(known.calls.of, np.where(around < 0, at(around, known.evaluated), around))
 
 
 HOW = "record it with torch.profiler.profile(profile_memory=True), or gpubench profile --profiling.profile_memory=true"

@@ -95,9 +95,9 @@ def device_spans(trace: Trace, lexicon: Lexicon) -> Sets:
     device = trace.device
     communicates = communication_work(trace, lexicon)
     copies = device.kind == WorkKind.COPY
-    compute = _spans(trace, ~communicates & ~copies)
-    communication = _spans(trace, communicates)
-    copied = _spans(trace, copies)
+    compute = device.spans(~communicates & ~copies)
+    communication = device.spans(communicates)
+    copied = device.spans(copies)
     busy_without_copies = join(compute, communication)
     return Sets(
         compute=compute,
@@ -114,10 +114,6 @@ def communication_work(trace: Trace, lexicon: Lexicon) -> Mask:
     communicates: Mask = lexicon.communication_kernel[trace.device.name]
     communicates &= trace.device.kind == WorkKind.KERNEL
     return communicates
-
-
-def breakdown(trace: Trace, lexicon: Lexicon, start: int, end: int) -> Breakdown:
-    return breakdowns(device_spans(trace, lexicon), [(start, end)])[0]
 
 
 def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
@@ -142,10 +138,6 @@ def _breakdown(wall: int, compute: int, exposed: int, exposed_copies: int, toget
     )
 
 
-def _spans(trace: Trace, chosen: Mask) -> Spans:
-    return union(trace.device.start[chosen], trace.device.end[chosen])
-
-
 ISSUING = 20_000
 """Nanoseconds: the longest time that a call takes to begin a copy once the device is free; a launch takes half of
 it."""
@@ -165,12 +157,12 @@ def idle_causes(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> d
     in_order: list[tuple[Cause, Spans]] = [
         ("backlog", gaps.behind(gaps.backlog)),
         ("queued", gaps.behind(~gaps.backlog)),
-        ("data_loader", _when(trace, driving & lexicon.data_loader[host.name])),
-        ("allocator", _when(trace, driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
-        ("pageable_copy", _when(trace, pageable)),
-        ("communication_wait", _when(trace, driving & lexicon.communication_wait[host.name])),
-        ("recording", _when(trace, recording)),
-        ("synchronisation", _when(trace, waits)),
+        ("data_loader", host.spans(driving & lexicon.data_loader[host.name])),
+        ("allocator", host.spans(driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
+        ("pageable_copy", host.spans(pageable)),
+        ("communication_wait", host.spans(driving & lexicon.communication_wait[host.name])),
+        ("recording", host.spans(recording)),
+        ("synchronisation", host.spans(waits)),
         ("pageable_copy", opened.by(pageable)),
         ("recording", opened.by(recording)),
         ("synchronisation", opened.by(~pageable & ~recording)),
@@ -211,7 +203,7 @@ def pageable_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
 def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.intp]) -> Mask:
     """Say whether the same aten::copy_ contains both slices."""
     host = trace.host
-    named = np.fromiter((name in _COPYING for name in trace.names), np.bool_, len(trace.names))
+    named = trace.names_where(_COPYING.__contains__)
     copying = np.flatnonzero(named[host.name] & (host.kind == HostKind.OPERATOR))
     place = np.searchsorted(copying, calls) - 1
     known = place >= 0
@@ -258,10 +250,6 @@ def idle_by_call(trace: Trace, lexicon: Lexicon, causes: Mapping[Cause, Spans]) 
         start = host.start[calls]
         found[calls] = overlap(start, np.append(start[1:], max(spans.end[-1], start[-1])), spans)
     return found
-
-
-def _when(trace: Trace, chosen: Mask) -> Spans:
-    return union(trace.host.start[chosen], trace.host.end[chosen])
 
 
 def _calls_of(trace: Trace, links: Ids, names: Mask) -> NDArray[np.intp]:
@@ -484,4 +472,4 @@ def _host_spans(trace: Trace, lexicon: Lexicon, links: Ids, waits: Mask) -> dict
         "synchronisation": waits,
         "operators": runtime | (host.kind == HostKind.OPERATOR),
     }
-    return {name: union(host.start[mask], host.end[mask]) for name, mask in masks.items()}
+    return {name: host.spans(mask) for name, mask in masks.items()}
