@@ -6,7 +6,7 @@ from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity
 from gpubench.distributions import binomial_tail
 from gpubench.findings import Finding, Unanswered
-from gpubench.trace.profile import CollectiveKind, Rank, Straggler
+from gpubench.trace.profile import Collective, CollectiveKind, Rank, Straggler
 from gpubench.trace.ranks import kind_of
 
 CHANCE = 0.05
@@ -240,6 +240,11 @@ def exposed_communication(case: ProfileCase) -> Answers:
     )
 
 
+def collective_kind(collective: Collective) -> CollectiveKind:
+    """Return the recorded kind, or else the one that the name gives."""
+    return collective.kind or kind_of(collective.name)
+
+
 def _reduces_each(case: ProfileCase) -> bool:
     return (
         case.ranks > 1
@@ -266,7 +271,7 @@ def _shares(case: ProfileCase) -> dict[_Kind, float]:
     found: dict[_Kind, int] = {}
     hidden = not any(one.exposed for one in case.rank.collectives)
     for one in case.rank.collectives:
-        kind = _KINDS[one.kind or kind_of(one.name)]
+        kind = _KINDS[collective_kind(one)]
         found[kind] = found.get(kind, 0) + (one.total if hidden else one.exposed)
     whole = sum(found.values())
     if not whole:
@@ -279,7 +284,7 @@ def _describe_kinds(case: ProfileCase, shares: dict[_Kind, float]) -> list[str]:
     """Say how many collectives of each kind there are, and how much of their time is exposed."""
     evidence = []
     for kind in shares:
-        own = [one for one in case.rank.collectives if _KINDS[one.kind or kind_of(one.name)] is kind]
+        own = [one for one in case.rank.collectives if _KINDS[collective_kind(one)] is kind]
         if own:
             calls, visible = sum(one.calls for one in own), sum(one.exposed for one in own)
             name = "of unknown kind" if kind is _UNKNOWN else kind.name
@@ -339,7 +344,7 @@ def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, f
         return known[0].cause, "; ".join(f"{kind.name}: {kind.advice}" for kind in known), None
     if first is not _ALL_REDUCE:
         return first.cause, first.advice, None
-    sums = [one for one in case.rank.collectives if (one.kind or kind_of(one.name)) == "all_reduce"]
+    sums = [one for one in case.rank.collectives if collective_kind(one) == "all_reduce"]
     return _by_number(sum(one.calls for one in sums) / case.steps)
 
 

@@ -53,7 +53,7 @@ def layout_of_batches(case: ProfileCase) -> Answers:
     if cost < WORTH:
         return
     asked = case.setting("performance.channels_last") is True
-    on_cpu = case.on_cpu  # on a GPU, convolutions in NCHW lose more than these copies cost
+    avoidable = asked and case.on_cpu  # on a GPU, convolutions in NCHW lose more than these copies cost
     yield Finding(
         id="layout-of-batches",
         title="every batch is rearranged in memory",
@@ -63,9 +63,9 @@ def layout_of_batches(case: ProfileCase) -> Answers:
         if asked
         else "batches arrive in a memory layout other than the one that the program needs",
         advice="switch channels_last off where convolutions gain less than the copies cost, or store the data in NHWC"
-        if asked and on_cpu
+        if avoidable
         else "store the data in the layout that the model needs",
-        fix=case.fix(performance__channels_last=False) if asked and on_cpu else {},
+        fix=case.fix(performance__channels_last=False) if avoidable else {},
         expected=at_most(cost),
         threshold=WORTH_REASON,
     )
@@ -120,8 +120,11 @@ def _of_kind(case: ProfileCase, kind: CopyKind) -> list[Copy]:
 
 
 def _conversion_cost(case: ProfileCase, copies: list[Copy]) -> float:
-    on_cpu = case.on_cpu
-    return case.share(sum(copy.host if on_cpu else copy.device for copy in copies))
+    return case.share(sum(_conversion_time(case, copy) for copy in copies))
+
+
+def _conversion_time(case: ProfileCase, copy: Copy) -> int:
+    return copy.host if case.on_cpu else copy.device
 
 
 _WIDE = {
@@ -152,11 +155,10 @@ def _capability(case: ProfileCase) -> list[str]:
 
 
 def _describe_conversions(case: ProfileCase, copies: list[Copy]) -> list[str]:
-    on_cpu = case.on_cpu
-    costly = sorted(copies, key=lambda copy: copy.host if on_cpu else copy.device, reverse=True)
+    costly = sorted(copies, key=lambda copy: _conversion_time(case, copy), reverse=True)
     return [
         f"{copy.example or 'aten::copy_'}: {case.calls_per_step(copy.calls)} in {copy.phase}, "
-        f"{case.time_per_step(copy.host if on_cpu else copy.device)}{at_place(copy.where)}"
+        f"{case.time_per_step(_conversion_time(case, copy))}{at_place(copy.where)}"
         for copy in costly[:3]
     ]
 
@@ -224,12 +226,14 @@ def device_to_host(case: ProfileCase) -> Answers:
     cost = case.share(sum(wait.idle for wait in waits))
     if cost < WORTH:
         return
-    copies = [copy for copy in case.rank.copies if copy.kind == "device_to_host"]
     yield Finding(
         id="device-to-host",
         title="tensors are copied back to the host in the loop",
         severity=severity(cost),
-        evidence=[*(_describe_copy(case, copy) for copy in copies), *(_describe_wait(case, wait) for wait in waits)],
+        evidence=[
+            *(_describe_copy(case, copy) for copy in _of_kind(case, "device_to_host")),
+            *(_describe_wait(case, wait) for wait in waits),
+        ],
         cause="the host waits for the device before it can copy, and the device then waits for the host's next launch",
         advice="keep results on the device, and copy them once in many steps, with non_blocking=True",
         expected=at_most(cost),
@@ -239,7 +243,7 @@ def device_to_host(case: ProfileCase) -> Answers:
 
 def host_tensors(case: ProfileCase) -> Answers:
     """Find tensors that the model holds or makes on the host and copies to the device while it computes."""
-    found = [copy for copy in _uploads(case) if copy.phase in COMPUTING]
+    found = [copy for copy in _of_kind(case, "host_to_device") if copy.phase in COMPUTING]
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase in COMPUTING]
     cost = _cost(case, found, waits)
     if not found or cost < WORTH:
@@ -269,11 +273,7 @@ def direction(case: ProfileCase, wait: Synchronisation) -> CopyKind | None:
 
 
 def _batches(case: ProfileCase) -> list[Copy]:
-    return [copy for copy in _uploads(case) if copy.phase not in COMPUTING]
-
-
-def _uploads(case: ProfileCase) -> list[Copy]:
-    return [copy for copy in case.rank.copies if copy.kind == "host_to_device"]
+    return [copy for copy in _of_kind(case, "host_to_device") if copy.phase not in COMPUTING]
 
 
 def _waits(case: ProfileCase, kind: CopyKind, phases: set[str] | None = None) -> list[Synchronisation]:
@@ -291,7 +291,7 @@ def _cost(case: ProfileCase, uploads: list[Copy], waits: list[Synchronisation]) 
     copies from pageable memory is divided in proportion to the time of the copies.
     """
     device = case.rank.device
-    every = _pageable_time(_uploads(case))
+    every = _pageable_time(_of_kind(case, "host_to_device"))
     idle = case.rank.idle.get("pageable_copy", 0) * _pageable_time(uploads) // every if every else 0
     exposed = min(device.exposed_copies, sum(copy.device for copy in uploads)) if device else 0
     return case.share(idle + exposed + sum(wait.idle for wait in waits))

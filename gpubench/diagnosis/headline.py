@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from gpubench import units
 from gpubench.diagnosis.attention import attention_clause
 from gpubench.diagnosis.case import ProfileCase
-from gpubench.diagnosis.communication import every_rank_is_traced, slowest
+from gpubench.diagnosis.communication import collective_kind, every_rank_is_traced, slowest
 from gpubench.diagnosis.memory import memory_bound_clause
 from gpubench.trace.host import folded
 from gpubench.trace.profile import Breakdown, Cause, HostPart
-from gpubench.trace.ranks import kind_of
 
 HEADLINE_MINIMUM = 0.1
 """The smallest part of the window that the headline names; smaller parts are in the tables."""
@@ -114,7 +113,7 @@ def _waits_are_known(case: ProfileCase) -> bool:
     They do if all ranks are traced, and for collectives that no rank can leave before the others have entered.
     """
     found = case.rank.collectives
-    one_way = sum(one.total for one in found if (one.kind or kind_of(one.name)) in ("send_recv", "broadcast"))
+    one_way = sum(one.total for one in found if collective_kind(one) in ("send_recv", "broadcast"))
     return every_rank_is_traced(case) and 2 * one_way <= sum(one.total for one in found)
 
 

@@ -261,14 +261,13 @@ def synchronisation(case: ProfileCase) -> Answers:
     if launches_block(case):
         return
     found = [wait for wait in _waits(case) if not _by_scaler(case, wait)]
-    on_cpu = case.on_cpu
     cost, of_loss = _cost(case, found), _cost(case, [wait for wait in found if _of_loss(case, wait)])
     if cost < WORTH:
         return
     reads_loss = of_loss >= MOST_OF_WAITING * cost
     yield Finding(
         id="synchronisation",
-        title="values are read on the host in the loop" if on_cpu else "the host waits for the device in the loop",
+        title="values are read on the host in the loop" if case.on_cpu else "the host waits for the device in the loop",
         severity=severity(cost),
         evidence=[_describe_wait(case, wait) for wait in found[:NAMED]],
         cause="training.read_loss reads the loss on the host after every step"
@@ -277,7 +276,7 @@ def synchronisation(case: ProfileCase) -> Answers:
         advice="read values once in many steps: sum them on the device, and call .item() when you show them",
         fix=case.fix(training__read_loss=False) if reads_loss else {},
         expected=at_most(of_loss if reads_loss else cost),
-        threshold=ON_CPU if on_cpu else THRESHOLD,
+        threshold=ON_CPU if case.on_cpu else THRESHOLD,
     )
     needs = case.option("stacks")
     if needs and not reads_loss and all(wait.where is None for wait in found):
@@ -331,11 +330,10 @@ def _waits(case: ProfileCase) -> list[Synchronisation]:
     A wait for a GPU that is busy, or that has more work queued, costs nothing. Waits for copies are left out, and on a
     CPU the optimizer's reads of its step counts.
     """
-    on_cpu = case.on_cpu
     found = [
         wait
         for wait in case.rank.synchronisations
-        if direction(case, wait) is None and not (on_cpu and wait.phase == "optimizer") and _costs(case, [wait])
+        if direction(case, wait) is None and not (case.on_cpu and wait.phase == "optimizer") and _costs(case, [wait])
     ]
     return sorted(found, key=lambda wait: _costs(case, [wait]), reverse=True)
 

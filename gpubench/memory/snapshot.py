@@ -320,11 +320,11 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     classify(history)
     before = sum(one.size for one in history.allocations if one.category == "before")
     proof = _overwritten(number, found)
-    sign = proof or (_full(number, found) if before or levels[0] else "")
-    history.truncated, history.truncation_proven, history.late = bool(sign), bool(proof), bool(before) and not sign
+    loss = proof or (_full(number, found) if before or levels[0] else "")
+    history.truncated, history.truncation_proven, history.late = bool(loss), bool(proof), bool(before) and not loss
     history.counts = _counts(events, segments)
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
-    history.notes = [*_beginning(number, found, before, sign), *_unreleased(lost), *_failures(events)]
+    history.notes = [*_beginning(number, found, before, loss), *_unreleased(lost), *_failures(events)]
     return DeviceHistory(number, history)
 
 
@@ -451,12 +451,12 @@ def _is_round(count: int) -> bool:
     return digits or power or count % 1000 == 0
 
 
-def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator[str]:
+def _beginning(number: int, found: Snapshot, before: int, loss: str) -> Iterator[str]:
     """Yield what is missing before the first event, and how to record it."""
     counts = [len(events) for events in found.device_traces]
     there = f"{units.size(before)} were allocated before the first of its {counts[number]:,} events"
-    if sign:
-        missing = f"{sign}; {there}" if before else sign
+    if loss:
+        missing = f"{loss}; {there}" if before else loss
         yield f"{missing}; record with a larger max_entries, or fewer steps"
     elif before:
         whole = "no event was lost" if counts[number] < max(counts) else "nothing suggests that events were lost"

@@ -186,7 +186,7 @@ class Launches(Struct, frozen=True):
 
 
 class Copy(Struct, frozen=True):
-    """Copies of one kind: `aten::copy_` and other operators that move data."""
+    """Copies of one kind: `aten::copy_` and what else moves data."""
 
     kind: CopyKind
     pinned: bool | None
