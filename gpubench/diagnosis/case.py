@@ -122,25 +122,26 @@ class ProfileCase(Case):
     def cores(self) -> int | None:
         """The cores for each rank of the run, as recorded; None for a trace from elsewhere."""
         usable = self.environment.get("cpu.usable_cores")
-        return max(1, usable // self.ranks) if isinstance(usable, int) else None
+        return None if usable is None else max(1, usable // self.ranks)
 
     @property
     def threads(self) -> int | None:
         """The threads with which each rank of a run on a CPU computes; None if unknown, or on a GPU."""
-        number = self.setting("performance.cpu_threads") or self.environment.get("threads.intra_op")
-        return number if self.on_cpu and isinstance(number, int) else None
+        if not self.on_cpu:
+            return None
+        return self.setting("performance.cpu_threads") or self.environment.get("threads.intra_op")
 
     @property
     def gpu(self) -> Mapping[str, Any]:
         """What the environment records about the first GPU."""
-        gpus = self.environment.get("gpus") or [{}]
-        return gpus[0] if isinstance(gpus[0], Mapping) else {}
+        gpus = self.environment.get("gpus")
+        return gpus[0] if gpus else {}
 
     @property
     def compute_capability(self) -> int | None:
         """The GPU's major compute capability, as recorded in the environment."""
-        major = str(self.gpu.get("compute_capability", "")).partition(".")[0]
-        return int(major) if major.isdecimal() else None
+        capability = self.gpu.get("compute_capability")
+        return int(capability.partition(".")[0]) if capability else None
 
     @property
     def memory_used(self) -> float | None:

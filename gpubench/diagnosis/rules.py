@@ -1,6 +1,6 @@
 """Apply the rules to a profile or to a footprint, and order the findings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -101,7 +101,7 @@ def of_run(
     `paths` are all traces of the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a
     clean step, in seconds. Raises DataError as `of_files` does.
     """
-    latest = list(_latest(paths))
+    latest = _latest(paths)
     profile = analyse([read(path) for path in latest])
     if settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
         profile = _noted(profile, EAGER)
@@ -110,10 +110,10 @@ def of_run(
     return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=overhead), latest)
 
 
-def _latest(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the last cycle of each rank. The recorder's file names are like rank0.1763748910.pt.trace.json.gz."""
+def _latest(paths: Sequence[Path]) -> list[Path]:
+    """Return the last cycle of each rank. The recorder's file names are like rank0.1763748910.pt.trace.json.gz."""
     by_rank = {path.name.partition(".")[0]: path for path in sorted(paths, key=lambda path: path.name)}
-    return iter(by_rank[rank] for rank in sorted(by_rank, key=lambda rank: (len(rank), rank)))
+    return [by_rank[rank] for rank in sorted(by_rank, key=lambda rank: (len(rank), rank))]
 
 
 def _noted(profile: Profile, note: str) -> Profile:
