@@ -133,9 +133,9 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         else "the step waits for batches while the loader waits, not computes",
         severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
-        cause=_CAUSE_WITHOUT
+        cause="the training process itself reads and prepares every batch, between two steps"
         if workers == 0
-        else f"{_counted(workers)} cannot make batches as fast as the step needs them",
+        else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
         advice=f"load batches in {units.counted(more, 'worker')} beside the step"
         + ("" if free else "; no core is free, but workers that wait for I/O, as for a disk, need none"),
         fix=case.fix(data__workers=more),
@@ -188,13 +188,6 @@ def _needed(workers: int, waiting: float) -> int:
 def _saving(workers: int, more: int, waiting: float) -> float:
     """Return the upper limit of the saving: the step then takes its rest, or the time that `more` workers need."""
     return min(waiting, 1 - max(workers, waiting) / more)
-
-
-_CAUSE_WITHOUT = "the training process itself reads and prepares every batch, between two steps"
-
-
-def _counted(workers: int) -> str:
-    return units.counted(workers, "DataLoader worker")
 
 
 def _cores(case: ProfileCase, workers: int) -> str:

@@ -275,7 +275,6 @@ of 65,536 elements (PyTorch, MultiTensorApply.cuh), so that a hundred of them wo
 SAVED = 0.9
 """Upper limit of what fusing saves of a looping optimizer's time on a CPU: 87 % and 88 % of AdamW's time were saved on
 two models. Fusing replaces a dozen passes and their calls by one pass."""
-_ONE_PASS = "remains, and the trace does not tell how long that takes"
 
 ZEROED_TRAFFIC = 4  # accesses: writing zeros, and later reading them, reading the new gradient and writing the sum
 
@@ -306,7 +305,7 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
         + (
             f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
             if rank.device is None
-            else _ONE_PASS
+            else "remains, and the trace does not tell how long that takes"
         ),
     )
 
