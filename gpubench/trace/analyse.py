@@ -290,7 +290,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
     known = phase_of(program)
     whole = (window.start, window.end)
     sets = None if trace.host_only else device_spans(trace, lexicon)
-    causes = idle_causes(trace, lexicon, links, window) if sets else dict.fromkeys(CAUSES, EMPTY)
+    causes = idle_causes(program) if sets else dict.fromkeys(CAUSES, EMPTY)
     parts = host_parts(program, known) if sets is None else {}
     optimizer, launched_by = optimizing(program, known), owner(trace, program.nest, links)
     return Rank(
@@ -305,7 +305,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         device=breakdowns(sets, [whole])[0] if sets else None,
         idle=idle_within(causes, [whole])[0] if sets else {},
         host=_lengths(parts, whole),
-        critical_path=critical_path(trace, lexicon, links, window) if sets else {},
+        critical_path=critical_path(program) if sets else {},
         steps=_steps(program, breakdowns(sets, _borders(program)) if sets else [], causes, parts),
         phases=phases(program, known),
         modules=modules(program, known),
@@ -315,7 +315,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         fusible=fusible(trace, launched_by, window),
         launches=launches(trace, links, window),
         copies=copies(program, known),
-        synchronisations=synchronisations(program, known, idle_by_call(trace, lexicon, causes)),
+        synchronisations=synchronisations(program, known, idle_by_call(program, causes)),
         collectives=collectives(trace, lexicon, window, sets.exposed_communication) if sets else [],
         compiled=compiled(program),
         python=stretches(program, known),

@@ -82,7 +82,7 @@ def _waiting(program: Program) -> Mask:
         reading = program.named(_READING)
         outer: Mask = outermost(program.nest, reading) == np.arange(len(host))
         return reading & outer
-    return waiting_calls(program.trace, program.lexicon, program.links) & ~program.recorder_waits
+    return waiting_calls(program) & ~program.recorder_waits
 
 
 TYPICAL = ("aten::copy_", "aten::to", "aten::_to_copy")
