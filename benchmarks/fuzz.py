@@ -89,7 +89,6 @@ def preload() -> None:
     import gpubench.commands
     import gpubench.compare.compare
     import gpubench.diagnosis.rules
-    import gpubench.memory.advice
     import gpubench.memory.snapshot
     import gpubench.memory.target
     import gpubench.pipeline.defaults

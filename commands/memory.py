@@ -208,8 +208,9 @@ def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySett
 
 
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
-    from gpubench.memory.advice import advise
-    from gpubench.memory.snapshot import of_snapshot, of_trace_file
+    from gpubench.diagnosis.rules import advise
+    from gpubench.memory.from_trace import of_trace_file
+    from gpubench.memory.snapshot import of_snapshot
     from gpubench.report import memory as report
     from gpubench.report import page
     from gpubench.report.terminal import Terminal

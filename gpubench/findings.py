@@ -1,6 +1,5 @@
 """The content of findings.json: each problem with its evidence, cause and fix, and the measured saving of the fix."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -8,11 +7,6 @@ from msgspec import Struct
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed"]
 Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
-
-
-SEVERE = 0.2
-"""The share of the step, or of the memory's peak, from which on a finding is severe."""
-MARKED = 0.05
 
 
 class Saving(Struct, frozen=True):
@@ -97,21 +91,3 @@ class Findings(Struct, frozen=True):
     """The recommended settings: the fastest ones, or for memory those that save most and are not slower."""
     interrupted: bool = False
     """Whether the user ended the trials before all fixes were tried."""
-
-
-def severity(share: float | None) -> Severity:
-    """Returns the severity for a share of the step or of the peak; None if the share is unknown."""
-    if share is None or share < MARKED:
-        return "low"
-    return "high" if share >= SEVERE else "medium"
-
-
-def fix(settings: Mapping[str, Any] | None, **overrides: Any) -> dict[str, Any]:
-    """Returns overrides by dot-key from keywords such as training__optimizer.
-
-    Returns {} if one of them is no setting of the program, or if none differs from its current value.
-    """
-    known = settings or {}
-    keys = {name.replace("__", "."): value for name, value in overrides.items()}
-    changing = keys.keys() <= known.keys() and any(known[key] != value for key, value in keys.items())
-    return keys if changing else {}

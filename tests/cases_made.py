@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.metrics import DEFINITIONS, Metric
@@ -72,10 +72,10 @@ def rank(**parts: Any) -> Rank:
     return Rank(**usual | parts)
 
 
-def case(*ranks: Rank, stragglers: list[Straggler] | None = None, **known: Any) -> Case:
+def case(*ranks: Rank, stragglers: list[Straggler] | None = None, **known: Any) -> ProfileCase:
     """`known`: settings, metrics (estimates by name) and environment; without settings, a trace from elsewhere."""
     metrics = {name: metric(name, estimate) for name, estimate in known.pop("metrics", {}).items()}
-    return Case(Profile(list(ranks), stragglers or []), metrics=metrics, **known)
+    return ProfileCase(Profile(list(ranks), stragglers or []), metrics=metrics, **known)
 
 
 def metric(name: str, estimate: float) -> Metric:
@@ -155,11 +155,11 @@ def stretch(total: int, **parts: Any) -> Stretch:
     return Stretch(total=total, **usual | parts)
 
 
-def ids(case: Case) -> list[str]:
+def ids(case: ProfileCase) -> list[str]:
     return [finding.id for finding in diagnose(case).findings]
 
 
-def only(case: Case) -> Finding:
+def only(case: ProfileCase) -> Finding:
     """The finding of a case with one thing wrong."""
     findings = diagnose(case).findings
     assert len(findings) == 1, [finding.id for finding in findings]

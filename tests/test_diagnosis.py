@@ -4,14 +4,15 @@ import pytest
 from cases_made import PERCENT, case, copy, cpu, gpu, ids, kernel, phase, rank, training, wait
 from traces_made import LOADER, Record, call, launched, made, slice_, step, work
 
-from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.rules import DOES, WAITS, diagnose, headline
+from gpubench.diagnosis.case import ProfileCase
+from gpubench.diagnosis.headline import HOST_PARTS_IN_WORDS, IDLE_CAUSES_IN_WORDS, headline
+from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.trace.analyse import analyse
 from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Straggler
 
 
-def many_things_wrong() -> Case:
+def many_things_wrong() -> ProfileCase:
     ill = gpu(
         idle={"data_loader": 20 * PERCENT, "synchronisation": 3 * PERCENT, "python_and_launch": 12 * PERCENT},
         copies=[copy("dtype_cast", phase="forward", device=6 * PERCENT)],
@@ -91,7 +92,7 @@ def test_traces_of_all_ranks_do_not_tell_who_waits_for_a_transfer_of_one_way(nam
 
 def test_a_finding_without_evidence_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Finding(id="bare", title="", severity="low", evidence=[], cause="", advice="", threshold="")
-    monkeypatch.setattr("gpubench.diagnosis.rules.RULES", (lambda _: [bare],))
+    monkeypatch.setattr("gpubench.diagnosis.rules.TIME_RULES", (lambda _: [bare],))
     assert ids(case(gpu())) == []
 
 
@@ -118,8 +119,8 @@ def test_the_headline_of_a_step_that_is_mostly_the_profilers_is_of_a_clean_one()
 
 
 def test_every_cause_and_part_has_its_words() -> None:
-    assert WAITS.keys() == set(CAUSES)
-    assert DOES.keys() == set(HOST_PARTS)
+    assert IDLE_CAUSES_IN_WORDS.keys() == set(CAUSES)
+    assert HOST_PARTS_IN_WORDS.keys() == set(HOST_PARTS)
 
 
 DOWNLOAD = "Memcpy DtoH (Device -> Pageable)"
@@ -138,7 +139,7 @@ DOWNLOAD = "Memcpy DtoH (Device -> Pageable)"
 def test_nothing_is_promised_of_a_gap_whose_next_work_was_launched(ending: list[Record]) -> None:
     steps = [step(1, 0, 463_120), *launched("a", 1, 2, 100, 1), slice_("aten::item", 53, 463_111)]
     profile = analyse([made(steps, ending)])
-    findings = diagnose(Case(profile))
+    findings = diagnose(ProfileCase(profile))
     assert profile.ranks[0].idle["queued"] > 0.99 * profile.ranks[0].wall
     assert [one for one in findings.findings if one.expected and one.expected.estimate > 0.01] == []
     assert "comes after the launch of the next work (queued, or work that was not recorded)" in findings.headline

@@ -21,7 +21,7 @@ from cases_made import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
 from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Rank, Straggler
@@ -110,7 +110,7 @@ def ranks(draw: st.DrawFn) -> Rank:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> ProfileCase:
     found = draw(st.lists(ranks(), min_size=1, max_size=3))
     stragglers = draw(st.lists(st.builds(Straggler, st.integers(0, 3), TIMES, COUNTS, COUNTS), max_size=2))
     overhead = draw(st.sampled_from([None, -0.5, 0.0, 0.3, 4.0]))
@@ -119,7 +119,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def check(case: Case, findings: Findings) -> None:
+def check(case: ProfileCase, findings: Findings) -> None:
     assert findings.headline
     for finding in findings.findings:
         assert finding.evidence, finding.id
@@ -132,5 +132,5 @@ def check(case: Case, findings: Findings) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_every_profile_has_a_diagnosis(case: Case) -> None:
+def test_every_profile_has_a_diagnosis(case: ProfileCase) -> None:
     check(case, diagnose(case))

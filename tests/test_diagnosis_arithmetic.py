@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 from cases_made import H100, PERCENT, V100, case, gpu, ids, kernel, only, piping, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 
 
-def multiplying(name: str, part: int = 40 * PERCENT, device: str | None = H100, **known: Any) -> Case:
+def multiplying(name: str, part: int = 40 * PERCENT, device: str | None = H100, **known: Any) -> ProfileCase:
     return case(gpu(kernels=[kernel(name, part, operator="aten::mm")], device_name=device), **known)
 
 
@@ -24,7 +24,7 @@ def test_a_gpu_without_bf16_trains_in_scaled_fp16() -> None:
 
 
 def test_a_gpu_that_is_not_listed_is_judged_by_its_compute_capability() -> None:
-    def unlisted(capability: str) -> Case:
+    def unlisted(capability: str) -> ProfileCase:
         environment = {"gpus": [{"compute_capability": capability}]}
         return multiplying("ampere_sgemm_128x64_tn", device="NVIDIA RTX A2000", environment=environment)
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, saving
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.trace.profile import Attention
@@ -19,7 +19,7 @@ def attention(part: int, **known: Any) -> Attention:
     return Attention(**usual | known)
 
 
-def attending(part: int, idle: int = 0, **known: Any) -> Case:
+def attending(part: int, idle: int = 0, **known: Any) -> ProfileCase:
     return case(gpu(idle={"python_and_launch": idle}, attention=[attention(part, **known)]))
 
 

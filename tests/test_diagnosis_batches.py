@@ -18,10 +18,10 @@ from cases_made import (
     training,
 )
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 
 
-def short_work(total: int, held: float = 20e9, **known: Any) -> Case:
+def short_work(total: int, held: float = 20e9, **known: Any) -> ProfileCase:
     rank = gpu(launches=launches(short=990, short_total=total))
     environment = {"gpus": [{"memory_bytes": 80e9}]}
     return case(rank, metrics={"peak_memory_reserved": held}, environment=environment, **known)
@@ -45,7 +45,7 @@ def test_micro_batches_grow_no_larger_than_the_samples_there_are() -> None:
     assert only(short_work(80 * PERCENT, settings=settings)).fix == {}
 
 
-def stepping(optimizer: int, median: int = 2_650, **known: Any) -> Case:
+def stepping(optimizer: int, median: int = 2_650, **known: Any) -> ProfileCase:
     """A CPU that spends so much of the step in a fused optimizer, and a tenth between operators."""
     rank = cpu(
         host={"optimizer": optimizer, "python": 10 * PERCENT},

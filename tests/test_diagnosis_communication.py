@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.trace.profile import Collective, Rank, Straggler
 
 
-def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = None, **settings: Any) -> Case:
+def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = None, **settings: Any) -> ProfileCase:
     """All of two ranks."""
     settings = {"distributed__world_size": 2, "distributed__bucket_mb": 25.0} | settings
     ranks = [communicating(exposed, calls, rank=number) for number in range(2)]
@@ -148,7 +148,7 @@ def test_one_ranks_trace_cannot_tell_which_rank_is_slow() -> None:
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def exchanging(*exposed: tuple[str, int]) -> Case:
+def exchanging(*exposed: tuple[str, int]) -> ProfileCase:
     """All of two ranks, by the names of kernels and the hundredths of the step in which nothing hides them."""
     found = [Collective(name, 40 * STEPS, part * PERCENT, part * PERCENT, None) for name, part in exposed]
     whole = sum(part for _, part in exposed) * PERCENT

@@ -1,11 +1,11 @@
 import pytest
 from cases_made import PERCENT, case, gpu, ids, only, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.trace.profile import Compiled
 
 
-def broken(part: int, ranks: int = 1) -> Case:
+def broken(part: int, ranks: int = 1) -> ProfileCase:
     compiled = Compiled(regions=4, graph_breaks=3, compilations=0, compiling=0)
     rank = gpu(idle={"python_and_launch": part}, compiled=compiled)
     return case(rank, settings=training(distributed__world_size=ranks))
@@ -36,7 +36,7 @@ def test_ddp_breaks_graphs_on_purpose() -> None:
 
 
 def test_compiling_again_while_training_is_a_finding() -> None:
-    def recompiling(time: int) -> Case:
+    def recompiling(time: int) -> ProfileCase:
         return case(gpu(compiled=Compiled(regions=1, graph_breaks=0, compilations=2, compiling=time)))
 
     finding = only(recompiling(40 * PERCENT))

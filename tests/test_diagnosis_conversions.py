@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, case, copy, cpu, gpu, ids, kernel, only, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 
 
 def test_casts_on_a_cpu_without_bf16_go_back_to_fp32() -> None:
@@ -31,7 +31,7 @@ def test_conversions_in_the_optimizer_are_the_optimizers() -> None:
     assert ids(case(gpu(copies=[copy("dtype_cast", phase="optimizer", device=9 * PERCENT)]))) == []
 
 
-def rearranged(part: int, **settings: Any) -> Case:
+def rearranged(part: int, **settings: Any) -> ProfileCase:
     return case(cpu(copies=[copy("layout_change", host=part)]), settings=training(**settings))
 
 
@@ -44,7 +44,7 @@ def test_batches_that_channels_last_rearranges_are_left_as_they_are() -> None:
 
 
 def test_copies_into_another_layout_within_the_model_are_its_own_code() -> None:
-    def within(part: int) -> Case:
+    def within(part: int) -> ProfileCase:
         return case(gpu(copies=[copy("layout_change", phase="forward", device=part, where="net.py:20")]))
 
     finding = only(within(6 * PERCENT))
@@ -53,7 +53,7 @@ def test_copies_into_another_layout_within_the_model_are_its_own_code() -> None:
     assert ids(within(5 * PERCENT - 1)) == []
 
 
-def converting(part: int, **settings: Any) -> Case:
+def converting(part: int, **settings: Any) -> ProfileCase:
     kernels = [kernel("void cudnn::ops::nchwToNhwcKernel<__half, __half, float>", part)]
     return case(gpu(kernels=kernels), settings=training(precision="bf16", **settings))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, case, copy, gpu, ids, only, saving, training, wait
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.trace.profile import Copy
 
 
@@ -13,7 +13,7 @@ def batches(pinned: bool, **parts: Any) -> Copy:
     return copy("host_to_device", pinned=pinned, bytes=40 << 20, **parts)
 
 
-def pageable(percent: float, **settings: Any) -> Case:
+def pageable(percent: float, **settings: Any) -> ProfileCase:
     rank = gpu(idle={"pageable_copy": round(percent * PERCENT)}, copies=[batches(pinned=False, device=5 * PERCENT)])
     return case(rank, settings=training(**settings))
 
@@ -62,7 +62,7 @@ def test_a_trace_from_elsewhere_is_told_the_words_of_pytorch() -> None:
 
 
 def test_a_wait_for_a_copy_from_pinned_memory_is_a_blocking_copy() -> None:
-    def blocking(idle: int) -> Case:
+    def blocking(idle: int) -> ProfileCase:
         waits = [wait("aten::copy_", phase="host_to_device", idle=idle, blocked=2 * idle, where="train.py:31")]
         return case(gpu(idle={"synchronisation": idle}, copies=[batches(pinned=True)], synchronisations=waits))
 
@@ -74,7 +74,7 @@ def test_a_wait_for_a_copy_from_pinned_memory_is_a_blocking_copy() -> None:
 
 
 def test_reading_tensors_back_is_told_from_sending_them() -> None:
-    def returning(idle: int) -> Case:
+    def returning(idle: int) -> ProfileCase:
         rank = gpu(
             idle={"synchronisation": idle},
             copies=[
@@ -90,7 +90,7 @@ def test_reading_tensors_back_is_told_from_sending_them() -> None:
 
 
 def test_a_copy_to_the_device_in_the_forward_pass_is_a_tensor_left_on_the_host() -> None:
-    def left_behind(idle: int, **other: int) -> Case:
+    def left_behind(idle: int, **other: int) -> ProfileCase:
         copies = [
             copy("host_to_device", phase="forward", pinned=False, host=90 * PERCENT, device=PERCENT, where="net.py:8")
         ]

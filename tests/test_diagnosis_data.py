@@ -1,13 +1,13 @@
 import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, only, operator, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 
 EIGHT_CORES = {"cpu.usable_cores": 8}
 
 
-def waiting(percent: int, **settings: object) -> Case:
+def waiting(percent: int, **settings: object) -> ProfileCase:
     return case(gpu(idle={"data_loader": percent * PERCENT}), settings=training(**settings), environment=EIGHT_CORES)
 
 
@@ -66,7 +66,7 @@ def test_the_clean_run_decides_where_there_is_one() -> None:
     )
 
 
-def on_cpu(cores: int, loading: int = 40, computing: int = 0, workers: int = 0, threads: int = 2) -> Case:
+def on_cpu(cores: int, loading: int = 40, computing: int = 0, workers: int = 0, threads: int = 2) -> ProfileCase:
     """Threads that compute for the rest of the step, and a loader that does for `computing` percent of it."""
     within = [
         operator("aten::conv2d", 0, host=(100 - loading) * PERCENT), operator("aten::sum", 0, host=computing * PERCENT),

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, python, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 
 
-def outside(part: int, **known: Any) -> Case:
+def outside(part: int, **known: Any) -> ProfileCase:
     return case(cpu(host={"python": part}), settings=training(), **known)
 
 
@@ -23,7 +23,7 @@ def test_what_recording_cost_is_taken_off_time_outside_operators() -> None:
     assert ids(outside(30 * PERCENT, overhead=0.3)) == []
 
 
-def looping(number: int = 10_000, median: int = 1_200, **known: Any) -> Case:
+def looping(number: int = 10_000, median: int = 1_200, **known: Any) -> ProfileCase:
     """Steps of 100 ms in which so many operators are called, half of them within `median` nanoseconds."""
     called = python(operators=number * STEPS, operator_median=median, median=1_700)
     return case(cpu(python=called, **known.pop("parts", {})), settings=training(), **known)

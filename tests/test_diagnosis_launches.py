@@ -3,13 +3,15 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, case, gpu, ids, launches, only, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 from gpubench.trace.profile import Compiled
 
 
-def waiting(part: int, short: int = 900, late: int = 400, compiled: Compiled | None = None, **settings: Any) -> Case:
+def waiting(
+    part: int, short: int = 900, late: int = 400, compiled: Compiled | None = None, **settings: Any
+) -> ProfileCase:
     rank = gpu(idle={"python_and_launch": part}, launches=launches(short=short, late=late), compiled=compiled)
     return case(rank, settings=training(**settings))
 

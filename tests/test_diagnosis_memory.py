@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, phase, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.trace.kernels import MOVES_MEMORY, family
 from gpubench.trace.profile import Attention, Compiled
 
 
-def repeating(part: int, held: float = 20e9, **settings: Any) -> Case:
+def repeating(part: int, held: float = 20e9, **settings: Any) -> ProfileCase:
     rank = gpu(phases=[phase("backward", device=60 * PERCENT, recompute=part)])
     environment = {"gpus": [{"memory_bytes": 80e9}]}
     metrics = {"peak_memory_reserved": held}
@@ -61,7 +61,7 @@ COPY = "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kern
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
 
 
-def moving(*parts: int, reached: float | None = 0.3, calls: int = STEPS, **known: Any) -> Case:
+def moving(*parts: int, reached: float | None = 0.3, calls: int = STEPS, **known: Any) -> ProfileCase:
     """A step with elementwise operators and copies of so many nanoseconds, in kernels of their names."""
     names = list(zip((GELU, COPY), ("aten::gelu", "aten::copy_"), parts, strict=False))
     kernels = [kernel(name, part, operator=by, calls=calls) for name, by, part in names]

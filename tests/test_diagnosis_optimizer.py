@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, WALL, case, cpu, gpu, ids, only, operator, phase, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 
 TWO_CORES = {"cpu.usable_cores": 2}
 
 
-def stepping(part: int, **settings: Any) -> Case:
+def stepping(part: int, **settings: Any) -> ProfileCase:
     rank = cpu(host={"optimizer": part}, phases=[phase("optimizer", host=part)], optimizer_kernels=620 * STEPS)
     settings = {"performance__cpu_threads": 2, "training__optimizer_impl": "auto"} | settings
     return case(rank, settings=training(**settings), environment=TWO_CORES)
@@ -37,7 +37,7 @@ def test_a_twentieth_of_the_step_in_the_optimizer_is_usual() -> None:
     assert ids(stepping(5 * PERCENT - 1)) == []
 
 
-def on_gpu(kernels: int, **parts: Any) -> Case:
+def on_gpu(kernels: int, **parts: Any) -> ProfileCase:
     settings = parts.pop("settings", None)
     rank = gpu(phases=[phase("optimizer", device=15 * PERCENT)], optimizer_kernels=kernels * STEPS, **parts)
     return case(rank, settings=settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from traces_made import PUBLIC, write
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
 from gpubench.trace.analyse import analyse
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces a
 
 
 def diagnosed(name: str) -> Findings:
-    return diagnose(Case(analyse([read(PUBLIC / name)])))
+    return diagnose(ProfileCase(analyse([read(PUBLIC / name)])))
 
 
 def test_the_loader_is_the_first_finding_before_it_is_mended() -> None:
@@ -54,7 +54,7 @@ def test_attention_and_what_memory_bounds_are_found_from_the_names_of_kernels_al
     ):
         events = json.loads(gzip.decompress((PUBLIC / name).read_bytes()))["traceEvents"]
         bare = write(tmp_path / "bare.json", [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy")])
-        (finding,) = diagnose(Case(analyse([read(bare)]))).findings
+        (finding,) = diagnose(ProfileCase(analyse([read(bare)]))).findings
         assert expected in finding.evidence[0]
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, launches, only, phase, python, saving, stretch, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 from gpubench.trace.profile import Stretch
 
 
-def sleeping(part: int, **known: Any) -> Case:
+def sleeping(part: int, **known: Any) -> ProfileCase:
     slept = stretch(part, after="aten::to", module="net.blocks", where=known.pop("where", "train.py:21"))
     missing = {} if slept.where else {"stacks": "with_stack"}
     host = {"python": part + PERCENT}
@@ -65,7 +65,7 @@ def test_a_trace_without_phases_has_no_time_between_them() -> None:
     assert "between its phases" not in in_phase("other", "other")
 
 
-def fed(waiting: int, *found: Stretch, **known: Any) -> Case:
+def fed(waiting: int, *found: Stretch, **known: Any) -> ProfileCase:
     rank = gpu(idle={"python_and_launch": waiting}, launches=launches(short=900), python=python(*found))
     return case(rank, settings=training(), **known)
 

@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, case, gpu, ids, only, operator, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 from gpubench.trace.profile import Attention
 
 
-def shaped(name: str, shapes: str, part: int = 20 * PERCENT, dtype: str = "bfloat16", **known: Any) -> Case:
+def shaped(name: str, shapes: str, part: int = 20 * PERCENT, dtype: str = "bfloat16", **known: Any) -> ProfileCase:
     return case(gpu(operators=[operator(name, part, shapes=shapes, dtype=dtype, of_ceiling=0.5)]), **known)
 
 
@@ -82,7 +82,7 @@ def unfused(**sizes: Any) -> Attention:
     return Attention(**usual | sizes)
 
 
-def attending(**parts: Any) -> Case:
+def attending(**parts: Any) -> ProfileCase:
     products = [
         operator("aten::bmm", 10 * PERCENT, shapes="[16, 5185, 64] [16, 64, 5185]", dtype="bfloat16", bound="memory"),
         operator("aten::bmm", 9 * PERCENT, shapes="[16, 5185, 5185] [16, 5185, 64]", dtype="bfloat16", bound="memory"),

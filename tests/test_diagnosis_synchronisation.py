@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, case, copy, cpu, gpu, ids, only, saving, training, wait
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
 
 
-def reading(idle: int, where: str | None = "train.py:12", **known: Any) -> Case:
+def reading(idle: int, where: str | None = "train.py:12", **known: Any) -> ProfileCase:
     found = [wait("aten::item", idle=idle, blocked=3 * idle, where=where)]
     missing = {} if where else {"stacks": "with_stack"}
     return case(gpu(idle={"synchronisation": idle}, synchronisations=found, missing=missing), **known)
@@ -55,7 +55,7 @@ def test_a_wait_that_a_copy_asks_for_is_told_with_the_copy() -> None:
 
 
 def test_the_wait_of_the_gradient_scaler_belongs_to_its_precision() -> None:
-    def scaling(capability: str, idle: int = 2 * PERCENT) -> Case:
+    def scaling(capability: str, idle: int = 2 * PERCENT) -> ProfileCase:
         waits = [wait("aten::item", phase="optimizer", idle=idle, blocked=idle)]
         environment = {"gpus": [{"compute_capability": capability}]}
         rank = gpu(idle={"synchronisation": idle}, synchronisations=waits)
@@ -76,7 +76,7 @@ def test_launches_that_block_explain_every_wait_and_gap() -> None:
 
 
 def test_on_a_cpu_a_loss_that_is_read_counts_for_what_it_takes_and_the_optimizers_own_reading_does_not() -> None:
-    def reading(loss: int) -> Case:
+    def reading(loss: int) -> ProfileCase:
         own = wait("aten::item", call="", phase="optimizer", blocked=5 * PERCENT)
         waits = [own, wait("aten::item", call="", blocked=loss)]
         return case(cpu(synchronisations=waits), settings=training(training__read_loss=True))

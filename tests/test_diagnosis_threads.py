@@ -1,10 +1,10 @@
 import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, only, saving, training
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 
 
-def threads(number: int, ranks: int = 1, elsewhere: int = 0) -> Case:
+def threads(number: int, ranks: int = 1, elsewhere: int = 0) -> ProfileCase:
     settings = training(performance__cpu_threads=number, distributed__world_size=ranks)
     rank = cpu(host={"optimizer": 0, "copies": elsewhere})
     return case(rank, settings=settings, environment={"cpu.usable_cores": 8})

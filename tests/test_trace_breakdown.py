@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import PUBLIC, Record, launched, made, slice_, work
 
-from gpubench.trace.columns import WorkKind, union
-from gpubench.trace.device import breakdown, breakdowns, communication_work, device_spans
+from gpubench.trace.columns import Trace, WorkKind, union
+from gpubench.trace.device import breakdowns, communication_work, device_spans
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Breakdown
@@ -14,6 +14,10 @@ from gpubench.trace.ranks import collectives, kind_of
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 COPY = "Memcpy HtoD (Pinned -> Device)"
+
+
+def breakdown(trace: Trace, lexicon: Lexicon, start: int, end: int) -> Breakdown:
+    return breakdowns(device_spans(trace, lexicon), [(start, end)])[0]
 
 
 def test_each_kind_of_work_counts_where_none_before_it_runs() -> None:

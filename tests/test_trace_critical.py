@@ -6,17 +6,15 @@ from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, 
 
 from gpubench.trace.device import critical_path
 from gpubench.trace.load import read
-from gpubench.trace.names import Lexicon, window
-from gpubench.trace.program import launchers
+from gpubench.trace.program import Program
 
 
 def path(*parts: Record | list[Record]) -> dict[str, float]:
     """Microseconds of each class that there is."""
     trace = made(*parts)
-    lexicon = Lexicon.of(trace)
-    around = window(trace, lexicon)
-    found = critical_path(trace, lexicon, launchers(trace), around)
-    assert sum(found.values()) == around.wall
+    program = Program.of(trace)
+    found = critical_path(program)
+    assert sum(found.values()) == program.window.wall
     return {name: time / 1000 for name, time in found.items() if time}
 
 
@@ -92,8 +90,7 @@ def test_the_path_of_a_real_run_leads_through_its_slow_loader() -> None:
     found = {}
     for workers in (0, 4):
         trace = read(PUBLIC / f"kineto_v100_resnet50_workers{workers}.pt.trace.json.gz")
-        lexicon = Lexicon.of(trace)
-        around = window(trace, lexicon)
-        found[workers] = critical_path(trace, lexicon, launchers(trace), around)["data_loader"] / around.wall
+        program = Program.of(trace)
+        found[workers] = critical_path(program)["data_loader"] / program.window.wall
     assert found[0] > 0.35
     assert found[4] < 0.02

@@ -7,17 +7,16 @@ from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, 
 from gpubench.trace.columns import Spans, Trace, join
 from gpubench.trace.device import idle_by_call, idle_causes, idle_within
 from gpubench.trace.load import read
-from gpubench.trace.names import Lexicon, Window, window
+from gpubench.trace.names import Window
 from gpubench.trace.profile import Cause
-from gpubench.trace.program import launchers
+from gpubench.trace.program import Program, launchers
 
 UPLOAD, DOWNLOAD = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
 
 
 def causes_of(trace: Trace) -> tuple[Window, dict[Cause, Spans]]:
-    lexicon = Lexicon.of(trace)
-    around = window(trace, lexicon)
-    return around, idle_causes(trace, lexicon, launchers(trace), around)
+    program = Program.of(trace)
+    return program.window, idle_causes(program)
 
 
 def idle(*parts: Record | list[Record]) -> dict[str, float]:
@@ -228,7 +227,7 @@ def test_each_wait_is_given_the_idle_time_it_opened_or_covered() -> None:
         launched("c", 74, 76, 80, 3),
     )
     _, causes = causes_of(trace)
-    found = idle_by_call(trace, Lexicon.of(trace), causes)
+    found = idle_by_call(Program.of(trace), causes)
     named = {(trace.names[trace.host.name[place]], int(found[place])) for place in found.nonzero()[0].tolist()}
     assert named == {
         ("cudaStreamSynchronize", 6_000),
@@ -257,7 +256,7 @@ def test_every_instant_has_one_cause_whatever_the_trace_holds(found: list[Record
     }
     assert sum(spans.length for spans in causes.values()) == join(*causes.values()).length
     assert sum(spans.length for spans in causes.values()) == around.wall - 1000 * len(inside)
-    assert idle_by_call(trace, Lexicon.of(trace), causes).sum() <= causes["synchronisation"].length
+    assert idle_by_call(Program.of(trace), causes).sum() <= causes["synchronisation"].length
 
 
 @given(anything())

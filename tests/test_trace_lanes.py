@@ -93,7 +93,7 @@ def test_a_window_of_no_length_has_no_picture() -> None:
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_step_fits_on_a_page() -> None:
     program = Program.of(read(PUBLIC / "hta_v100_ddp_rank1of2.json.gz"))
-    causes = idle_causes(program.trace, program.lexicon, program.links, program.window)
+    causes = idle_causes(program)
     found = timeline(program, phase_of(program), causes)
     assert found is not None
     assert [lane.name for lane in found.lanes] == ["host", "stream 7", "stream 14", "idle"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from traces_made import Record, call, launched, made, slice_, step, work, write
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.errors import DataError
 from gpubench.trace.analyse import analyse
@@ -99,7 +99,7 @@ def test_a_device_whose_events_are_not_read_is_no_program_on_a_cpu(category: str
     assert f"events of {category} are not read (2 of" in notes
     assert "there is no GPU work in the trace" not in notes
     assert "there is no work of CUDA, ROCm or XPU in the trace" in notes
-    findings = diagnose(Case(profile))
+    findings = diagnose(ProfileCase(profile))
     assert findings.findings == []
     assert [one.id for one in findings.unanswered] == ["device"]
     assert findings.headline.startswith(f"host alone ({category} is not read): ")
@@ -111,7 +111,7 @@ def test_events_of_a_tool_for_the_host_are_not_taken_for_a_devices() -> None:
     notes = " ".join(profile.ranks[0].notes)
     assert "events of FEE are not read (1 of" in notes
     assert "there is no GPU work in the trace" in notes
-    findings = diagnose(Case(profile))
+    findings = diagnose(ProfileCase(profile))
     assert findings.headline.startswith("CPU: ")
     assert "device" not in [one.id for one in findings.unanswered]
 
@@ -123,11 +123,11 @@ def test_a_gpu_program_without_its_gpu_work_is_no_program_on_a_cpu(launch: str) 
     operators = [slice_("aten::mm", at, at + 2) for at in range(10, 900, 3)]
     profile = analyse([made([step(1, 0, 1000), *operators], call(launch, 10, 11, 1))])
     assert any("though it was launched" in note for note in profile.ranks[0].notes)
-    findings = diagnose(Case(profile))
+    findings = diagnose(ProfileCase(profile))
     assert findings.findings == []
     assert [one.id for one in findings.unanswered] == ["device"]
     assert findings.headline.startswith("host alone (the GPU's work was not recorded): ")
-    on_cpu = diagnose(Case(analyse([made([step(1, 0, 1000), *operators])])))
+    on_cpu = diagnose(ProfileCase(analyse([made([step(1, 0, 1000), *operators])])))
     assert on_cpu.headline.startswith("CPU: ")
 
 

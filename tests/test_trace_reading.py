@@ -23,8 +23,8 @@ from gpubench.trace import file as documents
 from gpubench.trace.columns import HostKind, Trace, WorkKind
 from gpubench.trace.device import idle_causes
 from gpubench.trace.load import read
-from gpubench.trace.names import Lexicon, window
-from gpubench.trace.program import launchers
+from gpubench.trace.names import Lexicon
+from gpubench.trace.program import Program
 
 Damage = Callable[[bytes], bytes]
 
@@ -378,9 +378,7 @@ def test_a_damaged_trace_is_read_or_refused(
         assert (columns.end >= columns.start).all()
     assert np.array_equal(trace.device.start, np.sort(trace.device.start))
     assert len(trace.host) + len(trace.device) + trace.dropped <= trace.events
-    lexicon = Lexicon.of(trace)
-    around = window(trace, lexicon)
-    causes = idle_causes(trace, lexicon, launchers(trace), around)
+    causes = idle_causes(Program.of(trace))
     assert all(spans.length >= 0 for spans in causes.values())
 
 

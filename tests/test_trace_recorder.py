@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from traces_made import PUBLIC, Record, call, frame, launched, made, slice_, step, work
 
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.trace.analyse import analyse
 from gpubench.trace.columns import Trace
@@ -89,7 +89,7 @@ def test_idle_time_behind_such_a_wait_is_apart_said_and_in_no_finding() -> None:
     assert rank.idle["synchronisation"] == 0
     assert rank.synchronisations == []
     assert "the recording itself waited 300 us for the GPU (cudaDeviceSynchronize)" in " ".join(rank.notes)
-    assert "synchronisation" not in {finding.id for finding in diagnose(Case(profile)).findings}
+    assert "synchronisation" not in {finding.id for finding in diagnose(ProfileCase(profile)).findings}
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")

@@ -1,32 +1,30 @@
 """The rule about attention computed by separate operators."""
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import Answers
-from gpubench.findings import MARKED, Finding, severity
+from gpubench.diagnosis.case import MEDIUM, Answers, ProfileCase, at_most, severity
+from gpubench.findings import Finding
 from gpubench.hardware import find_accelerator
 from gpubench.trace.attention import EFFICIENT, FLASH
 from gpubench.trace.operators import peak_of
 from gpubench.trace.profile import Attention, Rank
 
-SHOWN = 3  # sets of sizes in the evidence
-MOST = 0.5  # of the computing time: the headline names attention from there on
-TOLD = 0.01  # of the time in such attention: the evidence leaves out what takes less
+EXAMPLES = 3  # sets of sizes in the evidence
+HEADLINE_MINIMUM = 0.5  # of the computing time: the headline names attention from there on
+EVIDENCE_MINIMUM = 0.01  # of the time in such attention: the evidence leaves out what takes less
 LEAST_OF_PRODUCTS = 0.5
 """The part of the arithmetic that a fused kernel still does: a causal mask makes half of the scores unnecessary."""
 SCORES_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes
 
 
-def unfused_attention(case: Case) -> Answers:
+def unfused_attention(case: ProfileCase) -> Answers:
     """Find attention whose scores go through memory; a fused kernel keeps them on the chip."""
     found = case.rank.attention
     spent = sum(one.total for one in found)
-    cost = measures.share(case, spent)
-    if cost < MARKED:
+    cost = case.share(spent)
+    if cost < MEDIUM:
         return
     fallback = sum(one.total for one in found if one.fallback) >= spent / 2
-    saving = measures.share(case, spent - sum(_fused(case.rank, one) for one in found))
+    saving = case.share(spent - sum(_fused(case.rank, one) for one in found))
     yield Finding(
         id="unfused-attention",
         title=_title(found, fallback),
@@ -34,8 +32,8 @@ def unfused_attention(case: Case) -> Answers:
         evidence=_evidence(case, found, spent),
         cause=_cause(found, fallback),
         advice=_advice(case.rank, found, fallback),
-        expected=measures.at_most(saving),
-        threshold=f"at least {units.percent(MARKED)} of {phrases.whole(case)}; a fused kernel still does the matrix "
+        expected=at_most(saving),
+        threshold=f"at least {units.percent(MEDIUM)} of {case.window()}; a fused kernel still does the matrix "
         "products, or half of them under a causal mask: if the device's peak is known, the expected saving leaves out "
         "their time at that peak",
     )
@@ -48,50 +46,51 @@ def _title(found: list[Attention], fallback: bool) -> str:
     return f"attention {made} as separate operators: matrix product, softmax, matrix product"
 
 
-def share_of_computing(case: Case) -> float:
+def share_of_computing(case: ProfileCase) -> float:
     """The fraction of the time that the GPU computes, or on a CPU that operators take, which such attention has."""
     rank = case.rank
     whole = rank.device.compute if rank.device else sum(one.host for one in rank.operators)
     return min(1.0, sum(one.total for one in rank.attention) / whole) if whole > 0 else 0.0
 
 
-def _evidence(case: Case, found: list[Attention], spent: int) -> list[str]:
+def _evidence(case: ProfileCase, found: list[Attention], spent: int) -> list[str]:
     computing = "the time that the GPU computes" if case.rank.device else "the time in operators"
     parts = {
         "matrix products": sum(one.products for one in found),
         "softmax": sum(one.softmax for one in found),
         "scaling, masks, dropout and conversions between them": sum(one.elementwise for one in found),
     }
-    listed = ", ".join(f"{name} {units.percent(time / spent)}" for name, time in parts.items() if time >= TOLD * spent)
-    said = [
-        f"it takes {phrases.a_step(case, spent)}, {units.percent(share_of_computing(case))} of {computing}: {listed}",
-        *(_sizes(case, one) for one in found[:SHOWN] if one.queries is not None and one.total >= TOLD * spent),
+    least = EVIDENCE_MINIMUM * spent
+    listed = ", ".join(f"{name} {units.percent(time / spent)}" for name, time in parts.items() if time >= least)
+    evidence = [
+        f"it takes {case.time_per_step(spent)}, {units.percent(share_of_computing(case))} of {computing}: {listed}",
+        *(_sizes(case, one) for one in found[:EXAMPLES] if one.queries is not None and one.total >= least),
     ]
     if backward := sum(one.backward for one in found):
-        said.append(f"{units.percent(backward / spent)} of it in the backward pass")
+        evidence.append(f"{units.percent(backward / spent)} of it in the backward pass")
     if unsure := sum(one.total for one in found if one.queries is None):
-        said.append(
+        evidence.append(
             f"{units.percent(unsure / spent)} of it is inferred from the order of the work alone (a softmax between "
             f"two matrix products), {_unsure(case)}"
         )
-    return said
+    return evidence
 
 
-def _unsure(case: Case) -> str:
+def _unsure(case: ProfileCase) -> str:
     """Say why the sizes of some of the attention are unknown."""
-    if measures.option(case, "shapes"):
+    if case.option("shapes"):
         return "as no shapes were recorded; record_shapes=True gives the sizes and makes it certain"
     return "as its launches, and so its shapes, are not in the trace"
 
 
-def _sizes(case: Case, one: Attention) -> str:
+def _sizes(case: ProfileCase, one: Attention) -> str:
     head = f", head size {one.head_size}" if one.head_size else ""
     dtype = f", {one.dtype}" if one.dtype else ""
-    said = f"{one.groups} (batch x heads) x {one.queries} queries x {one.keys} keys{head}{dtype}"
+    sizes = f"{one.groups} (batch x heads) x {one.queries} queries x {one.keys} keys{head}{dtype}"
     itemsize = SCORES_ITEMSIZE.get(one.dtype)
     scores = f"; the scores of each are {units.size(_scores(one) * itemsize)}" if itemsize else ""
-    times = phrases.times_a_step(case, one.calls + one.backward_calls)
-    return f"{said}: {times}, {phrases.a_step(case, one.total)}{scores}"
+    times = case.calls_per_step(one.calls + one.backward_calls)
+    return f"{sizes}: {times}, {case.time_per_step(one.total)}{scores}"
 
 
 def _scores(one: Attention) -> int:
@@ -110,8 +109,8 @@ def _cause(found: list[Attention], fallback: bool) -> str:
 
 def _unexplained(obstacles: list[str]) -> list[str]:
     """Name the fused kernel whose obstacle is unknown, if the obstacles of only the other one are known."""
-    fused = [kernel for kernel in (FLASH, EFFICIENT) if any(said.startswith(kernel) for said in obstacles)]
-    if len(fused) != 1 or any(not said.startswith((FLASH, EFFICIENT)) for said in obstacles):
+    fused = [kernel for kernel in (FLASH, EFFICIENT) if any(one.startswith(kernel) for one in obstacles)]
+    if len(fused) != 1 or any(not one.startswith((FLASH, EFFICIENT)) for one in obstacles):
         return []
     other = EFFICIENT if fused == [FLASH] else FLASH
     return [f"the trace does not tell why {other} was not used"]
@@ -154,10 +153,10 @@ def _fused(rank: Rank, one: Attention) -> int:
     return min(one.total, round(flops / peak * 1e9))
 
 
-def of_the_headline(case: Case) -> str:
+def attention_clause(case: ProfileCase) -> str:
     """Return a clause for the headline if such attention is most of the computing; else an empty string."""
     part = share_of_computing(case)
-    if part < MOST or measures.share(case, sum(one.total for one in case.rank.attention)) < MARKED:
+    if part < HEADLINE_MINIMUM or case.share(sum(one.total for one in case.rank.attention)) < MEDIUM:
         return ""
     how = "in the math backend" if all(one.fallback for one in case.rank.attention) else "in separate operators"
     return f"; attention {how} is {units.whole_percent(part)} of what it computes"

@@ -1,19 +1,92 @@
-"""The input of a diagnostic rule, and helpers that name the fix it proposes."""
+"""The input of the rules: a profile or a footprint, with what several rules ask of it."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpubench import findings
+from gpubench import units
+from gpubench.findings import Finding, Saving, Severity, Unanswered
+from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
+from gpubench.memory.footprint import Footprint, Holder, Peak, Source
+from gpubench.memory.history import PLACES, Phase
 from gpubench.metrics import Metric
-from gpubench.trace.profile import Profile, Rank
+from gpubench.trace.profile import Cause, HostPart, Profile, Rank
+from gpubench.trace.profile import Phase as TracedPhase
+
+HIGH = 0.2
+"""The share of the step, or of the memory's peak, from which on a finding has high severity."""
+MEDIUM = 0.05
+"""The share from which on a finding has medium severity."""
+
+WORTH = 0.01
+"""The part of the step worth a finding: a few repeats of a run rarely tell a smaller saving from noise."""
+WORTH_REASON = f"at least {units.percent(WORTH)} of the step, as a few repeats rarely tell less from noise"
+
+NOTABLE = 0.05
+"""The threshold for what every program has, as an optimizer or casts: below it, there is more to gain elsewhere."""
+
+HOST_WORTH = 0.1
+"""The threshold for costs of the host: recording slows the host, so that a smaller part may exist only while
+recording."""
+UNCORRECTED_HOST_WORTH = 0.25
+"""The same where the overhead of recording is unknown: it was 22 % of the step of a 20-layer MLP on a CPU."""
+
+LONG_NAME = 80  # characters
+
+
+class Estimated(NamedTuple):
+    """A finding that is ordered by an estimate of its saving too rough to be its `expected` one."""
+
+    finding: Finding
+    saving: float
+    """The largest saving, as a fraction of the step or of the memory's peak."""
+
+
+Answers = Iterable[Finding | Estimated | Unanswered]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(ABC):
+    settings: Mapping[str, Any] | None = None
+    """The settings of the run, by dot-key; None for a file from elsewhere, whose settings are unknown."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> int:
+        """The quantity of which rules state fractions, in nanoseconds or bytes."""
+
+    def share(self, part: int) -> float:
+        """Return a part as a fraction of the whole."""
+        return part / self.whole if self.whole > 0 else 0.0
+
+    def setting(self, key: str) -> Any:
+        """Return a setting; None if it is unknown or the command has no such setting."""
+        return None if self.settings is None else self.settings.get(key)
+
+    def fix(self, **overrides: Any) -> dict[str, Any]:
+        """Return overrides by dot-key from keywords such as training__optimizer.
+
+        The result is {} if one of them is no setting of the program, or if none differs from its current value.
+        """
+        known = self.settings or {}
+        keys = {name.replace("__", "."): value for name, value in overrides.items()}
+        changing = keys.keys() <= known.keys() and any(known[key] != value for key, value in keys.items())
+        return keys if changing else {}
+
+
+def severity(share: float | None) -> Severity:
+    """Return the severity for a share of the step or of the peak; None if the share is unknown."""
+    if share is None or share < MEDIUM:
+        return "low"
+    return "high" if share >= HIGH else "medium"
 
 
 @dataclass(frozen=True)
-class Case:
+class ProfileCase(Case):
+    """A profile of a program, and for a run of our own what its clean repeats measured without the profiler."""
+
     profile: Profile
-    settings: Mapping[str, Any] | None = None
-    """The settings of the run that was profiled, by dot-key; None for a trace from elsewhere."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """The metrics of the clean run: only these are quoted as times."""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -26,32 +99,281 @@ class Case:
         """The lowest rank, for rules that look at one rank."""
         return self.profile.ranks[0]
 
-    def fix(self, **overrides: Any) -> dict[str, Any]:
-        """Return `overrides` as a fix in dot-keys; see `findings.fix`."""
-        return findings.fix(self.settings, **overrides)
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the trace has no work of a device."""
+        return self.rank.device is None
 
-    def setting(self, key: str) -> Any:
-        """Return a setting; None if it is unknown or the command has no such setting."""
-        return None if self.settings is None else self.settings.get(key)
+    @property
+    def whole(self) -> int:
+        """Nanoseconds of the recorded window."""
+        return self.rank.wall
+
+    @property
+    def steps(self) -> int:
+        """The number of recorded steps, at least 1: a trace without steps counts as one step."""
+        return max(1, len(self.rank.step_numbers))
+
+    @property
+    def ranks(self) -> int:
+        return int(self.setting("distributed.world_size") or self.rank.world_size or 1)
+
+    @property
+    def cores(self) -> int | None:
+        """The cores for each rank of the run, as recorded; None for a trace from elsewhere."""
+        usable = self.environment.get("cpu.usable_cores")
+        return None if usable is None else max(1, usable // self.ranks)
+
+    @property
+    def threads(self) -> int | None:
+        """The threads with which each rank of a run on a CPU computes; None if unknown, or on a GPU."""
+        if not self.on_cpu:
+            return None
+        return self.setting("performance.cpu_threads") or self.environment.get("threads.intra_op")
+
+    @property
+    def gpu(self) -> Mapping[str, Any]:
+        """What the environment records about the first GPU."""
+        gpus = self.environment.get("gpus")
+        return gpus[0] if gpus else {}
+
+    @property
+    def compute_capability(self) -> int | None:
+        """The GPU's major compute capability, as recorded in the environment."""
+        capability = self.gpu.get("compute_capability")
+        return int(capability.partition(".")[0]) if capability else None
+
+    @property
+    def memory_used(self) -> float | None:
+        """The fraction of the GPU's memory that the clean run held at its peak, with setup and autotuning."""
+        names = ("peak_memory_reserved", "setup_peak_memory_reserved")
+        peaks = [self.metrics[name].estimate for name in names if name in self.metrics]
+        memory = self.gpu.get("memory_bytes")
+        return max(peaks) / memory if peaks and memory else None
+
+    @property
+    def on_amd(self) -> bool:
+        """Whether the trace is of an AMD GPU, from its name or from kernels of AMD's matrix product library."""
+        name = self.rank.device_name
+        return name.startswith("AMD") if name else any(one.name.startswith("Cijk_") for one in self.rank.kernels)
+
+    @property
+    def recorded_eagerly(self) -> bool:
+        """Whether the run is compiled and its recording is not: the launches of the two are not comparable."""
+        return self.setting("performance.compile") is True and self.rank.compiled is None
+
+    @property
+    def host_worth(self) -> float:
+        """The threshold, a part of the step, for rules about the main thread of a program on a CPU."""
+        return UNCORRECTED_HOST_WORTH if self.overhead is None else HOST_WORTH
+
+    def idle_share(self, cause: Cause) -> float:
+        """Return the fraction of the step in which the device is idle for this cause."""
+        return self.share(self.rank.idle.get(cause, 0))
+
+    def host_share(self, part: HostPart) -> float:
+        """Return the fraction of the step that the main thread spends in this part; 0 for a trace with device work."""
+        return self.share(self.rank.host.get(part, 0))
+
+    def without_recording(self, part: float) -> float:
+        """Return a part of the recorded step as a fraction of a clean step, assuming that all overhead was in it.
+
+        Without a known overhead, `part` is returned as it is.
+        """
+        cost = max(0.0, self.overhead or 0.0)
+        return min(1.0, max(0.0, part * (1 + cost) - cost))
+
+    def clean_share(self, metric: str) -> float | None:
+        """Return a time of the clean run as a fraction of its step; None without a clean run."""
+        part, step = self.metrics.get(metric), self.metrics.get("step_time")
+        if part is None or step is None or step.estimate <= 0:
+            return None
+        return part.estimate / step.estimate
+
+    def phase_share(self, name: str) -> float:
+        """Return the phase's fraction of the step, from the clean run if there is one.
+
+        Otherwise it is the device time of the work launched from the phase, or on a CPU the phase's host time.
+        """
+        clean = self.clean_share(f"phase_{name}")
+        if clean is not None:
+            return clean
+        found: TracedPhase | None = next((one for one in self.rank.phases if one.name == name), None)
+        return 0.0 if found is None else self.share(found.host if self.on_cpu else found.device)
+
+    def option(self, lacking: str) -> str | None:
+        """Return the option that would record what the trace lacks, as the program's own setting if it has one.
+
+        None means that the trace lacks nothing.
+        """
+        needed = self.rank.missing.get(lacking)
+        own = f"profiling.{needed}"
+        return own if own in (self.settings or {}) else needed
+
+    def compile_fix(self) -> dict[str, Any]:
+        """Return the next compile setting to try. CUDA graphs do not work with gradient accumulation."""
+        graphs = not self.on_cpu and (self.setting("training.grad_accumulation") or 1) == 1
+        if self.setting("performance.compile") is False:
+            if graphs:
+                return self.fix(performance__compile=True, performance__compile_mode="reduce-overhead")
+            return self.fix(performance__compile=True)
+        if graphs and self.setting("performance.compile_mode") == "default":
+            return self.fix(performance__compile_mode="reduce-overhead")
+        return {}
+
+    def batch_fix(self, factor: int) -> dict[str, Any]:
+        """Return the fix for a larger batch; a pipeline's micro-batch is at most the number of samples."""
+        if batch := self.setting("training.batch_size"):
+            return self.fix(training__batch_size=factor * batch)
+        micro, samples = self.setting("work.micro_batch"), self.setting("work.samples")
+        if micro and samples and factor * micro <= samples:
+            return self.fix(work__micro_batch=factor * micro)
+        return {}
+
+    def per_step(self) -> str:
+        """Return what a count or a time refers to: a step, or the whole trace if nothing marks steps."""
+        return "a step" if self.rank.step_numbers else "in the trace"
+
+    def window(self, clean: bool = False) -> str:
+        """Return what a fraction refers to; with `clean`, the step without the overhead of recording."""
+        if clean and self.overhead is not None:
+            return "a clean step"
+        return "the step" if self.rank.step_numbers else "the trace"
+
+    def time_per_step(self, part: int) -> str:
+        """Return a time per step with its share of the step, as "1.2 ms a step (3.4 %)"."""
+        spent = units.seconds(part / self.steps / 1e9)
+        return f"{spent} {self.per_step()} ({units.percent(self.share(part))})"
+
+    def calls_per_step(self, calls: int) -> str:
+        """Return a count per step, as "3 times a step", or "2 times in 6 steps" if there is less than one a step."""
+        if calls < self.steps:
+            return f"{units.counted(calls, 'time')} in {units.counted(self.steps, 'step')}"
+        each = calls / self.steps
+        return f"{units.digits(each)} time{'s' * (each != 1)} {self.per_step()}"
+
+    def idle_starts_evidence(self) -> list[str]:
+        """State in how many steps of the clean run the GPU was idle at the start, if it was in any."""
+        idle_starts = self.metrics.get("starved_steps")  # the persisted name of the metric
+        if idle_starts is None or idle_starts.estimate <= 0:
+            return []
+        return [f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps"]
+
+    def recording_evidence(self, left: float) -> list[str]:
+        """State how much longer recording made the step, and what is left of a part of `left` of a clean one.
+
+        The list is empty where recording is not known to cost anything.
+        """
+        if self.overhead is None or self.overhead <= 0:
+            return []
+        longer = f"{units.difference(self.overhead)} longer"
+        if self.overhead >= 1:
+            longer = f"{1 + self.overhead:.1f} x as long"
+        if left <= 0:
+            return [f"recording made the step {longer}, which is more than that part of it"]
+        return [
+            f"recording made the step {longer}; without that overhead, {units.percent(left)} of a clean step is left"
+        ]
 
 
-def compiling(case: Case) -> dict[str, Any]:
-    """Return the next compile setting to try. CUDA graphs do not work with gradient accumulation."""
-    graphs = case.rank.device is not None and (case.setting("training.grad_accumulation") or 1) == 1
-    if case.setting("performance.compile") is False:
-        if graphs:
-            return case.fix(performance__compile=True, performance__compile_mode="reduce-overhead")
-        return case.fix(performance__compile=True)
-    if graphs and case.setting("performance.compile_mode") == "default":
-        return case.fix(performance__compile_mode="reduce-overhead")
-    return {}
+def at_most(cost: float) -> Saving:
+    """Return the saving, limited to the step: work of several streams or threads may add up to more."""
+    return Saving(min(1.0, cost))
 
 
-def larger_batch(case: Case, factor: int) -> dict[str, Any]:
-    """Return the fix for a larger batch; a pipeline's micro-batch is at most the number of samples."""
-    if batch := case.setting("training.batch_size"):
-        return case.fix(training__batch_size=factor * batch)
-    micro, samples = case.setting("work.micro_batch"), case.setting("work.samples")
-    if micro and samples and factor * micro <= samples:
-        return case.fix(work__micro_batch=factor * micro)
-    return {}
+def at_place(where: str | None) -> str:
+    """Return " at train.py:12", or an empty string if stacks were not recorded."""
+    return f" at {where}" if where else ""
+
+
+def shortened(name: str) -> str:
+    """Return a kernel's name, cut after LONG_NAME characters, most of which are template arguments."""
+    return name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
+
+
+@dataclass(frozen=True)
+class FootprintCase(Case):
+    """What fills a program's memory."""
+
+    footprint: Footprint
+
+    @property
+    def peak(self) -> Peak:
+        return self.footprint.peak
+
+    @property
+    def whole(self) -> int:
+        """Bytes at the peak."""
+        return self.peak.level.total
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether the peak is in a phase that needs activations."""
+        return self.peak.phase in ("forward", "loss", "backward")
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The device in the hardware table, found by key or name; None if it is not in there."""
+        name = self.footprint.device or ""
+        return next((one for one in ACCELERATORS if one.key == name), None) or find_accelerator(name)
+
+    @property
+    def at_peak(self) -> str:
+        """The peak in words, as "at the peak in the forward pass"."""
+        return f"at the peak {phase_name(self.peak.phase)}"
+
+    def held(self, category: str) -> int:
+        """Return the bytes of a category at the peak."""
+        return self.peak.amounts.get(category, 0)
+
+    def holders(self, *categories: str) -> list[Holder]:
+        """Return the recorded holders of these categories at the peak, largest first."""
+        return [one for one in self.footprint.holders if one.category in categories]
+
+    def format_size(self, size: int) -> str:
+        """Return a size with its share of the peak, as "3.07 GiB (12.7 %)"."""
+        return f"{units.size(size)} ({units.percent(self.share(size))})"
+
+    def estimated(self, finding: Finding, freed: int) -> Estimated:
+        """Return a finding whose advice frees at most `freed` bytes of the peak."""
+        return Estimated(finding, self.share(freed))
+
+    def sharding_fix(self) -> dict[str, Any]:
+        """Return the fix that shards parameters, gradients and optimizer state, if each of several ranks has all."""
+        several = (self.setting("distributed.world_size") or 1) > 1
+        return self.fix(distributed__strategy="fsdp2") if several else {}
+
+    def unknown_phase(self, rule: str) -> Unanswered:
+        """Return that a rule lacks the phase of the peak, and what records it."""
+        return Unanswered(rule, "the phase of the peak", _RECORDS_PHASES.get(self.footprint.source, ""))
+
+    def unknown_operators(self, rule: str) -> Unanswered:
+        return Unanswered(
+            rule, "the operators that asked for memory", _RECORDS_OPERATORS.get(self.footprint.source, "")
+        )
+
+
+_RECORDS_PHASES: dict[Source, str] = {
+    "snapshot": 'torch.cuda.memory._record_memory_history(stacks="python")',
+    "trace": 'torch.profiler.record_function("forward"), and so for each phase',
+}
+_RECORDS_OPERATORS: dict[Source, str] = {"snapshot": 'torch.cuda.memory._record_memory_history(stacks="all")'}
+
+
+def phase_name(phase: Phase) -> str:
+    return PLACES[phase].format("") or "in an unknown phase"
+
+
+def describe_holder(holder: Holder) -> str:
+    """Describe a holder, as "aten::tanh float32[16, 1024, 3072] in transformer.h.0.mlp.act: 192 MiB"."""
+    words = [holder.operator, holder.shape]
+    words += [f"in {holder.module}"] if holder.module else []
+    words += [f"at {holder.where}"] if holder.where else []
+    name = " ".join(filter(None, words))
+    pieces = f" in {holder.count:,} pieces" if holder.count > 1 else ""
+    return f"{name or 'unnamed'}: {units.size(holder.size)}{pieces}"
+
+
+def of_peak(share: float, why: str) -> str:
+    """Return the threshold of a rule, a fraction of the peak, with the reason for it."""
+    return f"at least {units.percent(share)} of the peak, as {why}"

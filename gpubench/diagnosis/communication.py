@@ -3,12 +3,10 @@
 from typing import Any, NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
+from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity
 from gpubench.distributions import binomial_tail
-from gpubench.findings import Finding, Unanswered, severity
-from gpubench.trace.profile import CollectiveKind, Rank, Straggler
+from gpubench.findings import Finding, Unanswered
+from gpubench.trace.profile import Collective, CollectiveKind, Rank, Straggler
 from gpubench.trace.ranks import kind_of
 
 CHANCE = 0.05
@@ -16,7 +14,7 @@ CHANCE = 0.05
 everywhere."""
 
 
-def stragglers(case: Case) -> Answers:
+def stragglers(case: ProfileCase) -> Answers:
     if not every_rank_is_traced(case):
         needs = "profiling.all_ranks" if case.setting("profiling.all_ranks") is False else "a trace of every rank"
         yield Unanswered("straggler", "traces of the other ranks", needs)
@@ -40,13 +38,13 @@ def stragglers(case: Case) -> Answers:
         ],
         cause=reason,
         advice=advice,
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=f"{WORTH_REASON}, if one rank is last so often that ranks late at random would show it in less than "
         f"{units.percent(CHANCE)} of programs",
     )
 
 
-def every_rank_is_traced(case: Case) -> bool:
+def every_rank_is_traced(case: ProfileCase) -> bool:
     """Say whether all ranks are traced; one trace that communicates, with an unknown number of ranks, is not all."""
     world = case.setting("distributed.world_size") or case.rank.world_size
     if world is None:
@@ -54,7 +52,7 @@ def every_rank_is_traced(case: Case) -> bool:
     return len(case.profile.ranks) >= world
 
 
-def slowest(case: Case) -> Straggler | None:
+def slowest(case: ProfileCase) -> Straggler | None:
     """Return the latest rank among those that are last more often than chance explains; None if there is none."""
     found = case.profile.stragglers
     ranks, waits = max(2, len(found)), sum(one.waited_for for one in found)
@@ -62,7 +60,7 @@ def slowest(case: Case) -> Straggler | None:
     return max(often, key=lambda one: one.late, default=None)
 
 
-def _too_few_to_tell(case: Case) -> bool:
+def _too_few_to_tell(case: ProfileCase) -> bool:
     """Say whether some rank is late, but even a rank that is always last would not stand out from chance."""
     found = case.profile.stragglers
     waits, most = sum(one.waited_for for one in found), max((waited_for(case, one) for one in found), default=0.0)
@@ -78,13 +76,13 @@ def _by_chance(last: int, waits: int, ranks: int) -> float:
     return binomial_tail(last, waits, 1 / ranks) * ranks
 
 
-def waited_for(case: Case, slow: Straggler) -> float:
+def waited_for(case: ProfileCase, slow: Straggler) -> float:
     """Return an upper limit for the fraction of the step that other ranks wait for this one.
 
     It is no more than the exposed communication of another rank, since collectives may overlap each other or computing.
     """
     others = [exposed(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
-    return measures.share(case, min([slow.late * slow.of, *([max(others)] if others else [])]))
+    return case.share(min([slow.late * slow.of, *([max(others)] if others else [])]))
 
 
 def exposed(rank: Rank) -> int:
@@ -98,16 +96,16 @@ def _communicates(rank: Rank) -> bool:
     return exposed(rank) > 0 or (rank.device is not None and rank.device.communication > 0)
 
 
-def _difference(case: Case, slow: Straggler) -> tuple[str, str]:
+def _difference(case: ProfileCase, slow: Straggler) -> tuple[str, str]:
     """Say what the slowest rank spends more time on than the median of the others; return cause and advice."""
     own = next((_parts(rank) for rank in case.profile.ranks if rank.rank == slow.rank), {})
     others = [_parts(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
     excess = {part: own[part] - _median([other.get(part, 0) for other in others]) for part in own if others}
     most = max(excess.keys() & _PARTS.keys(), key=lambda part: excess[part], default=None)
-    if most is None or measures.share(case, excess[most]) < WORTH:
+    if most is None or case.share(excess[most]) < WORTH:
         return "it does more work, or works more slowly; the traces do not tell which", _ADVICE_UNKNOWN
     name, advice = _PARTS[most]
-    return f"it spends {phrases.a_step(case, excess[most])} more than the others {name}", advice
+    return f"it spends {case.time_per_step(excess[most])} more than the others {name}", advice
 
 
 def _parts(rank: Rank) -> dict[str, int]:
@@ -196,7 +194,7 @@ _OF_STRATEGY = {"ddp": _ALL_REDUCE, "fsdp2": _SHARDED}
 """The kind of communication of a strategy, for a trace without kernels of it."""
 
 
-def repeated_reduction(case: Case) -> Answers:
+def repeated_reduction(case: ProfileCase) -> Answers:
     """Find gradients that are summed over the ranks before they are complete."""
     if not _reduces_each(case):
         return
@@ -210,17 +208,17 @@ def repeated_reduction(case: Case) -> Answers:
         severity=severity(cost),
         evidence=[
             f"a step has {micro} micro-batches, and distributed.sync_gradients is each",
-            f"{units.percent(_exposed(case))} of {phrases.whole(case)} is exposed communication",
+            f"{units.percent(_exposed(case))} of {case.window()} is exposed communication",
         ],
         cause="only the sum after the last micro-batch is used: each rank could accumulate the others by itself",
         advice="use model.no_sync() around all micro-batches but the last",
         fix=case.fix(distributed__sync_gradients="last"),
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def exposed_communication(case: Case) -> Answers:
+def exposed_communication(case: ProfileCase) -> Answers:
     """Find exposed communication that neither a slow rank nor repeated reductions explain."""
     if _reduces_each(case):
         return
@@ -233,42 +231,47 @@ def exposed_communication(case: Case) -> Answers:
         id="exposed-communication",
         title="the step waits for communication",
         severity=severity(cost),
-        evidence=[*_evidence(case), *_told(case, shares)],
+        evidence=[*_evidence(case), *_describe_kinds(case, shares)],
         cause=cause,
         advice=advice,
         fix={} if factor is None else _bucket(case, factor),
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=f"at least {units.percent(NOTABLE)} of the step: hardly any program hides all of its communication",
     )
 
 
-def _reduces_each(case: Case) -> bool:
+def collective_kind(collective: Collective) -> CollectiveKind:
+    """Return the recorded kind, or else the one that the name gives."""
+    return collective.kind or kind_of(collective.name)
+
+
+def _reduces_each(case: ProfileCase) -> bool:
     return (
-        measures.ranks(case) > 1
+        case.ranks > 1
         and (case.setting("training.grad_accumulation") or 1) > 1
         and case.setting("distributed.sync_gradients") == "each"
     )
 
 
-def _exposed(case: Case) -> float:
-    clean = measures.clean_share(case, "phase_exposed_communication")
+def _exposed(case: ProfileCase) -> float:
+    clean = case.clean_share("phase_exposed_communication")
     if clean is not None:
         return clean
-    return measures.share(case, exposed(case.rank))
+    return case.share(exposed(case.rank))
 
 
-def _explained(case: Case) -> float:
+def _explained(case: ProfileCase) -> float:
     """Return the fraction of the step that a slow rank explains, unless this rank is that one."""
     slow = slowest(case)
     return 0.0 if slow is None or slow.rank == case.rank.rank else waited_for(case, slow)
 
 
-def _shares(case: Case) -> dict[_Kind, float]:
+def _shares(case: ProfileCase) -> dict[_Kind, float]:
     """Return the kinds of collectives worth naming with their shares of the exposed communication, largest first."""
     found: dict[_Kind, int] = {}
     hidden = not any(one.exposed for one in case.rank.collectives)
     for one in case.rank.collectives:
-        kind = _KINDS[one.kind or kind_of(one.name)]
+        kind = _KINDS[collective_kind(one)]
         found[kind] = found.get(kind, 0) + (one.total if hidden else one.exposed)
     whole = sum(found.values())
     if not whole:
@@ -277,43 +280,43 @@ def _shares(case: Case) -> dict[_Kind, float]:
     return {kind: time / whole for kind, time in largest if time >= NAMED * whole}
 
 
-def _told(case: Case, shares: dict[_Kind, float]) -> list[str]:
+def _describe_kinds(case: ProfileCase, shares: dict[_Kind, float]) -> list[str]:
     """Say how many collectives of each kind there are, and how much of their time is exposed."""
-    said = []
+    evidence = []
     for kind in shares:
-        own = [one for one in case.rank.collectives if _KINDS[one.kind or kind_of(one.name)] is kind]
+        own = [one for one in case.rank.collectives if _KINDS[collective_kind(one)] is kind]
         if own:
             calls, visible = sum(one.calls for one in own), sum(one.exposed for one in own)
             name = "of unknown kind" if kind is _UNKNOWN else kind.name
-            said.append(f"{name}: {phrases.times_a_step(case, calls)}, {phrases.a_step(case, visible)} exposed")
-    return said
+            evidence.append(f"{name}: {case.calls_per_step(calls)}, {case.time_per_step(visible)} exposed")
+    return evidence
 
 
-def _evidence(case: Case) -> list[str]:
-    said, clean = [], case.metrics.get("phase_exposed_communication")
+def _evidence(case: ProfileCase) -> list[str]:
+    evidence, clean = [], case.metrics.get("phase_exposed_communication")
     if clean is not None:
-        said.append(
+        evidence.append(
             f"exposed communication takes {units.seconds(clean.estimate)} of a clean step "
             f"({units.percent(_exposed(case))})"
         )
     device = case.rank.device
     if device is not None and device.communication:
         hidden = units.percent(device.hidden_communication / device.communication)
-        said.append(
-            f"communication takes {phrases.a_step(case, device.communication)}, and {hidden} of it is hidden behind "
+        evidence.append(
+            f"communication takes {case.time_per_step(device.communication)}, and {hidden} of it is hidden behind "
             "computing"
         )
     if waiting := case.rank.idle.get("communication_wait", 0):
-        said.append(f"the GPU is idle {phrases.a_step(case, waiting)} while the host waits for other ranks")
+        evidence.append(f"the GPU is idle {case.time_per_step(waiting)} while the host waits for other ranks")
     if device is None and clean is None:
-        spent = phrases.a_step(case, case.rank.host.get("communication", 0))
-        said.append(f"the main thread waits for other ranks for {spent}")
-    if calls := sum(one.calls for one in case.rank.collectives) / measures.steps(case):
-        said.append(f"{units.digits(calls)} collective{'s' * (calls != 1)} {phrases.each_step(case)}")
-    return said
+        spent = case.time_per_step(case.rank.host.get("communication", 0))
+        evidence.append(f"the main thread waits for other ranks for {spent}")
+    if calls := sum(one.calls for one in case.rank.collectives) / case.steps:
+        evidence.append(f"{units.digits(calls)} collective{'s' * (calls != 1)} {case.per_step()}")
+    return evidence
 
 
-def _reason(case: Case, cost: float, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
+def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
     """Return cause, advice, and the factor for the bucket's size."""
     skew = case.metrics.get("straggler_skew")
     even = skew is not None and skew.estimate < MOST * cost  # the clean run's metric is of all ranks
@@ -333,7 +336,7 @@ def _reason(case: Case, cost: float, shares: dict[_Kind, float]) -> tuple[str, s
     return cause, advice, factor
 
 
-def _by_kind(case: Case, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
+def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
     """Choose by kind; all-reduces alone are judged by their number, which DistributedDataParallel's buckets decide."""
     first, *others = shares
     if others:
@@ -341,11 +344,11 @@ def _by_kind(case: Case, shares: dict[_Kind, float]) -> tuple[str, str, float | 
         return known[0].cause, "; ".join(f"{kind.name}: {kind.advice}" for kind in known), None
     if first is not _ALL_REDUCE:
         return first.cause, first.advice, None
-    sums = [one for one in case.rank.collectives if (one.kind or kind_of(one.name)) == "all_reduce"]
-    return _by_number(sum(one.calls for one in sums) / measures.steps(case))
+    sums = [one for one in case.rank.collectives if collective_kind(one) == "all_reduce"]
+    return _by_number(sum(one.calls for one in sums) / case.steps)
 
 
-def _others_late(case: Case) -> float:
+def _others_late(case: ProfileCase) -> float:
     """Return the fraction of the step that this rank may have waited for others, without a consistently slow one."""
     slow = slowest(case)
     others = [one for one in case.profile.stragglers if one.rank != case.rank.rank and one is not slow]
@@ -373,7 +376,7 @@ def _by_number(calls: float) -> tuple[str, str, float | None]:
     )
 
 
-def _bucket(case: Case, factor: float) -> dict[str, Any]:
+def _bucket(case: ProfileCase, factor: float) -> dict[str, Any]:
     size = case.setting("distributed.bucket_mb")
     if size is None or case.setting("distributed.strategy") != "ddp":
         return {}

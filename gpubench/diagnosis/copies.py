@@ -3,10 +3,18 @@
 import re
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding, severity
+from gpubench.diagnosis.case import (
+    NOTABLE,
+    WORTH,
+    WORTH_REASON,
+    Answers,
+    ProfileCase,
+    at_most,
+    at_place,
+    severity,
+    shortened,
+)
+from gpubench.findings import Finding
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
 
 WITHOUT_BF16 = frozenset({"AVX2", "DEFAULT"})
@@ -17,53 +25,53 @@ TO_NHWC = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose", re.IGNORECASE)
 OF_MIOPEN = "batched_transpose"
 
 
-def casts(case: Case) -> Answers:
+def casts(case: ProfileCase) -> Answers:
     found = [
         copy for copy in _of_kind(case, "dtype_cast") if copy.phase != "optimizer"
     ]  # `unfused_optimizer` has those
     cost = _conversion_cost(case, found)
     if cost < NOTABLE:
         return
-    narrow = case.rank.device is None and case.setting("precision") in ("bf16", "amp", "fp16")
+    narrow = case.on_cpu and case.setting("precision") in ("bf16", "amp", "fp16")
     cause, advice = _narrow(case) if narrow else _WIDE[all(copy.phase in BEFORE_MODEL for copy in found)]
     yield Finding(
         id="casts",
         title="tensors are converted to another type",
         severity=severity(cost),
-        evidence=[*_told_conversions(case, found), *(_capability(case) if narrow else [])],
+        evidence=[*_describe_conversions(case, found), *(_capability(case) if narrow else [])],
         cause=cause,
         advice=advice,
         fix=case.fix(precision="fp32") if narrow else {},
-        expected=None if narrow else measures.at_most(cost),  # the speed of the products changes too
+        expected=None if narrow else at_most(cost),  # the speed of the products changes too
         threshold=f"at least {units.percent(NOTABLE)} of the step, as mixed precision needs some conversions",
     )
 
 
-def layout_of_batches(case: Case) -> Answers:
+def layout_of_batches(case: ProfileCase) -> Answers:
     found = [copy for copy in _of_kind(case, "layout_change") if copy.phase in BEFORE_MODEL]
     cost = _conversion_cost(case, found)
     if cost < WORTH:
         return
     asked = case.setting("performance.channels_last") is True
-    on_cpu = case.rank.device is None  # on a GPU, convolutions in NCHW lose more than these copies cost
+    avoidable = asked and case.on_cpu  # on a GPU, convolutions in NCHW lose more than these copies cost
     yield Finding(
         id="layout-of-batches",
         title="every batch is rearranged in memory",
         severity=severity(cost),
-        evidence=_told_conversions(case, found),
+        evidence=_describe_conversions(case, found),
         cause="performance.channels_last requires NHWC, and the data arrives in NCHW"
         if asked
         else "batches arrive in a memory layout other than the one that the program needs",
         advice="switch channels_last off where convolutions gain less than the copies cost, or store the data in NHWC"
-        if asked and on_cpu
+        if avoidable
         else "store the data in the layout that the model needs",
-        fix=case.fix(performance__channels_last=False) if asked and on_cpu else {},
-        expected=measures.at_most(cost),
+        fix=case.fix(performance__channels_last=False) if avoidable else {},
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def layout_in_model(case: Case) -> Answers:
+def layout_in_model(case: ProfileCase) -> Answers:
     """Find copies made by the program's own code; `nchw_convolutions` reports those of convolutions."""
     found = [copy for copy in _of_kind(case, "layout_change") if copy.phase not in BEFORE_MODEL]
     cost = _conversion_cost(case, found)
@@ -73,17 +81,17 @@ def layout_in_model(case: Case) -> Answers:
         id="layout-in-model",
         title="tensors are rearranged in memory within the step",
         severity=severity(cost),
-        evidence=_told_conversions(case, found),
+        evidence=_describe_conversions(case, found),
         cause="an operator needs contiguous input, and a transpose, permute or slice made it non-contiguous",
         advice="choose layouts that the next operator takes unchanged, and remove needless contiguous() calls",
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=f"at least {units.percent(NOTABLE)} of the step, as most models need some of it",
     )
 
 
-def nchw_convolutions(case: Case) -> Answers:
+def nchw_convolutions(case: ProfileCase) -> Answers:
     kernels = [kernel for kernel in case.rank.kernels if TO_NHWC.search(kernel.name)]
-    cost = measures.share(case, sum(kernel.total for kernel in kernels))
+    cost = case.share(sum(kernel.total for kernel in kernels))
     if cost < WORTH:
         return
     sharded = case.setting("distributed.strategy") == "fsdp2"  # FSDP2 cannot shard parameters in NHWC
@@ -94,8 +102,7 @@ def nchw_convolutions(case: Case) -> Answers:
         title="convolutions convert their tensors to NHWC and back",
         severity=severity(cost),
         evidence=[
-            f"{phrases.shortened(kernel.name)}: {phrases.times_a_step(case, kernel.calls)}, "
-            f"{phrases.a_step(case, kernel.total)}"
+            f"{shortened(kernel.name)}: {case.calls_per_step(kernel.calls)}, {case.time_per_step(kernel.total)}"
             for kernel in kernels[:3]
         ],
         cause=f"{'MIOpen' if rocm else 'tensor cores'} compute{'s' * rocm} these convolutions in NHWC, and "
@@ -103,18 +110,21 @@ def nchw_convolutions(case: Case) -> Answers:
         advice="use model.to(memory_format=torch.channels_last), and the same for the batches"
         + (", with PYTORCH_MIOPEN_SUGGEST_NHWC=1: without it PyTorch may still pass NCHW to MIOpen" * rocm),
         fix=case.fix(performance__channels_last=True) if off else {},
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def _of_kind(case: Case, kind: CopyKind) -> list[Copy]:
+def _of_kind(case: ProfileCase, kind: CopyKind) -> list[Copy]:
     return [copy for copy in case.rank.copies if copy.kind == kind]
 
 
-def _conversion_cost(case: Case, copies: list[Copy]) -> float:
-    on_cpu = case.rank.device is None
-    return measures.share(case, sum(copy.host if on_cpu else copy.device for copy in copies))
+def _conversion_cost(case: ProfileCase, copies: list[Copy]) -> float:
+    return case.share(sum(_conversion_time(case, copy) for copy in copies))
+
+
+def _conversion_time(case: ProfileCase, copy: Copy) -> int:
+    return copy.host if case.on_cpu else copy.device
 
 
 _WIDE = {
@@ -130,26 +140,25 @@ _WIDE = {
 """Cause and advice, by whether all conversions happen before the model."""
 
 
-def _narrow(case: Case) -> tuple[str, str]:
+def _narrow(case: ProfileCase) -> tuple[str, str]:
     return (
         f"precision={case.setting('precision')} converts operands before each product and results after it",
         "compute in fp32 where the CPU has no arithmetic in the smaller type",
     )
 
 
-def _capability(case: Case) -> list[str]:
+def _capability(case: ProfileCase) -> list[str]:
     capability = case.environment.get("cpu.capability")
     if capability not in WITHOUT_BF16:
         return []
     return [f"the CPU's instruction set ({capability}) has no arithmetic in that type"]
 
 
-def _told_conversions(case: Case, copies: list[Copy]) -> list[str]:
-    on_cpu = case.rank.device is None
-    costly = sorted(copies, key=lambda copy: copy.host if on_cpu else copy.device, reverse=True)
+def _describe_conversions(case: ProfileCase, copies: list[Copy]) -> list[str]:
+    costly = sorted(copies, key=lambda copy: _conversion_time(case, copy), reverse=True)
     return [
-        f"{copy.example or 'aten::copy_'}: {phrases.times_a_step(case, copy.calls)} in {copy.phase}, "
-        f"{phrases.a_step(case, copy.host if on_cpu else copy.device)}{phrases.place(copy.where)}"
+        f"{copy.example or 'aten::copy_'}: {case.calls_per_step(copy.calls)} in {copy.phase}, "
+        f"{case.time_per_step(_conversion_time(case, copy))}{at_place(copy.where)}"
         for copy in costly[:3]
     ]
 
@@ -163,7 +172,7 @@ COMPUTING = frozenset({"forward", "backward", "optimizer"})
 """Phases whose inputs should be on the device: a copy to the device within them is of a tensor left on the host."""
 
 
-def pinning(case: Case) -> Answers:
+def pinning(case: ProfileCase) -> Answers:
     """Find batches in pageable memory; the waits of the host for their copies are evidence of the same finding."""
     pageable = [copy for copy in _batches(case) if copy.pinned is False]
     waits = _waits(case, "host_to_device", {copy.phase for copy in pageable})
@@ -175,7 +184,11 @@ def pinning(case: Case) -> Answers:
         id="pinning",
         title="batches are copied from memory that is not page-locked",
         severity=severity(cost),
-        evidence=[*(_told(case, copy) for copy in pageable), *_idle(case), *(_waited(case, wait) for wait in waits)],
+        evidence=[
+            *(_describe_copy(case, copy) for copy in pageable),
+            *_idle(case),
+            *(_describe_wait(case, wait) for wait in waits),
+        ],
         cause="the driver copies pageable memory through a buffer of its own, while the host waits"
         + ("; data.pin_memory applies only to tensors that the DataLoader can see" if asked else ""),
         advice=(
@@ -184,51 +197,53 @@ def pinning(case: Case) -> Answers:
             else "put batches into page-locked memory: DataLoader(pin_memory=True) and .to(device, non_blocking=True)"
         ),
         fix={} if asked else case.fix(data__pin_memory=True),
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def blocking_copies(case: Case) -> Answers:
+def blocking_copies(case: ProfileCase) -> Answers:
     """Find copies from page-locked memory for which the host waits nevertheless."""
     pageable = {copy.phase for copy in _batches(case) if copy.pinned is False}
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase not in pageable | COMPUTING]
-    cost = measures.share(case, sum(wait.idle for wait in waits))
+    cost = case.share(sum(wait.idle for wait in waits))
     if cost < WORTH:
         return
     yield Finding(
         id="blocking-copies",
         title="the host waits for copies to the device",
         severity=severity(cost),
-        evidence=[_waited(case, wait) for wait in waits],
+        evidence=[_describe_wait(case, wait) for wait in waits],
         cause="a copy without non_blocking=True returns only when the data has arrived",
         advice="use batch.to(device, non_blocking=True): from page-locked memory the copy then runs asynchronously",
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def device_to_host(case: Case) -> Answers:
+def device_to_host(case: ProfileCase) -> Answers:
     waits = _waits(case, "device_to_host")
-    cost = measures.share(case, sum(wait.idle for wait in waits))
+    cost = case.share(sum(wait.idle for wait in waits))
     if cost < WORTH:
         return
-    copies = [copy for copy in case.rank.copies if copy.kind == "device_to_host"]
     yield Finding(
         id="device-to-host",
         title="tensors are copied back to the host in the loop",
         severity=severity(cost),
-        evidence=[*(_told(case, copy) for copy in copies), *(_waited(case, wait) for wait in waits)],
+        evidence=[
+            *(_describe_copy(case, copy) for copy in _of_kind(case, "device_to_host")),
+            *(_describe_wait(case, wait) for wait in waits),
+        ],
         cause="the host waits for the device before it can copy, and the device then waits for the host's next launch",
         advice="keep results on the device, and copy them once in many steps, with non_blocking=True",
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def host_tensors(case: Case) -> Answers:
+def host_tensors(case: ProfileCase) -> Answers:
     """Find tensors that the model holds or makes on the host and copies to the device while it computes."""
-    found = [copy for copy in _uploads(case) if copy.phase in COMPUTING]
+    found = [copy for copy in _of_kind(case, "host_to_device") if copy.phase in COMPUTING]
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase in COMPUTING]
     cost = _cost(case, found, waits)
     if not found or cost < WORTH:
@@ -237,15 +252,15 @@ def host_tensors(case: Case) -> Answers:
         id="host-tensors",
         title="the model copies tensors from the host while it computes",
         severity=severity(cost),
-        evidence=[*(_told(case, copy) for copy in found), *(_waited(case, wait) for wait in waits)],
+        evidence=[*(_describe_copy(case, copy) for copy in found), *(_describe_wait(case, wait) for wait in waits)],
         cause="a tensor is made or kept on the CPU and copied to the device each time it is used",
         advice="register constants with register_buffer(), and make other tensors with device=x.device",
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def direction(case: Case, wait: Synchronisation) -> CopyKind | None:
+def direction(case: ProfileCase, wait: Synchronisation) -> CopyKind | None:
     """Return the direction of the copy that the host waits for; None if it waits for something else.
 
     In a phase with copies in both directions, the source line decides.
@@ -257,15 +272,11 @@ def direction(case: Case, wait: Synchronisation) -> CopyKind | None:
     return next((kind for kind in BETWEEN if kind in there), None)
 
 
-def _batches(case: Case) -> list[Copy]:
-    return [copy for copy in _uploads(case) if copy.phase not in COMPUTING]
+def _batches(case: ProfileCase) -> list[Copy]:
+    return [copy for copy in _of_kind(case, "host_to_device") if copy.phase not in COMPUTING]
 
 
-def _uploads(case: Case) -> list[Copy]:
-    return [copy for copy in case.rank.copies if copy.kind == "host_to_device"]
-
-
-def _waits(case: Case, kind: CopyKind, phases: set[str] | None = None) -> list[Synchronisation]:
+def _waits(case: ProfileCase, kind: CopyKind, phases: set[str] | None = None) -> list[Synchronisation]:
     return [
         wait
         for wait in case.rank.synchronisations
@@ -273,36 +284,36 @@ def _waits(case: Case, kind: CopyKind, phases: set[str] | None = None) -> list[S
     ]
 
 
-def _cost(case: Case, uploads: list[Copy], waits: list[Synchronisation]) -> float:
+def _cost(case: ProfileCase, uploads: list[Copy], waits: list[Synchronisation]) -> float:
     """Return an upper limit for the cost, as a fraction of the step.
 
     It is the idle time under these copies and their waits, plus the exposed part of the copying. Idle time under all
     copies from pageable memory is divided in proportion to the time of the copies.
     """
     device = case.rank.device
-    every = _pageable_time(_uploads(case))
+    every = _pageable_time(_of_kind(case, "host_to_device"))
     idle = case.rank.idle.get("pageable_copy", 0) * _pageable_time(uploads) // every if every else 0
     exposed = min(device.exposed_copies, sum(copy.device for copy in uploads)) if device else 0
-    return measures.share(case, idle + exposed + sum(wait.idle for wait in waits))
+    return case.share(idle + exposed + sum(wait.idle for wait in waits))
 
 
 def _pageable_time(copies: list[Copy]) -> int:
     return sum(copy.device for copy in copies if copy.pinned is False)
 
 
-def _idle(case: Case) -> list[str]:
+def _idle(case: ProfileCase) -> list[str]:
     waiting = case.rank.idle.get("pageable_copy", 0)
-    return [f"the GPU is idle {phrases.a_step(case, waiting)} during these copies"] if waiting else []
+    return [f"the GPU is idle {case.time_per_step(waiting)} during these copies"] if waiting else []
 
 
-def _told(case: Case, copy: Copy) -> str:
-    size = f"{units.size(copy.bytes / measures.steps(case))} in " if copy.bytes else ""
+def _describe_copy(case: ProfileCase, copy: Copy) -> str:
+    size = f"{units.size(copy.bytes / case.steps)} in " if copy.bytes else ""
     return (
-        f"{copy.example or 'copies'}: {phrases.times_a_step(case, copy.calls)} in {copy.phase}, "
-        f"{size}{phrases.a_step(case, copy.device)}{phrases.place(copy.where)}"
+        f"{copy.example or 'copies'}: {case.calls_per_step(copy.calls)} in {copy.phase}, "
+        f"{size}{case.time_per_step(copy.device)}{at_place(copy.where)}"
     )
 
 
-def _waited(case: Case, wait: Synchronisation) -> str:
-    waits = phrases.a_step(case, wait.blocked)
-    return f"{wait.operator} blocks the host {waits} in {wait.call}{phrases.place(wait.where)}"
+def _describe_wait(case: ProfileCase, wait: Synchronisation) -> str:
+    waits = case.time_per_step(wait.blocked)
+    return f"{wait.operator} blocks the host {waits} in {wait.call}{at_place(wait.where)}"

@@ -4,11 +4,9 @@ import math
 from typing import Any
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case, larger_batch
+from gpubench.diagnosis.case import HOST_WORTH, NOTABLE, Answers, ProfileCase, at_most, severity
 from gpubench.diagnosis.host import SHORT_OPERATOR, between_calls, calling, waits_for_host, works
-from gpubench.diagnosis.measures import HOST_WORTH, NOTABLE, Answers
-from gpubench.findings import Finding, severity
+from gpubench.findings import Finding
 
 SHORT_WORK = 0.5  # of the computing time: with more of it in short kernels, their fixed cost dominates
 FITTING = (
@@ -19,18 +17,18 @@ FIXED = 0.5  # of the step: with more of it independent of the batch size, a lar
 LARGER = 4  # factor of the batch size: with a factor of 2 the fixed cost would still be a quarter of the step or more
 
 
-def small_batch(case: Case) -> Answers:
+def small_batch(case: ProfileCase) -> Answers:
     """Find short kernels on a GPU that does not wait for its launches: a larger batch gives each kernel more work."""
     launches, device = case.rank.launches, case.rank.device
-    if launches is None or device is None or measures.recorded_eagerly(case):
+    if launches is None or device is None or case.recorded_eagerly:
         return
     if waits_for_host(case) >= HOST_WORTH:
         return
     if device.compute <= 0 or launches.short_total / device.compute < SHORT_WORK:
         return
-    used = measures.memory_used(case)
+    used = case.memory_used
     fits = used is None or used <= FITTING
-    cost = measures.share(case, launches.short_total) * DOUBLED
+    cost = case.share(launches.short_total) * DOUBLED
     yield Finding(
         id="small-batch",
         title="kernels are too short to fill the GPU: the batch is too small",
@@ -44,21 +42,21 @@ def small_batch(case: Case) -> Answers:
         advice="double the batch size, and adjust the learning rate"
         if fits
         else "double the batch size, if activation checkpointing or a smaller data type frees enough memory",
-        fix=larger_batch(case, 2) if fits else {},
-        expected=measures.at_most(cost),
+        fix=case.batch_fix(2) if fits else {},
+        expected=at_most(cost),
         threshold=f"at least {units.percent(SHORT_WORK)} of the computing time in kernels under 10 us, of which "
         f"several are fixed cost; the saving is per sample, at most {units.percent(DOUBLED)} of the time in these "
         "kernels, where twice the samples take no longer",
     )
 
 
-def small_batch_on_cpu(case: Case) -> Answers:
+def small_batch_on_cpu(case: ProfileCase) -> Answers:
     """Find short operators on a CPU whose step takes mostly the same time whatever the batch size."""
     python, size = case.rank.python, case.setting("training.batch_size") or case.setting("work.micro_batch")
-    if case.rank.device is not None or python is None or measures.recorded_eagerly(case):
+    if not case.on_cpu or python is None or case.recorded_eagerly:
         return
-    optimizer = measures.phase_share(case, "optimizer")
-    calls = measures.unrecorded(case, max(between_calls(case), calling(case)))
+    optimizer = case.phase_share("optimizer")
+    calls = case.without_recording(max(between_calls(case), calling(case)))
     fixed = min(1.0, optimizer + calls)
     if not python.operators or python.operator_median > SHORT_OPERATOR or fixed < FIXED:
         return
@@ -69,15 +67,15 @@ def small_batch_on_cpu(case: Case) -> Answers:
         severity=severity(saving),
         evidence=[
             *([f"a batch has {units.counted(size, 'sample')}"] if size else []),
-            f"{units.percent(fixed)} of {phrases.whole(case)} does not grow with the batch size: "
-            + " and ".join(said for part, said in _parts(optimizer, calls) if part > 0),
+            f"{units.percent(fixed)} of {case.window()} does not grow with the batch size: "
+            + " and ".join(sentence for part, sentence in _parts(optimizer, calls) if part > 0),
             f"half of the operators take at most {units.seconds(python.operator_median / 1e9)}",
-            *phrases.less_recording(case, calls),
+            *case.recording_evidence(calls),
         ],
         cause="the optimizer updates all parameters and every operator is called once a step, whatever the batch size",
         advice=f"make the batch {LARGER} times as large, and adjust the learning rate",
-        fix=larger_batch(case, LARGER),
-        expected=measures.at_most(saving),
+        fix=case.batch_fix(LARGER),
+        expected=at_most(saving),
         threshold=f"at least {units.percent(FIXED)} of the step does not grow with the batch size, and half of the "
         f"operators take under {SHORT_OPERATOR // 1000} us; the saving is per sample, of that part alone",
     )
@@ -95,7 +93,7 @@ THRESHOLD = (
 )
 
 
-def data_loading(case: Case) -> Answers:
+def data_loading(case: ProfileCase) -> Answers:
     waiting = _waiting(case)
     if waiting < NOTABLE:
         return
@@ -112,20 +110,20 @@ def data_loading(case: Case) -> Answers:
         evidence=_evidence(case),
         cause=cause,
         advice=advice,
-        expected=measures.at_most(waiting),
+        expected=at_most(waiting),
         threshold=THRESHOLD,
     )
 
 
-def _waiting(case: Case) -> float:
-    clean = measures.clean_share(case, "phase_data_wait")
+def _waiting(case: ProfileCase) -> float:
+    clean = case.clean_share("phase_data_wait")
     if clean is not None:
         return clean
-    waiting = measures.host(case, "data_loader") if case.rank.device is None else measures.idle(case, "data_loader")
+    waiting = case.host_share("data_loader") if case.on_cpu else case.idle_share("data_loader")
     return min(1.0, waiting)
 
 
-def _too_few(case: Case, workers: int, more: int, waiting: float) -> Finding:
+def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Finding:
     free = _free_cores(case, workers)
     saving = _saving(workers, more, waiting if free else _asleep(case, waiting))
     return Finding(
@@ -135,20 +133,20 @@ def _too_few(case: Case, workers: int, more: int, waiting: float) -> Finding:
         else "the step waits for batches while the loader waits, not computes",
         severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
-        cause=_CAUSE_WITHOUT
+        cause="the training process itself reads and prepares every batch, between two steps"
         if workers == 0
-        else f"{_counted(workers)} cannot make batches as fast as the step needs them",
+        else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
         advice=f"load batches in {units.counted(more, 'worker')} beside the step"
         + ("" if free else "; no core is free, but workers that wait for I/O, as for a disk, need none"),
         fix=case.fix(data__workers=more),
-        expected=measures.at_most(saving),
+        expected=at_most(saving),
         threshold=THRESHOLD,
     )
 
 
-def _workers(case: Case, workers: Any, waiting: float) -> int | None:
+def _workers(case: ProfileCase, workers: Any, waiting: float) -> int | None:
     """Return how many workers there should be; None where more would not help, or the settings are not known."""
-    allowed = measures.cores(case)
+    allowed = case.cores
     if not isinstance(workers, int) or allowed is None:
         return None
     free = _free_cores(case, workers)
@@ -158,13 +156,13 @@ def _workers(case: Case, workers: Any, waiting: float) -> int | None:
     return min(allowed, _needed(workers, waiting)) if asleep else None
 
 
-def _free_cores(case: Case, workers: int) -> int:
+def _free_cores(case: ProfileCase, workers: int) -> int:
     """Return how many of the rank's cores have neither a worker nor, on a CPU, a computing thread."""
-    computing = (measures.threads(case) or 1) if case.rank.device is None else 0
-    return max(0, (measures.cores(case) or 0) - workers - computing)
+    computing = (case.threads or 1) if case.on_cpu else 0
+    return max(0, (case.cores or 0) - workers - computing)
 
 
-def _asleep(case: Case, waiting: float) -> float:
+def _asleep(case: ProfileCase, waiting: float) -> float:
     """Return the fraction of the step, out of `waiting`, in which the loader does not compute.
 
     The loader's computing is the time in operators less what the main thread's other parts spend in operators. The
@@ -192,24 +190,17 @@ def _saving(workers: int, more: int, waiting: float) -> float:
     return min(waiting, 1 - max(workers, waiting) / more)
 
 
-_CAUSE_WITHOUT = "the training process itself reads and prepares every batch, between two steps"
-
-
-def _counted(workers: int) -> str:
-    return units.counted(workers, "DataLoader worker")
-
-
-def _cores(case: Case, workers: int) -> str:
+def _cores(case: ProfileCase, workers: int) -> str:
     """Say how the rank's cores are used."""
-    threads = measures.threads(case)
-    computing = f", {units.counted(threads, 'thread')} computing" if threads and case.rank.device is None else ""
-    has = units.counted(measures.cores(case) or 0, "core")
+    threads = case.threads
+    computing = f", {units.counted(threads, 'thread')} computing" if threads and case.on_cpu else ""
+    has = units.counted(case.cores or 0, "core")
     return f"data.workers is {workers}{computing}, and each rank has {has}"
 
 
-def _without_workers(case: Case, workers: Any) -> tuple[str, str]:
+def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
     """Return cause and advice where more workers would not help, or the settings are not known."""
-    if isinstance(workers, int) and measures.cores(case) is not None:
+    if isinstance(workers, int) and case.cores is not None:
         return (
             f"every core is in use ({_cores(case, workers)}), and making a batch takes longer than the step",
             "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
@@ -220,24 +211,22 @@ def _without_workers(case: Case, workers: Any) -> tuple[str, str]:
     )
 
 
-def _evidence(case: Case) -> list[str]:
-    said = []
-    clean, step = measures.clean_share(case, "phase_data_wait"), case.metrics.get("step_time")
+def _evidence(case: ProfileCase) -> list[str]:
+    evidence = []
+    clean, step = case.clean_share("phase_data_wait"), case.metrics.get("step_time")
     if clean is not None and step is not None:
-        said.append(
+        evidence.append(
             f"a step of the clean run takes {units.seconds(step.estimate)} and waits {units.percent(clean)} of it for "
             "its batches"
         )
-    idle_starts = case.metrics.get("starved_steps")  # the persisted name of the metric
-    if idle_starts is not None and idle_starts.estimate > 0:
-        said.append(f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps")
+    evidence += case.idle_starts_evidence()
     device, loading = case.rank.device, case.rank.idle.get("data_loader", 0)
     if device is not None and loading:
-        said.append(
-            f"the GPU is idle {phrases.a_step(case, device.idle)}, and "
+        evidence.append(
+            f"the GPU is idle {case.time_per_step(device.idle)}, and "
             f"{units.percent(loading / device.idle)} of that under enumerate(DataLoader)"
         )
     if device is None and case.rank.host.get("data_loader"):
-        spent = phrases.a_step(case, case.rank.host["data_loader"])
-        said.append(f"the main thread is in enumerate(DataLoader) for {spent}")
-    return said
+        spent = case.time_per_step(case.rank.host["data_loader"])
+        evidence.append(f"the main thread is in enumerate(DataLoader) for {spent}")
+    return evidence

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case
-from gpubench.diagnosis.measures import NOTABLE, WORTH, Answers
-from gpubench.findings import MARKED, Finding, Unanswered, severity
+from gpubench.diagnosis.case import MEDIUM, NOTABLE, WORTH, Answers, ProfileCase, at_most, severity, shortened
+from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import ACCELERATORS, find_accelerator
 from gpubench.trace.attention import is_attention_product
 from gpubench.trace.profile import Operator
@@ -23,27 +21,27 @@ GENERATION = re.compile(r"(?i)volta_|turing_|sm70|sm75|ampere_|cutlass_80|sm80|s
 AMPERE_AND_LATER = frozenset({"ampere_", "cutlass_80", "sm80", "sm86", "sm89", "sm90", "sm100"})
 
 
-def fp32_products(case: Case) -> Answers:
+def fp32_products(case: ProfileCase) -> Answers:
     kernels = [kernel for kernel in case.rank.kernels if FP32_PRODUCT.search(kernel.name)]
     found = sum(kernel.total for kernel in kernels)
     better = better_precision(case)
-    if better is None or measures.share(case, found) < PRODUCTS_WORTH:
+    if better is None or case.share(found) < PRODUCTS_WORTH:
         return
-    saving = measures.share(case, found) * (1 - _speed_ratio(case, better))
+    saving = case.share(found) * (1 - _speed_ratio(case, better))
     yield Finding(
         id="fp32-products",
         title="matrix products run in fp32, without the tensor cores",
         severity=severity(saving),
-        evidence=[f"fp32 products take {phrases.a_step(case, found)}"]
+        evidence=[f"fp32 products take {case.time_per_step(found)}"]
         + [
-            f"{phrases.shortened(kernel.name)}{f' of {kernel.operator}' if kernel.operator else ''}: "
-            f"{phrases.times_a_step(case, kernel.calls)}, {phrases.a_step(case, kernel.total)}"
+            f"{shortened(kernel.name)}{f' of {kernel.operator}' if kernel.operator else ''}: "
+            f"{case.calls_per_step(kernel.calls)}, {case.time_per_step(kernel.total)}"
             for kernel in kernels[:2]
         ],
         cause="the vector units compute fp32 in full precision; the tensor cores take smaller types",
         advice=_ADVICE[better] if case.setting("precision") in (None, "fp32") else _OUTSIDE,
         fix=_precision(case, better),
-        expected=measures.at_most(saving),
+        expected=at_most(saving),
         threshold=f"at least {units.percent(PRODUCTS_WORTH)} of the step, as another precision changes every number of "
         "a run",
     )
@@ -59,27 +57,22 @@ _ADVICE: Mapping[str, str] = {
 _OUTSIDE = "bring these products under autocast too, or run them in TF32: torch.set_float32_matmul_precision('high')"
 
 
-def better_precision(case: Case) -> str | None:
+def better_precision(case: ProfileCase) -> str | None:
     """Return the type to compute in, from the device's published peaks or its compute capability; None if unknown."""
     listed = find_accelerator(case.rank.device_name or "")
     if listed is not None:
         return next((dtype for dtype in ("bf16", "fp16") if dtype in listed.peaks), None)
-    major = _capability(case) or _generation(case)
+    major = case.compute_capability or _generation(case)
     return None if major is None or major < 7 else "bf16" if major >= 8 else "fp16"
 
 
-def _capability(case: Case) -> int | None:
-    major = str(measures.gpu(case).get("compute_capability", "")).partition(".")[0]
-    return int(major) if major.isdecimal() else None
-
-
-def _generation(case: Case) -> int | None:
+def _generation(case: ProfileCase) -> int | None:
     """Return the newest major compute capability in the kernels' names; a kernel runs on no older device."""
     made_for = {name.lower() for kernel in case.rank.kernels for name in GENERATION.findall(kernel.name)}
     return max((8 if name in AMPERE_AND_LATER else 7 for name in made_for), default=None)
 
 
-def _speed_ratio(case: Case, better: str) -> float:
+def _speed_ratio(case: ProfileCase, better: str) -> float:
     """Return the time in the better type over that in fp32, from published peaks.
 
     For an unknown device it is the smallest ratio of all known ones.
@@ -89,7 +82,7 @@ def _speed_ratio(case: Case, better: str) -> float:
     return min(one.peaks["fp32"] / one.peaks[better] for one in known if {"fp32", better} <= one.peaks.keys())
 
 
-def _precision(case: Case, better: str) -> dict[str, Any]:
+def _precision(case: ProfileCase, better: str) -> dict[str, Any]:
     """Return the fix; training calls fp16 with autocast "amp"."""
     if case.setting("precision") != "fp32":
         return {}
@@ -107,7 +100,7 @@ PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1,
 """The index of the left matrix among the inputs, by operator; the right matrix follows it."""
 
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::conv2d"})
-TOLD = 0.02  # of the time in odd products: the evidence leaves out products that take less
+EVIDENCE_MINIMUM = 0.02  # of the time in odd products: the evidence leaves out products that take less
 FEW_CHANNELS = 4  # of an image or a depthwise filter: padding them by hand is pointless
 
 
@@ -128,37 +121,38 @@ def is_product(name: str) -> bool:
     return name in PRODUCTS or "convolution" in name or name in CONVOLUTIONS
 
 
-def odd_shapes(case: Case) -> Answers:
+def odd_shapes(case: ProfileCase) -> Answers:
     """Find products whose rows are not aligned to 16 bytes, whether arithmetic or memory limits them."""
     rank = case.rank
-    if rank.device is None or (better_precision(case) is None and not phrases.on_amd(case)):  # no known matrix units
+    if rank.device is None or (better_precision(case) is None and not case.on_amd):  # no known matrix units
         return
     products = [one for one in rank.operators if one.name in PRODUCTS.keys() | CONVOLUTIONS and one.device > 0]
-    needs = measures.option(case, "shapes")
+    needs = case.option("shapes")
     if products and needs:
         yield Unanswered("odd-shapes", "shapes of the matrix products", needs)
     odd = [one for one in products if _odd(case, one)]
     spent = sum(one.device for one in odd)
-    cost = measures.share(case, spent)
+    cost = case.share(spent)
     saving = _saving(case, products, odd)
-    if cost < MARKED or (saving is not None and saving < WORTH):
+    if cost < MEDIUM or (saving is not None and saving < WORTH):
         return
-    told = [one for one in odd if one.device >= TOLD * spent]
+    shown = [one for one in odd if one.device >= EVIDENCE_MINIMUM * spent]
+    matrix_units = "the matrix cores" if case.on_amd else "the tensor cores"
     yield Finding(
         id="odd-shapes",
-        title=f"matrix products have shapes that {phrases.matrix_units(case)} cannot process at full speed",
-        severity=severity(saving) if saving is not None else "medium" if cost >= 2 * MARKED else "low",
-        evidence=[_said(case, one) for one in told[:3]],
+        title=f"matrix products have shapes that {matrix_units} cannot process at full speed",
+        severity=severity(saving) if saving is not None else "medium" if cost >= 2 * MEDIUM else "low",
+        evidence=[_describe_product(case, one) for one in shown[:3]],
         cause=_cause(case),
-        advice="; ".join(_advice(case, told)),
-        expected=None if saving is None else measures.at_most(saving),
-        threshold=f"at least {units.percent(MARKED)} of the step in such products; padding them changes the model or "
+        advice="; ".join(_advice(case, shown)),
+        expected=None if saving is None else at_most(saving),
+        threshold=f"at least {units.percent(MEDIUM)} of the step in such products; padding them changes the model or "
         "its batches. Compute-bound products can become as fast as the best of the others, or reach the device's peak "
         "if all are odd; memory-bound products can reach the memory bandwidth",
     )
 
 
-def _saving(case: Case, products: Sequence[Operator], odd: Sequence[Operator]) -> float | None:
+def _saving(case: ProfileCase, products: Sequence[Operator], odd: Sequence[Operator]) -> float | None:
     """Return an upper limit for the saving by padding, as a fraction of the step; None if a ceiling is unknown."""
     reached = max((one.of_ceiling or 0.0 for one in products if _suits(case, one)), default=0.0) or 1.0
     gains = 0.0
@@ -166,20 +160,20 @@ def _saving(case: Case, products: Sequence[Operator], odd: Sequence[Operator]) -
         if one.of_ceiling is None:
             return None
         gains += one.device * max(0.0, 1 - one.of_ceiling / (1.0 if one.bound == "memory" else reached))
-    return measures.share(case, round(gains))
+    return case.share(round(gains))
 
 
-def _said(case: Case, one: Operator) -> str:
+def _describe_product(case: ProfileCase, one: Operator) -> str:
     odd = _odd(case, one)
     return (
-        f"{one.name} {one.shapes} ({one.dtype}): {phrases.times_a_step(case, one.calls)}, "
-        f"{phrases.a_step(case, one.device)}; {' and '.join(map(str, odd))} "
+        f"{one.name} {one.shapes} ({one.dtype}): {case.calls_per_step(one.calls)}, "
+        f"{case.time_per_step(one.device)}; {' and '.join(map(str, odd))} "
         f"{'is not a multiple' if len(odd) == 1 else 'are not multiples'} of {_multiple(case, one)}"
     )
 
 
-def _cause(case: Case) -> str:
-    if phrases.on_amd(case):
+def _cause(case: ProfileCase) -> str:
+    if case.on_amd:
         return (
             "a thread cannot load 16 bytes at once from the addresses at which rows begin; AMD publishes no rule for "
             "such shapes, so that their cost is unknown"
@@ -187,7 +181,7 @@ def _cause(case: Case) -> str:
     return "the fast kernels need rows that begin at multiples of 16 bytes, and these do not"
 
 
-def _advice(case: Case, odd: Sequence[Operator]) -> Iterator[str]:
+def _advice(case: ProfileCase, odd: Sequence[Operator]) -> Iterator[str]:
     """Yield, for each kind of odd size, the sizes to which the largest one has to be padded."""
     sizes: dict[str, tuple[int, int]] = {}
     for operator in odd:
@@ -212,16 +206,16 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _suits(case: Case, operator: Operator) -> bool:
+def _suits(case: ProfileCase, operator: Operator) -> bool:
     return operator.bound == "compute" and _multiple(case, operator) is not None and not _odd(case, operator)
 
 
-def _multiple(case: Case, operator: Operator) -> int | None:
+def _multiple(case: ProfileCase, operator: Operator) -> int | None:
     in_full = operator.dtype == "float32" and case.setting("precision") != "tf32"
     return None if in_full else MULTIPLES.get(operator.dtype)
 
 
-def _odd(case: Case, operator: Operator) -> list[Odd]:
+def _odd(case: ProfileCase, operator: Operator) -> list[Odd]:
     """Return the odd sizes: channels of a convolution, or row lengths of a product's matrices."""
     multiple = _multiple(case, operator)
     if multiple is None:
@@ -256,7 +250,7 @@ def _rows(factors: Sequence[Sequence[int]], multiple: int) -> Iterable[tuple[str
     return [*odd, ("N", factors[1][-1])]
 
 
-def _what(case: Case, operator: Operator, letter: str, size: int) -> str:
+def _what(case: ProfileCase, operator: Operator, letter: str, size: int) -> str:
     """Name what has this size, as far as the trace tells."""
     if size in _lengths(case):
         return "sequence length"
@@ -267,7 +261,7 @@ def _what(case: Case, operator: Operator, letter: str, size: int) -> str:
     return {"M": "rows", "K": "inner size", "N": "columns"}[letter]
 
 
-def _lengths(case: Case) -> set[int | None]:
+def _lengths(case: ProfileCase) -> set[int | None]:
     """Return the sequence lengths over which attention is computed, fused or not."""
     fused = [_shapes(one) for one in case.rank.operators if "scaled_dot_product" in one.name]
     known = {shape[-2] for shapes in fused for shape in shapes[:2] if len(shape) == 4}
@@ -281,13 +275,12 @@ of 65,536 elements (PyTorch, MultiTensorApply.cuh), so that a hundred of them wo
 SAVED = 0.9
 """Upper limit of what fusing saves of a looping optimizer's time on a CPU: 87 % and 88 % of AdamW's time were saved on
 two models. Fusing replaces a dozen passes and their calls by one pass."""
-_ONE_PASS = "remains, and the trace does not tell how long that takes"
 
 ZEROED_TRAFFIC = 4  # accesses: writing zeros, and later reading them, reading the new gradient and writing the sum
 
 
-def unfused_optimizer(case: Case) -> Answers:
-    cost = measures.phase_share(case, "optimizer")
+def unfused_optimizer(case: ProfileCase) -> Answers:
+    cost = case.phase_share("optimizer")
     if cost < NOTABLE or _fused(case):
         return
     rank, impl = case.rank, case.setting("training.optimizer_impl")
@@ -307,52 +300,52 @@ def unfused_optimizer(case: Case) -> Answers:
         cause="each operation of the update reads and writes every parameter and its state again",
         advice="use torch.optim's fused=True, which does the whole update in one pass over the parameters",
         fix=case.fix(training__optimizer_impl="fused"),
-        expected=measures.at_most(cost * SAVED if rank.device is None else cost),
+        expected=at_most(cost * SAVED if rank.device is None else cost),
         threshold=f"at least {units.percent(NOTABLE)} of the step in the optimizer, as every step has one; one pass "
         + (
             f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
             if rank.device is None
-            else _ONE_PASS
+            else "remains, and the trace does not tell how long that takes"
         ),
     )
 
 
-def zeroed_gradients(case: Case) -> Answers:
+def zeroed_gradients(case: ProfileCase) -> Answers:
     rank = case.rank
-    if rank.zeroed_gradients < measures.steps(case):
+    if rank.zeroed_gradients < case.steps:
         return
     spent, idle = rank.zeroing, rank.zeroing_idle
-    cost = measures.share(case, ZEROED_TRAFFIC * spent + idle)
+    cost = case.share(ZEROED_TRAFFIC * spent + idle)
     yield Finding(
         id="zeroed-gradients",
         title="gradients are filled with zeros instead of being dropped",
         severity=severity(cost),
         evidence=[
-            f"{phrases.times_a_step(case, rank.zeroed_gradients)} a gradient is filled with zeros"
-            + (f"; filling takes {phrases.a_step(case, spent)}" if spent else ""),
-            *([f"the GPU is idle {phrases.a_step(case, idle)} while zero_grad launches that"] if idle else []),
+            f"{case.calls_per_step(rank.zeroed_gradients)} a gradient is filled with zeros"
+            + (f"; filling takes {case.time_per_step(spent)}" if spent else ""),
+            *([f"the GPU is idle {case.time_per_step(idle)} while zero_grad launches that"] if idle else []),
         ],
         cause="zero_grad(set_to_none=False) writes them all, and the backward pass reads them again to add to them",
         advice="use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0",
-        expected=measures.at_most(cost) if spent or idle else None,
+        expected=at_most(cost) if spent or idle else None,
         threshold="at least one gradient in every step: dropping them costs nothing",
     )
 
 
-def _fused(case: Case) -> bool:
+def _fused(case: ProfileCase) -> bool:
     """Decide by the operators in the trace, else by the settings: "auto" is fused on a GPU, and a loop on a CPU."""
     if any(one.name.startswith("aten::_fused_") for one in case.rank.operators):
         return True
     impl = case.setting("training.optimizer_impl")
-    return impl == "fused" or (impl == "auto" and case.rank.device is not None)
+    return impl == "fused" or (impl == "auto" and not case.on_cpu)
 
 
-def _meaning(case: Case, impl: str) -> str:
-    return ", which is a loop on a CPU" if impl == "auto" and case.rank.device is None else ""
+def _meaning(case: ProfileCase, impl: str) -> str:
+    return ", which is a loop on a CPU" if impl == "auto" and case.on_cpu else ""
 
 
-def _time(case: Case, cost: float) -> list[str]:
+def _time(case: ProfileCase, cost: float) -> list[str]:
     clean = case.metrics.get("phase_optimizer")
     if clean is not None:
         return [f"the optimizer takes {units.seconds(clean.estimate)} of a clean step ({units.percent(cost)})"]
-    return [f"the optimizer takes {units.percent(cost)} of {phrases.whole(case)}"]
+    return [f"the optimizer takes {units.percent(cost)} of {case.window()}"]

@@ -1,11 +1,9 @@
 """Rules about the host: Python, operator dispatch, launches, synchronisation, threads and compilation."""
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case, compiling
+from gpubench.diagnosis.case import HOST_WORTH, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, at_place, severity
 from gpubench.diagnosis.copies import direction
-from gpubench.diagnosis.measures import HOST_WORTH, WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding, Unanswered, severity
+from gpubench.findings import Finding, Unanswered
 from gpubench.trace.profile import Launches, Stretch, Synchronisation
 
 LONG = 50_000
@@ -14,15 +12,15 @@ hooks. A longer time is not the cost of a call."""
 MOST_OF_IDLE = 0.5  # of the idle time: a cause of more than that is named as the reason
 
 
-def python_bound(case: Case) -> Answers:
+def python_bound(case: ProfileCase) -> Answers:
     """Find long stretches outside operators; on a GPU only where they explain most of its waiting for the host."""
     stretches = long_ones(case)
-    cost, least = measures.unrecorded(case, long_share(case)), measures.host_worth(case)
-    if case.rank.device is not None:
+    cost, least = case.without_recording(long_share(case)), case.host_worth
+    if not case.on_cpu:
         cost, least = min(cost, waits_for_host(case)), HOST_WORTH
         if not explains_waiting(case) or launches_block(case) or is_broken(case):
             return
-    if not stretches or cost < least or measures.recorded_eagerly(case):
+    if not stretches or cost < least or case.recorded_eagerly:
         return
     cause, advice = _reason(case, stretches[0])
     yield Finding(
@@ -31,52 +29,52 @@ def python_bound(case: Case) -> Answers:
         severity=severity(cost),
         evidence=[
             f"the longest time outside any operator is {units.seconds(stretches[0].length / 1e9)}",
-            *(_told_stretch(case, one) for one in stretches),
-            *phrases.less_recording(case, cost),
+            *(_describe_stretch(case, one) for one in stretches),
+            *case.recording_evidence(cost),
         ],
         cause=cause,
         advice=advice,
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=f"at least {units.percent(least)} of the step in stretches of {LONG // 1000} us and more: between "
         "two operators there are a few us, and tens with the call of a module",
     )
-    needs = measures.option(case, "stacks")
+    needs = case.option("stacks")
     if needs and all(one.where is None for one in stretches):
         yield Unanswered("python-bound", "file and line of the code between operators", needs)
 
 
-def long_ones(case: Case) -> list[Stretch]:
+def long_ones(case: ProfileCase) -> list[Stretch]:
     """Return the places with long stretches that take at least WORTH of the step, the longest first."""
     known = case.rank.python.longest if case.rank.python else []
-    return [one for one in known if one.length >= LONG and measures.share(case, one.total) >= WORTH]
+    return [one for one in known if one.length >= LONG and case.share(one.total) >= WORTH]
 
 
-def long_share(case: Case) -> float:
+def long_share(case: ProfileCase) -> float:
     """Return the fraction of the recorded step in long stretches."""
-    return measures.share(case, sum(one.total for one in long_ones(case)))
+    return case.share(sum(one.total for one in long_ones(case)))
 
 
-def waits_for_host(case: Case) -> float:
+def waits_for_host(case: ProfileCase) -> float:
     """Return the fraction of a clean step in which a GPU is idle because of Python and launches.
 
     Idle time while zero_grad fills gradients is left out: `zeroed_gradients` reports it.
     """
-    return measures.unrecorded(case, measures.share(case, waiting(case)))
+    return case.without_recording(case.share(waiting(case)))
 
 
-def waiting(case: Case) -> int:
+def waiting(case: ProfileCase) -> int:
     """Return the nanoseconds of the recorded steps in which a GPU is idle because of Python and launches."""
     return max(0, case.rank.idle.get("python_and_launch", 0) - case.rank.zeroing_idle)
 
 
-def explains_waiting(case: Case) -> bool:
+def explains_waiting(case: ProfileCase) -> bool:
     """Say whether long stretches can explain most of the time that a GPU waits for the host."""
-    enough = measures.unrecorded(case, long_share(case)) >= HOST_WORTH
-    waits = measures.share(case, waiting(case))
+    enough = case.without_recording(long_share(case)) >= HOST_WORTH
+    waits = case.share(waiting(case))
     return enough and long_share(case) >= MOST_OF_IDLE * waits
 
 
-def _reason(case: Case, longest: Stretch) -> tuple[str, str]:
+def _reason(case: ProfileCase, longest: Stretch) -> tuple[str, str]:
     """Return cause and advice; the loop is named as the cause only where its phases are known."""
     if longest.phase == "backward":
         return (
@@ -96,12 +94,12 @@ def _reason(case: Case, longest: Stretch) -> tuple[str, str]:
     )
 
 
-def _told_stretch(case: Case, one: Stretch) -> str:
+def _describe_stretch(case: ProfileCase, one: Stretch) -> str:
     module = f" of {one.module}" if one.module else ""
     after = f", after {one.after}" if one.after else ""
     return (
-        f"in {one.phase}{module}{after}{phrases.place(one.where)}: {phrases.times_a_step(case, one.count)}, "
-        f"{phrases.a_step(case, one.total)}"
+        f"in {one.phase}{module}{after}{at_place(one.where)}: {case.calls_per_step(one.count)}, "
+        f"{case.time_per_step(one.total)}"
     )
 
 
@@ -114,24 +112,24 @@ a large part. A step of few large operators has 20 us and more per operator, tho
 short."""
 
 
-def dispatch_bound(case: Case) -> Answers:
+def dispatch_bound(case: ProfileCase) -> Answers:
     """Find many short operators, with Python between them, in a step on a CPU."""
-    outside, least = measures.unrecorded(case, between_calls(case)), measures.host_worth(case)
-    if case.rank.device is not None or measures.recorded_eagerly(case):
+    outside, least = case.without_recording(between_calls(case)), case.host_worth
+    if not case.on_cpu or case.recorded_eagerly:
         return
     if outside < least and not _short_operators(case):
         return
-    cost = max(outside, measures.unrecorded(case, calling(case)))
-    expected = measures.at_most(cost) if cost >= least else None
+    cost = max(outside, case.without_recording(calling(case)))
+    expected = at_most(cost) if cost >= least else None
     yield Finding(
         id="dispatch-bound",
         title="calling operators takes much of the step",
         severity=severity(cost) if expected else "medium",
-        evidence=[*_dispatch_evidence(case), *phrases.less_recording(case, cost)],
+        evidence=[*_dispatch_evidence(case), *case.recording_evidence(cost)],
         cause="operators are so short that calling them costs as much as running them",
         advice="use torch.compile, or a larger batch, which gives each call more work; operate on whole tensors "
         "instead of looping over their parts",
-        fix=compiling(case),
+        fix=case.compile_fix(),
         expected=expected,
         threshold=f"at least {units.percent(least)} of the step outside operators, without long stretches; or half of "
         f"the operators take under {SHORT_OPERATOR // 1000} us and the step has at most {EACH // 1000} us per "
@@ -139,7 +137,7 @@ def dispatch_bound(case: Case) -> Answers:
     )
 
 
-def _short_operators(case: Case) -> bool:
+def _short_operators(case: ProfileCase) -> bool:
     """Say whether calling operators is a large part of the clean step."""
     python, each = case.rank.python, _for_each(case)
     if python is None or each is None:
@@ -147,7 +145,7 @@ def _short_operators(case: Case) -> bool:
     return python.operator_median <= SHORT_OPERATOR and each <= EACH and calling(case) >= HOST_WORTH
 
 
-def _for_each(case: Case) -> float | None:
+def _for_each(case: ProfileCase) -> float | None:
     """Return the nanoseconds of the clean step per operator, without waiting; None if there are no operators."""
     python, host = case.rank.python, case.rank.host
     if python is None or not python.operators:
@@ -156,42 +154,42 @@ def _for_each(case: Case) -> float | None:
     return working / python.operators / (1 + max(0.0, case.overhead or 0.0))
 
 
-def between_calls(case: Case) -> float:
+def between_calls(case: ProfileCase) -> float:
     """Return the fraction of the recorded step between operators, without long stretches."""
-    return max(0.0, measures.host(case, "python") - long_share(case))
+    return max(0.0, case.host_share("python") - long_share(case))
 
 
-def calling(case: Case) -> float:
+def calling(case: ProfileCase) -> float:
     """Return an upper limit for the fraction of the recorded step that calling operators takes.
 
     It assumes that every operator, and every stretch between operators, takes the median time.
     """
     python = case.rank.python
     each = python.operator_median + python.median if python else 0
-    return min(1.0, measures.share(case, python.operators * each if python else 0))
+    return min(1.0, case.share(python.operators * each if python else 0))
 
 
-def _dispatch_evidence(case: Case) -> list[str]:
+def _dispatch_evidence(case: ProfileCase) -> list[str]:
     python, outside, each = case.rank.python, case.rank.host.get("python", 0), _for_each(case)
-    said = [f"the main thread is outside any operator for {phrases.a_step(case, outside)}"] if outside else []
+    evidence = [f"the main thread is outside any operator for {case.time_per_step(outside)}"] if outside else []
     if python is not None and each is not None:
-        number, median = units.digits(python.operators / measures.steps(case)), python.operator_median
-        said += [
-            f"{number} operators {phrases.each_step(case)}; half of them take at most {units.seconds(median / 1e9)}",
-            f"{units.seconds(each / 1e9)} of {phrases.whole(case, clean=True)} per operator, without waiting",
+        number, median = units.digits(python.operators / case.steps), python.operator_median
+        evidence += [
+            f"{number} operators {case.per_step()}; half of them take at most {units.seconds(median / 1e9)}",
+            f"{units.seconds(each / 1e9)} of {case.window(clean=True)} per operator, without waiting",
         ]
-    return said
+    return evidence
 
 
 EVERYWHERE = 0.5  # of all launches: with more of them late or short, no single place in Python is the cause
 
 
-def launch_bound(case: Case) -> Answers:
+def launch_bound(case: ProfileCase) -> Answers:
     """Find a GPU that waits for the host where long stretches of Python do not explain it."""
     cost = waits_for_host(case)
     if cost < HOST_WORTH or launches_block(case) or is_broken(case):
         return
-    if measures.recorded_eagerly(case):
+    if case.recorded_eagerly:
         yield Unanswered("launch-bound", "launches of the compiled model", "profiling.keep_compile")
         return
     if explains_waiting(case):
@@ -201,7 +199,7 @@ def launch_bound(case: Case) -> Answers:
         id="launch-bound" if many else "python-bound",
         title="the GPU waits for the host's next launch",
         severity=severity(cost),
-        evidence=[*_launch_evidence(case), *phrases.less_recording(case, cost)],
+        evidence=[*_launch_evidence(case), *case.recording_evidence(cost)],
         cause="kernels finish before Python and PyTorch have launched the next ones"
         if many
         else "code between the operators delays the next launch",
@@ -209,8 +207,8 @@ def launch_bound(case: Case) -> Answers:
         "makes each of them longer"
         if many
         else "move work that is not needed in every step out of the loop, or compile the code",
-        fix=compiling(case),
-        expected=measures.at_most(cost),
+        fix=case.compile_fix(),
+        expected=at_most(cost),
         threshold=f"at least {units.percent(HOST_WORTH)} of the step: recording slows the host, so that a smaller part "
         "may come from the profiler",
     )
@@ -221,7 +219,7 @@ def works(launches: Launches) -> int:
     return launches.works or launches.calls
 
 
-def _everywhere(case: Case) -> bool:
+def _everywhere(case: ProfileCase) -> bool:
     """Say whether most kernels are short or most launches late.
 
     The answer is no where one call launches many kernels, as with CUDA graphs.
@@ -233,20 +231,17 @@ def _everywhere(case: Case) -> bool:
     return launches.calls >= most and max(launches.short, launches.late) >= most
 
 
-def _launch_evidence(case: Case) -> list[str]:
+def _launch_evidence(case: ProfileCase) -> list[str]:
     launches = case.rank.launches
-    said = [f"the GPU is idle {phrases.a_step(case, waiting(case))} until the host launches more work"]
+    evidence = [f"the GPU is idle {case.time_per_step(waiting(case))} until the host launches more work"]
     if launches is not None and launches.calls:
         brought, calls = works(launches), launches.calls
         by = "" if brought == calls else f", launched by {units.counted(calls, 'call')}"
-        said.append(
+        evidence.append(
             f"{launches.short} of {brought} kernels and copies last under 10 us{by}; the GPU was already idle before "
             f"{launches.late} of them"
         )
-    idle_starts = case.metrics.get("starved_steps")  # the persisted name of the metric
-    if idle_starts is not None and idle_starts.estimate > 0:
-        said.append(f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps")
-    return said
+    return [*evidence, *case.idle_starts_evidence()]
 
 
 NAMED = 5  # places that a finding lists
@@ -262,58 +257,55 @@ ON_CPU = (
 )
 
 
-def synchronisation(case: Case) -> Answers:
+def synchronisation(case: ProfileCase) -> Answers:
     if launches_block(case):
         return
     found = [wait for wait in _waits(case) if not _by_scaler(case, wait)]
-    on_cpu = case.rank.device is None
     cost, of_loss = _cost(case, found), _cost(case, [wait for wait in found if _of_loss(case, wait)])
     if cost < WORTH:
         return
     reads_loss = of_loss >= MOST_OF_WAITING * cost
     yield Finding(
         id="synchronisation",
-        title="values are read on the host in the loop" if on_cpu else "the host waits for the device in the loop",
+        title="values are read on the host in the loop" if case.on_cpu else "the host waits for the device in the loop",
         severity=severity(cost),
-        evidence=[_told_wait(case, wait) for wait in found[:NAMED]],
+        evidence=[_describe_wait(case, wait) for wait in found[:NAMED]],
         cause="training.read_loss reads the loss on the host after every step"
         if reads_loss
         else "the program reads a value on the host, or asks for a wait, before it launches the next work",
         advice="read values once in many steps: sum them on the device, and call .item() when you show them",
         fix=case.fix(training__read_loss=False) if reads_loss else {},
-        expected=measures.at_most(of_loss if reads_loss else cost),
-        threshold=ON_CPU if on_cpu else THRESHOLD,
+        expected=at_most(of_loss if reads_loss else cost),
+        threshold=ON_CPU if case.on_cpu else THRESHOLD,
     )
-    needs = measures.option(case, "stacks")
+    needs = case.option("stacks")
     if needs and not reads_loss and all(wait.where is None for wait in found):
         yield Unanswered("synchronisation", "file and line of what makes the host wait", needs)
 
 
-def gradient_scaler(case: Case) -> Answers:
+def gradient_scaler(case: ProfileCase) -> Answers:
     """Find the waits of fp16's gradient scaler, which reads on the host whether gradients overflowed."""
     found = [wait for wait in _waits(case) if _by_scaler(case, wait)]
     cost = _cost(case, found)
     if cost < WORTH:
         return
-    capability = str(measures.gpu(case).get("compute_capability", ""))
-    modern = capability.partition(".")[0].isdecimal() and int(capability.partition(".")[0]) >= 8
     yield Finding(
         id="gradient-scaler",
         title="the gradient scaler makes the host wait in every step",
         severity=severity(cost),
-        evidence=[_told_wait(case, wait) for wait in found],
+        evidence=[_describe_wait(case, wait) for wait in found],
         cause="fp16 needs a scaled loss, and the scaler reads on the host whether gradients overflowed",
         advice="bf16 has the range of fp32 and needs no scaler, on GPUs of compute capability 8.0 and later",
-        fix=case.fix(precision="bf16") if modern else {},
-        expected=measures.at_most(cost),
+        fix=case.fix(precision="bf16") if (case.compute_capability or 0) >= 8 else {},
+        expected=at_most(cost),
         threshold=THRESHOLD,
     )
 
 
-def blocking_launches(case: Case) -> Answers:
+def blocking_launches(case: ProfileCase) -> Answers:
     if not launches_block(case):
         return
-    cost = measures.idle(case, "synchronisation") + measures.idle(case, "python_and_launch")
+    cost = case.idle_share("synchronisation") + case.idle_share("python_and_launch")
     yield Finding(
         id="blocking-launches",
         title="every launch waits until its kernel is done",
@@ -321,66 +313,65 @@ def blocking_launches(case: Case) -> Answers:
         evidence=["the environment has CUDA_LAUNCH_BLOCKING set"],
         cause="CUDA_LAUNCH_BLOCKING, a setting for debugging, is on",
         advice="unset CUDA_LAUNCH_BLOCKING",
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold="wherever it is set, because every measurement under it is wrong",
     )
 
 
-def launches_block(case: Case) -> bool:
+def launches_block(case: ProfileCase) -> bool:
     """Say whether CUDA_LAUNCH_BLOCKING is set: every wait and every gap between kernels then comes from it."""
     switch = str(case.environment.get("variables.CUDA_LAUNCH_BLOCKING", "0"))
-    return case.rank.device is not None and switch not in ("", "0")
+    return not case.on_cpu and switch not in ("", "0")
 
 
-def _waits(case: Case) -> list[Synchronisation]:
+def _waits(case: ProfileCase) -> list[Synchronisation]:
     """Return the waits that cost time, the most costly first.
 
     A wait for a GPU that is busy, or that has more work queued, costs nothing. Waits for copies are left out, and on a
     CPU the optimizer's reads of its step counts.
     """
-    on_cpu = case.rank.device is None
     found = [
         wait
         for wait in case.rank.synchronisations
-        if direction(case, wait) is None and not (on_cpu and wait.phase == "optimizer") and _costs(case, [wait])
+        if direction(case, wait) is None and not (case.on_cpu and wait.phase == "optimizer") and _costs(case, [wait])
     ]
     return sorted(found, key=lambda wait: _costs(case, [wait]), reverse=True)
 
 
-def _by_scaler(case: Case, wait: Synchronisation) -> bool:
+def _by_scaler(case: ProfileCase, wait: Synchronisation) -> bool:
     return case.setting("precision") == "amp" and wait.phase == "optimizer" and wait.operator in READS
 
 
-def _of_loss(case: Case, wait: Synchronisation) -> bool:
+def _of_loss(case: ProfileCase, wait: Synchronisation) -> bool:
     """Say whether the training loop itself reads the loss here, after the optimizer; a setting switches that off."""
     return case.setting("training.read_loss") is True and wait.phase == "other" and wait.operator in READS
 
 
-def _cost(case: Case, waits: list[Synchronisation]) -> float:
+def _cost(case: ProfileCase, waits: list[Synchronisation]) -> float:
     """Return the fraction of the step that the waits cost."""
-    return measures.share(case, _costs(case, waits))
+    return case.share(_costs(case, waits))
 
 
-def _costs(case: Case, waits: list[Synchronisation]) -> int:
+def _costs(case: ProfileCase, waits: list[Synchronisation]) -> int:
     """Return the nanoseconds that the waits cost: on a GPU the time that it is idle because of them."""
-    return sum(wait.blocked if case.rank.device is None else wait.idle for wait in waits)
+    return sum(wait.blocked if case.on_cpu else wait.idle for wait in waits)
 
 
-def _told_wait(case: Case, wait: Synchronisation) -> str:
+def _describe_wait(case: ProfileCase, wait: Synchronisation) -> str:
     call = f" ({wait.call})" if wait.call and wait.call != wait.operator else ""
-    idle = f", and the GPU is idle {phrases.a_step(case, wait.idle)}" if wait.idle else ""
+    idle = f", and the GPU is idle {case.time_per_step(wait.idle)}" if wait.idle else ""
     return (
-        f"{wait.operator}{call}{phrases.place(wait.where)} in {wait.phase}: "
-        f"{phrases.times_a_step(case, wait.calls)}, the host waits {phrases.a_step(case, wait.blocked)}{idle}"
+        f"{wait.operator}{call}{at_place(wait.where)} in {wait.phase}: "
+        f"{case.calls_per_step(wait.calls)}, the host waits {case.time_per_step(wait.blocked)}{idle}"
     )
 
 
 IN_OPERATORS = 0.2  # of the step: threads speed up operators only
 
 
-def too_few_threads(case: Case) -> Answers:
-    threads, cores = measures.threads(case), measures.cores(case)
-    within = measures.host(case, "operators") + measures.host(case, "optimizer")
+def too_few_threads(case: ProfileCase) -> Answers:
+    threads, cores = case.threads, case.cores
+    within = case.host_share("operators") + case.host_share("optimizer")
     if threads is None or cores is None or threads >= cores or within < IN_OPERATORS:
         return
     saving = within * (1 - threads / cores)
@@ -390,18 +381,18 @@ def too_few_threads(case: Case) -> Answers:
         severity=severity(saving),
         evidence=[
             f"each rank computes with {units.counted(threads, 'thread')} and has {units.counted(cores, 'core')}",
-            f"operators take {units.percent(within)} of {phrases.whole(case)}",
+            f"operators take {units.percent(within)} of {case.window()}",
         ],
         cause="operators can use no more cores than they have threads",
         advice=f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores} before Python starts",
         fix=case.fix(performance__cpu_threads=cores),
-        expected=measures.at_most(saving),
+        expected=at_most(saving),
         threshold=f"at least {units.percent(IN_OPERATORS)} of the step in operators, as threads speed up nothing else",
     )
 
 
-def too_many_threads(case: Case) -> Answers:
-    threads, cores = measures.threads(case), measures.cores(case)
+def too_many_threads(case: ProfileCase) -> Answers:
+    threads, cores = case.threads, case.cores
     if threads is None or cores is None or threads <= cores:
         return
     yield Finding(
@@ -416,12 +407,12 @@ def too_many_threads(case: Case) -> Answers:
     )
 
 
-def graph_breaks(case: Case) -> Answers:
+def graph_breaks(case: ProfileCase) -> Answers:
     compiled = case.rank.compiled
     # DDP compiles one graph for each gradient bucket, on purpose, so that all-reduces can start between them.
-    if compiled is None or compiled.graph_breaks == 0 or measures.ranks(case) > 1:
+    if compiled is None or compiled.graph_breaks == 0 or case.ranks > 1:
         return
-    around = measures.idle(case, "python_and_launch") or measures.host(case, "python")
+    around = case.idle_share("python_and_launch") or case.host_share("python")
     if around < WORTH:
         return
     broken = is_broken(case)
@@ -430,9 +421,9 @@ def graph_breaks(case: Case) -> Answers:
         title="graph breaks split the compiled model" if broken else "the compiled code is in several regions",
         severity=severity(around if broken else None),
         evidence=[
-            f"{phrases.whole(case)} runs {units.counted(compiled.regions, 'compiled graph')}"
+            f"{case.window()} runs {units.counted(compiled.regions, 'compiled graph')}"
             + (f", so the model breaks {units.counted(compiled.graph_breaks, 'time')}" if broken else ""),
-            f"{units.percent(around)} of {phrases.whole(case)} goes to Python, between them and elsewhere",
+            f"{units.percent(around)} of {case.window()} goes to Python, between them and elsewhere",
         ],
         cause=_UNTRACEABLE if broken else f"separately compiled functions, or graph breaks: {_UNTRACEABLE}",
         advice="torch.compile(fullgraph=True) or TORCH_LOGS=graph_breaks names the lines",
@@ -441,7 +432,7 @@ def graph_breaks(case: Case) -> Answers:
     )
 
 
-def is_broken(case: Case) -> bool:
+def is_broken(case: ProfileCase) -> bool:
     """Say whether regions beyond the first are graph breaks.
 
     They are in our own runs, which compile one module. In other programs they may be separately compiled functions.
@@ -453,9 +444,9 @@ def is_broken(case: Case) -> bool:
 _UNTRACEABLE = "code that cannot be traced, such as .item(), print or a branch on a tensor's value, ends a graph"
 
 
-def recompilation(case: Case) -> Answers:
+def recompilation(case: ProfileCase) -> Answers:
     compiled = case.rank.compiled
-    cost = measures.share(case, compiled.compiling) if compiled is not None else 0.0
+    cost = case.share(compiled.compiling) if compiled is not None else 0.0
     if compiled is None or compiled.compilations == 0 or cost < WORTH:
         return
     yield Finding(
@@ -463,12 +454,12 @@ def recompilation(case: Case) -> Answers:
         title="the model is compiled again while it trains",
         severity=severity(cost),
         evidence=[
-            f"{units.counted(compiled.compilations, 'compilation')} in {units.counted(measures.steps(case), 'step')}, "
-            f"{phrases.a_step(case, compiled.compiling)}"
+            f"{units.counted(compiled.compilations, 'compilation')} in {units.counted(case.steps, 'step')}, "
+            f"{case.time_per_step(compiled.compiling)}"
         ],
         cause="a shape, number or flag that the graph was specialised for changes",
         advice="keep shapes fixed, or mark varying ones with torch._dynamo.mark_dynamic; TORCH_LOGS=recompiles names "
         "what changed",
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )

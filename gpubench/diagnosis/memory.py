@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis import measures, phrases
-from gpubench.diagnosis.case import Case
+from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity, shortened
 from gpubench.diagnosis.device import is_product
-from gpubench.diagnosis.measures import NOTABLE, WORTH, WORTH_REASON, Answers
-from gpubench.findings import Finding, severity
+from gpubench.findings import Finding
 from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import family, moves_memory
 from gpubench.trace.profile import Kernel, Rank
@@ -18,19 +16,19 @@ MEMORY_WORTH = 0.2  # of the step: every program has memory-bound operators, as 
 FITTING = 0.5  # of the GPU's memory: checkpointing may have dropped as much as all that is held
 
 
-def recompute(case: Case) -> Answers:
+def recompute(case: ProfileCase) -> Answers:
     spent = sum(phase.recompute for phase in case.rank.phases)
-    cost = measures.share(case, spent)
+    cost = case.share(spent)
     if cost < NOTABLE:
         return
-    on, used = bool(case.setting("model.activation_checkpointing")), measures.memory_used(case)
+    on, used = bool(case.setting("model.activation_checkpointing")), case.memory_used
     fits = used is None or used <= FITTING
     yield Finding(
         id="recompute",
         title="activations are computed twice",
         severity=severity(cost),
         evidence=[
-            f"the backward pass repeats {phrases.a_step(case, spent)} of the forward pass",
+            f"the backward pass repeats {case.time_per_step(spent)} of the forward pass",
             *(
                 [f"the clean run held {units.percent(used)} of the GPU's memory at its peak"]
                 if used is not None
@@ -42,13 +40,13 @@ def recompute(case: Case) -> Answers:
         if fits
         else "checkpoint only as many blocks as the memory needs: model.activation_checkpointing=2 takes every second",
         fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=f"at least {units.percent(NOTABLE)} of the step: less is a fair price for the memory saved",
     )
 
 
-def allocator(case: Case) -> Answers:
-    cost = measures.idle(case, "allocator")
+def allocator(case: ProfileCase) -> Answers:
+    cost = case.idle_share("allocator")
     if cost < WORTH:
         return
     off = bool(case.environment.get("variables.PYTORCH_NO_CUDA_MEMORY_CACHING"))
@@ -57,7 +55,7 @@ def allocator(case: Case) -> Answers:
         title="the GPU waits for memory allocation by the driver",
         severity=severity(cost),
         evidence=[
-            f"the GPU is idle {phrases.a_step(case, case.rank.idle['allocator'])} under cudaMalloc and cudaFree, in "
+            f"the GPU is idle {case.time_per_step(case.rank.idle['allocator'])} under cudaMalloc and cudaFree, in "
             "steps whose memory should already be cached",
             *(["the environment has PYTORCH_NO_CUDA_MEMORY_CACHING set"] if off else []),
         ],
@@ -69,41 +67,41 @@ def allocator(case: Case) -> Answers:
         else "remove torch.cuda.empty_cache(), pad batches to few sizes, or set "
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
         fix={} if off else case.fix(performance__expandable_segments=True),
-        expected=measures.at_most(cost),
+        expected=at_most(cost),
         threshold=WORTH_REASON,
     )
 
 
-def memory_bound(case: Case) -> Answers:
+def memory_bound(case: ProfileCase) -> Answers:
     """Find operators whose memory traffic limits them, whatever part of the bandwidth they reach.
 
     Attention in separate operators is left to `unfused_attention`.
     """
     found = _bounded(case)
-    cost = measures.share(case, found.fusible + found.products)
+    cost = case.share(found.fusible + found.products)
     if cost < MEMORY_WORTH:
         return
     moving, attention, fusible, products = found
     yield Finding(
         id="memory-bound",
-        title=f"much of {phrases.whole(case)} is memory-bound",
+        title=f"much of {case.window()} is memory-bound",
         severity="high" if cost >= 2 * MEMORY_WORTH else "medium",
         evidence=[*_by_family(case, moving, attention, products), *_reached(case), *_longest(case, moving)],
         cause="each of these operators reads its inputs from memory and writes its output there, with too little "
         "arithmetic to keep the GPU busy",
         advice="; ".join(_advice(case, fusible, products)),
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
-        expected=measures.at_most(fused) if (fused := _fused(case, fusible)) >= WORTH else None,
-        threshold=f"at least {units.percent(MEMORY_WORTH)} of {phrases.whole(case)}, as every program has some; where "
+        expected=at_most(fused) if (fused := _fused(case, fusible)) >= WORTH else None,
+        threshold=f"at least {units.percent(MEMORY_WORTH)} of {case.window()}, as every program has some; where "
         "kernels follow one another without a matrix product between them, fusing saves at most all but the longest",
     )
 
 
-def of_the_headline(case: Case) -> str:
+def memory_bound_clause(case: ProfileCase) -> str:
     """Return a clause for the headline if much of the step is memory-bound; else an empty string."""
     found = _bounded(case)
-    cost = measures.share(case, found.fusible + found.products)
-    return f"; {units.whole_percent(cost)} of {phrases.whole(case)} is memory-bound" if cost >= MEMORY_WORTH else ""
+    cost = case.share(found.fusible + found.products)
+    return f"; {units.whole_percent(cost)} of {case.window()} is memory-bound" if cost >= MEMORY_WORTH else ""
 
 
 class _Bounded(NamedTuple):
@@ -117,9 +115,9 @@ class _Bounded(NamedTuple):
     products: int
 
 
-def _bounded(case: Case) -> _Bounded:
+def _bounded(case: ProfileCase) -> _Bounded:
     rank = case.rank
-    if rank.device is None or measures.recorded_eagerly(case):
+    if rank.device is None or case.recorded_eagerly:
         return _Bounded([], 0, 0, 0)
     moving = [one for one in rank.kernels if one.kind in ("compute", "copy") and moves_memory(one.name, one.operator)]
     attention = sum(one.softmax + one.elementwise for one in rank.attention)
@@ -128,30 +126,29 @@ def _bounded(case: Case) -> _Bounded:
     return _Bounded(moving, attention, fusible, sum(one.device for one in thin if not of_attention(one, rank)))
 
 
-def _fused(case: Case, moving: int) -> float:
+def _fused(case: ProfileCase, moving: int) -> float:
     """Return an upper limit for what fusing saves of `moving` nanoseconds, as a fraction of the step."""
-    return measures.share(case, min(moving, case.rank.fusible))
+    return case.share(min(moving, case.rank.fusible))
 
 
-def _by_family(case: Case, moving: list[Kernel], attention: int, products: int) -> list[str]:
+def _by_family(case: ProfileCase, moving: list[Kernel], attention: int, products: int) -> list[str]:
     total: dict[str, int] = {}
     for kernel in moving:
         known = family(kernel.name)
         total[known] = total.get(known, 0) + kernel.total
     parts = sorted([*total.items(), ("product", products)], key=lambda part: part[1], reverse=True)
-    shares = {name: measures.share(case, time) for name, time in parts}
-    listed = ", ".join(f"{_FAMILIES[name]} {units.percent(share)}" for name, share in shares.items() if share >= TOLD)
+    shown = [(name, share) for name, time in parts if (share := case.share(time)) >= EVIDENCE_MINIMUM]
+    listed = ", ".join(f"{_FAMILIES[name]} {units.percent(share)}" for name, share in shown)
     spent = sum(total.values()) + products - attention
-    said = [f"{phrases.a_step(case, spent)} in memory-bound work: {listed}"]
-    if attention:
-        said = [f"{said[0]}; that leaves out {units.percent(measures.share(case, attention))} in attention"]
+    without = f"; that leaves out {units.percent(case.share(attention))} in attention" if attention else ""
+    evidence = [f"{case.time_per_step(spent)} in memory-bound work: {listed}{without}"]
     short = sum(kernel.total for kernel in moving if kernel.total < SHORT_KERNEL * kernel.calls)
     if short >= SHORT_PART * sum(total.values()):
-        said.append(
-            f"{phrases.a_step(case, short)} of that in kernels under {units.seconds(SHORT_KERNEL / 1e9)}, which their "
+        evidence.append(
+            f"{case.time_per_step(short)} of that in kernels under {units.seconds(SHORT_KERNEL / 1e9)}, which their "
             "fixed cost limits rather than the bandwidth; fusing saves that too"
         )
-    return said
+    return evidence
 
 
 _FAMILIES = {
@@ -163,11 +160,11 @@ _FAMILIES = {
     "product": "matrix products and convolutions",
     "other": "others",
 }
-TOLD = 0.001  # of the step: the evidence leaves out families that take less
+EVIDENCE_MINIMUM = 0.001  # of the step: the evidence leaves out families that take less
 SHORT_PART = 0.1  # of the memory-bound time: short kernels are mentioned from there on
 
 
-def _reached(case: Case) -> list[str]:
+def _reached(case: ProfileCase) -> list[str]:
     """Return the mean fraction of the memory bandwidth that is reached, weighted by time, as evidence."""
     known = [
         one
@@ -176,16 +173,16 @@ def _reached(case: Case) -> list[str]:
     ]
     spent = sum(one.device for one in known)
     if not spent:
-        lacking = "shapes" if measures.option(case, "shapes") else "the memory bandwidth of the device"
+        lacking = "shapes" if case.option("shapes") else "the memory bandwidth of the device"
         return [f"judged by the names of the kernels: without {lacking}, the bandwidth that they reach is unknown"]
     reached = sum(one.device * (one.of_ceiling or 0.0) for one in known) / spent
     return [
-        f"those whose traffic follows from their shapes, {phrases.a_step(case, spent)}, reach {units.percent(reached)} "
+        f"those whose traffic follows from their shapes, {case.time_per_step(spent)}, reach {units.percent(reached)} "
         "of the memory bandwidth on average"
     ]
 
 
-def _longest(case: Case, moving: list[Kernel]) -> list[str]:
+def _longest(case: ProfileCase, moving: list[Kernel]) -> list[str]:
     """List the operators that take most, without attention; kernels if no operator is known to launch them."""
     names = {kernel.operator for kernel in moving}
     found = [
@@ -195,20 +192,20 @@ def _longest(case: Case, moving: list[Kernel]) -> list[str]:
     ]
     shown = [one for one in found if not of_attention(one, case.rank)][:3]
     if not shown:
-        return [f"{phrases.shortened(one.name)}: {phrases.a_step(case, one.total)}" for one in moving[:3]]
+        return [f"{shortened(one.name)}: {case.time_per_step(one.total)}" for one in moving[:3]]
     return [
-        f"{one.name}{f' {one.shapes}' if one.shapes else ''}: {phrases.a_step(case, one.device)}"
+        f"{one.name}{f' {one.shapes}' if one.shapes else ''}: {case.time_per_step(one.device)}"
         + (f", at {units.percent(one.of_ceiling)} of the memory bandwidth" if one.of_ceiling is not None else "")
         for one in shown
     ]
 
 
-def _advice(case: Case, fusible: int, products: int) -> Iterator[str]:
+def _advice(case: ProfileCase, fusible: int, products: int) -> Iterator[str]:
     """Yield advice for the larger part first, and none for a part below NOTABLE."""
     about = [(fusible, _fusing(case.rank)), (products, _BATCHING)]
-    for time, said in sorted(about, reverse=True):
-        if measures.share(case, time) >= NOTABLE:
-            yield said
+    for time, advice in sorted(about, reverse=True):
+        if case.share(time) >= NOTABLE:
+            yield advice
 
 
 _BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type need less traffic"
@@ -218,10 +215,10 @@ def _fusing(rank: Rank) -> str:
     """Return advice for operators that are not products."""
     if rank.compiled:
         return "move operators into the compiled regions, where torch.compile fuses them"
-    said = (
+    advice = (
         "use torch.compile, which fuses neighbouring operators into one kernel and keeps intermediate results in "
         "registers; a smaller type halves the traffic"
     )
     if {"aten::pow", "aten::mean", "aten::rsqrt"} <= {one.name for one in rank.operators}:
-        return f"{said}; replace the RMSNorm made of single operators by torch.nn.functional.rms_norm"
-    return said
+        return f"{advice}; replace the RMSNorm made of single operators by torch.nn.functional.rms_norm"
+    return advice

@@ -47,7 +47,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
     """Records one run of `gpubench memory`."""
 
     command = "memory"
-    worker = "gpubench.memory.worker"
+    worker = "gpubench.memory_worker"
     lighter = LIGHTER
     progress: MemoryProgress
 

@@ -32,7 +32,7 @@ from gpubench.memory.footprint import (
     Timeline,
     TimelineMark,
 )
-from gpubench.memory.history import Allocation, Category, Counts, History, Phase, Reading
+from gpubench.memory.history import Allocation, Category, Counts, DeviceHistory, History, Phase, Reading
 
 Bytes = NDArray[np.int64]
 Places = NDArray[np.int64]
@@ -364,6 +364,20 @@ def footprint(
     )
 
 
+def footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footprint]:
+    """Return the footprint of each device in a file. Raises what `footprint` does."""
+    return [
+        footprint(
+            one.history,
+            source=source,
+            device=one.name or ("cpu" if one.device < 0 else f"GPU {one.device}"),
+            capacity=one.capacity,
+            rank=one.rank or 0,
+        )
+        for one in devices
+    ]
+
+
 def _stages(spans: Sequence[Span]) -> list[Stage]:
     """Return the stage of each span; spans outside a step count for the step before them."""
     found: list[Stage] = []
@@ -380,9 +394,9 @@ def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
 
     A mark after the last event only closes the history.
     """
-    told, found = (0, _steady_step(spans)), defaultdict(list)
+    reported, found = (0, _steady_step(spans)), defaultdict(list)
     for stage, span in zip(stages, spans, strict=True):
-        belongs = stage == "setup" if span.step is None else span.step in told
+        belongs = stage == "setup" if span.step is None else span.step in reported
         if belongs and (span.events or span.phase != "unknown"):
             found[stage, span.phase].append(span)
     return found

@@ -10,41 +10,43 @@ from gpubench.memory.history import Counts, Phase
 
 Source = Literal["measured", "predicted", "snapshot", "trace"]
 Stage = Literal["setup", "first", "steady"]
-"""Before the first step; the first, in which the optimizer makes its state; the last, which stands for all others."""
+"""The time before the first step; the first step, in which the optimizer makes its state; the last step, which stands
+for all others."""
 
 CATEGORIES = (
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "workspaces",
     "before", "unknown", "fragmentation", "other",
 )  # fmt: skip
-"""In the order in which they are shown: those of an allocation, then what the allocator holds without using it
-(`fragmentation`: reserved but not allocated), and what the device holds beside it (`other`: context and libraries)."""
+"""The categories in the order in which they are shown: those of an allocation, then what the allocator holds without
+using it (`fragmentation`: reserved but not allocated), and what the device holds beside it (`other`: context and
+libraries)."""
 
 Amounts = dict[str, int]
-"""Bytes by category, those that are not zero; they sum to what the device has given out, as far as that is known."""
+"""Bytes by category, without zeros; they sum to what the device has given out, as far as that is known."""
 
 
 class Level(Struct, frozen=True):
     """The same moment by four counts, each holding the one before it."""
 
     requested: int
-    """What tensors asked for."""
+    """Bytes that tensors requested."""
     allocated: int
-    """The same in the allocator's blocks."""
+    """Bytes of the allocator's blocks that hold them."""
     reserved: int | None
-    """What the allocator has from the driver; None where there is none that keeps memory back."""
+    """Bytes that the allocator has from the driver; None without an allocator that keeps memory for reuse."""
     total: int
-    """With `other`."""
+    """Bytes that the device has given out, including `other`."""
 
 
 class PhaseFootprint(Struct, frozen=True):
     stage: Stage
     phase: Phase
     peak: Amounts
-    """At the moment in the phase when most is allocated."""
+    """What is held at the moment of the phase at which most is allocated."""
     level: Level
-    """The same moment."""
+    """The counts at the same moment."""
     end: Amounts
-    """When the phase ends."""
+    """What is held when the phase ends."""
 
 
 class Peak(Struct, frozen=True):
@@ -53,7 +55,7 @@ class Peak(Struct, frozen=True):
     amounts: Amounts
     level: Level
     position: int
-    """In the timeline."""
+    """The index of the peak in the timeline's series."""
 
 
 class ModuleFootprint(Struct, frozen=True):
@@ -74,7 +76,7 @@ class Holder(Struct, frozen=True):
     where: str
     count: int
     size: int
-    """Of all of them."""
+    """The bytes of all of them together."""
 
 
 class Correction(Struct, frozen=True):
@@ -83,13 +85,13 @@ class Correction(Struct, frozen=True):
     name: str
     reason: str
     size: int | None
-    """What it adds at the peak, all others in place: to what is allocated, or to the count that it leads to. None where
-    that was not looked at."""
+    """Bytes that it adds at the peak, with all other corrections in place: to what is allocated, or to the count that
+    it leads to. None if that was not computed."""
 
 
 class TimelineMark(Struct, frozen=True):
     at: int
-    """Index into the timeline's series."""
+    """The index of the mark in the timeline's series."""
     phase: Phase
     step: int | None
 
@@ -98,7 +100,7 @@ class Timeline(Struct, frozen=True):
     """What was held over the course of the history, thinned out for drawing; peaks stay."""
 
     amounts: dict[str, list[int]]
-    """By category, those that ever hold anything; all of one length."""
+    """Bytes by category, for the categories that ever hold anything; all lists have the same length."""
     reserved: list[int] | None
     marks: list[TimelineMark]
 
@@ -106,32 +108,32 @@ class Timeline(Struct, frozen=True):
 class Footprint(Struct, frozen=True, kw_only=True):
     source: Source
     device: str | None
-    """The name that the driver reports, or the key of the hardware table, or "cpu"; None where a file does not tell."""
+    """The name that the driver reports, or the key of the hardware table, or "cpu"; None if a file does not have it."""
     capacity: int | None
-    """Bytes of the device."""
+    """Bytes of the device's memory."""
     rank: int = 0
     phases: list[PhaseFootprint]
-    """In order: those of the set-up, of the first step and of a steady one."""
+    """The phases in order: those of the set-up, of the first step and of a steady step."""
     peak: Peak
     modules: list[ModuleFootprint]
-    """The largest first."""
+    """The modules, the largest first."""
     holders: list[Holder]
-    """The largest first; the rest is in one of category "" and count of them."""
+    """The holders, the largest first; beyond a limit, the last one sums the rest under the category ""."""
     corrections: list[Correction] = []
     timeline: Timeline
     allocator: Counts | None = None
-    """Always there in what this version writes."""
+    """None only in files of older versions."""
     late: bool = False
     """Memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False
-    """Events before the first that is here were lost."""
+    """Events before the first recorded one were lost."""
     truncation_proven: bool = False
-    """It follows from the file; else the number of events suggests it."""
+    """The file proves the loss; otherwise the number of events suggests it."""
     notes: list[str] = []
 
     @property
     def most(self) -> int:
-        """Bytes that the device must have: what is reserved can still grow when the peak is over."""
+        """The bytes that the device must have: what is reserved can still grow when the peak is over."""
         held = [self.peak.level.total, *(phase.level.total for phase in self.phases)]
         if self.timeline.reserved:
             held.append(max(self.timeline.reserved) + self.peak.amounts.get("other", 0))
@@ -142,11 +144,11 @@ class Footprints(Struct, frozen=True):
     """The whole of memory.json."""
 
     ranks: list[Footprint]
-    """In order of rank."""
+    """The footprints in order of rank."""
 
 
 def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
-    """The most by each count, the largest of the ranks, by the name of its metric."""
+    """Return the largest value of each count over the ranks, by the name of its metric."""
     found = {"peak_memory_allocated": max(rank.peak.level.allocated for rank in ranks)}
     kept_back = [rank for rank in ranks if rank.peak.level.reserved is not None]
     if kept_back:
@@ -156,10 +158,10 @@ def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
 
 
 def scalars(footprint: Footprint) -> dict[str, float]:
-    """The peak by count and by category, and each phase's peak and end, all in bytes.
+    """Return the peak by count and by category, and each phase's peak and end, all in bytes.
 
-    Tags are "memory/peak/allocated", "memory/peak/optimizer_state", "memory/steady/forward/peak" and so on; a phase's
-    are of all that the device has given out, as "memory/peak/total" is.
+    Tags are "memory/peak/allocated", "memory/peak/optimizer_state", "memory/steady/forward/peak" and so on. A phase's
+    values count all that the device has given out, as "memory/peak/total" does.
     """
     peak = footprint.peak
     levels = {name: size for name, size in msgspec.structs.asdict(peak.level).items() if size is not None}

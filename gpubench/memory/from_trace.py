@@ -14,11 +14,14 @@ from msgspec import Raw, Struct, field
 
 from gpubench import units
 from gpubench.errors import DataError
+from gpubench.memory.analysis import footprints
+from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import Allocation, DeviceHistory, Held, Move, Phase, assembled, classify, filled, steps
 from gpubench.trace import file
 from gpubench.trace import phases as known_phases
-from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, at
 from gpubench.trace.file import UNREADABLE, TraceDocument
+from gpubench.trace.load import LONGEST, nanoseconds
 from gpubench.trace.load import read as read_trace
 from gpubench.trace.names import step_runs
 from gpubench.trace.phases import Phases, phase_of
@@ -29,8 +32,6 @@ HOST = 0
 """c10::DeviceType::CPU."""
 LARGEST = 2**48
 """The largest size in bytes: as many of them as a file can hold sum to an int64."""
-LATEST = 2**53
-"""The largest time in microseconds: beyond it a float cannot represent every whole number."""
 
 
 class About(Struct, gc=False):
@@ -98,7 +99,7 @@ def _read(event: _Any) -> MemoryEvent | None:
     except (*UNREADABLE, TypeError, ValueError):
         return None
     sizes = (abs(about.change), about.allocated or 0, about.reserved or 0)
-    if not (0 <= at < LATEST and all(0 <= size < LARGEST for size in sizes)):
+    if not (0 <= at < LONGEST and all(0 <= size < LARGEST for size in sizes)):
         return None
     return MemoryEvent((str(event.pid), str(event.tid)), at, about)
 
@@ -122,13 +123,13 @@ class Places:
         self._program = Program.of(trace)
         self._known = phase_of(self._program)
         self._frames = UserFrames.of(self._program)
-        times = _nanoseconds(events)
+        times = nanoseconds(np.array([event.at for event in events], np.float64))
         threads = {name: number for number, name in enumerate(trace.threads)}
         thread = np.array([threads.get(event.thread, MISSING) for event in events], np.int64)
         self.slices = _slices(self._program, thread, times)
-        self.phases = filled(_told(self._program, self._known, self.slices, thread))
+        self.phases = filled(_known_phases(self._program, self._known, self.slices, thread))
         self.steps = _steps(self._program, times, self.phases)
-        self._operator = nearest(self._program.nest, _telling(self._program))
+        self._operator = nearest(self._program.nest, _requesting(self._program))
         self._module = _module(self._program, self._known)
 
     def operator(self, event: int) -> str:
@@ -151,14 +152,6 @@ class Places:
         return int(column[slice_]) if slice_ >= 0 else MISSING
 
 
-def _nanoseconds(events: Sequence[MemoryEvent]) -> Ns:
-    """Return times as the slices have them: whole microseconds and the rest separately, since a product would round."""
-    times = np.array([event.at for event in events], np.float64)
-    whole = np.floor(times)
-    found: Ns = whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
-    return found
-
-
 def _slices(program: Program, thread: Ns, times: Ns) -> Ns:
     """Return the innermost slice that is open at each event, on the event's own thread."""
     found = np.full(len(times), MISSING, np.int64)
@@ -169,7 +162,7 @@ def _slices(program: Program, thread: Ns, times: Ns) -> Ns:
     return found
 
 
-def _told(program: Program, known: Phases, slices: Ns, thread: Ns) -> list[Phase | None]:
+def _known_phases(program: Program, known: Phases, slices: Ns, thread: Ns) -> list[Phase | None]:
     """Return the phase of each event, from its slice, or between slices from its thread if that is autograd's.
 
     No slice tells the loss: in a trace with modules, events of the forward phase outside all modules get no phase.
@@ -201,19 +194,16 @@ def _steps(program: Program, times: Ns, phases: Sequence[Phase]) -> list[int | N
     return [number if number >= 0 else None for number in found.tolist()]
 
 
-def _telling(program: Program) -> Mask:
-    trace = program.trace
-    told = np.fromiter((not name.startswith(_ALLOCATING) for name in trace.names), np.bool_, len(trace.names))
-    found: Mask = told[trace.host.name] & program.operators
+def _requesting(program: Program) -> Mask:
+    named = program.trace.names_where(lambda name: not name.startswith(_ALLOCATING))
+    found: Mask = named[program.trace.host.name] & program.operators
     return found
 
 
 def _module(program: Program, known: Phases) -> Ids:
     """Return for each slice its module, or -1; in the backward pass it is the forward operator's module."""
     around = nearest(program.nest, known.calls.mask)
-    node = np.where(known.evaluation >= 0, known.forward[known.evaluation], np.int32(MISSING))
-    call = np.where((around < 0) & (node >= 0), around[node], around)
-    return np.where(call >= 0, known.calls.of[call], np.int32(MISSING))
+    return at(known.calls.of, np.where(around < 0, at(around, known.evaluated), around))
 
 
 HOW = "record it with torch.profiler.profile(profile_memory=True), or gpubench profile --profiling.profile_memory=true"
@@ -325,5 +315,10 @@ def _notes(abouts: Sequence[About], before: int | None, held: int) -> Iterator[s
 
 def _drift(abouts: Sequence[About], before: int) -> int:
     sums = before + np.cumsum([about.change for about in abouts], dtype=np.int64)
-    told = np.array([-1 if about.allocated is None else about.allocated for about in abouts], np.int64)
-    return int(np.abs(sums - told)[told >= 0].max(initial=0))
+    totals = np.array([-1 if about.allocated is None else about.allocated for about in abouts], np.int64)
+    return int(np.abs(sums - totals)[totals >= 0].max(initial=0))
+
+
+def of_trace_file(path: Path) -> list[Footprint]:
+    """Return the footprint of each device with [memory] events in a trace. Raises what `read` does."""
+    return footprints(read(path), "trace")

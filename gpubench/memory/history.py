@@ -164,13 +164,13 @@ _PASS: tuple[Phase, ...] = ("forward", "loss")
 _BATCH: tuple[Phase, ...] = ("data", "backward", "optimizer", "zero_grad")
 
 
-def filled(told: Sequence[Phase | None]) -> list[Phase]:
-    """Return the phase of each event; None in `told` is replaced by the phase that the neighbours imply.
+def filled(known: Sequence[Phase | None]) -> list[Phase]:
+    """Return the phase of each event; None in `known` is replaced by the phase that the neighbours imply.
 
     Between two events of one phase it is that phase; between forward and backward pass the loss; between backward pass
     and optimizer the preparation of its step; before the next forward pass the loading of data.
     """
-    runs = [(phase, len(list(run))) for phase, run in groupby(told)]
+    runs = [(phase, len(list(run))) for phase, run in groupby(known)]
     phases = [None, *(phase for phase, _ in runs), None]
     found: list[Phase] = []
     for number, (phase, length) in enumerate(runs):

@@ -31,11 +31,10 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
-from gpubench import releases
+from gpubench import releases, units
 from gpubench.errors import GpubenchError, ModelError
-from gpubench.findings import Finding, Findings
+from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory import cuda_kernels
-from gpubench.memory.advice import advise, with_prediction
 from gpubench.memory.allocator import blas_workspace
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.cuda_kernels import RULES, Applied, as_cuda
@@ -442,12 +441,11 @@ class Forecast:
             corrections = [msgspec.structs.replace(each, size=self._adds(each.name, found)) for each in corrections]
         return msgspec.structs.replace(found, corrections=[*corrections, *found.corrections])
 
-    def advice(self, found: Footprint) -> Findings:
-        """Return the advice for `found`, a measured or predicted footprint.
+    def with_savings(self, advised: Findings, found: Footprint) -> Findings:
+        """Return the findings on `found`, measured or predicted, with the saving of each fix.
 
-        The saving of a fix is the difference of two predictions.
+        A fix saves the difference of two predictions; a finding whose fix saves next to nothing is left out.
         """
-        advised = advise(found, flatten(self.settings.model_dump(mode="json")))
         if not any(finding.fix for finding in advised.findings):
             return advised
         predicted_already = found.source == "predicted" and self.settings.memory.steps >= SETTLED
@@ -505,3 +503,13 @@ class Forecast:
                 finding, fix={}, evidence=[*finding.evidence, f"the fix is not possible here: {error.message}"]
             )
         return with_prediction(finding, before, after) if after.most < before.most * (1 - LEAST_SAVING) else None
+
+
+def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Finding:
+    """Return the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
+
+    The saving is negative if the fix needs more.
+    """
+    saved = 1 - after.most / before.most if before.most else 0.0
+    sentence = f"predicted with the fix: {units.size(after.most)}; without: {units.size(before.most)}"
+    return msgspec.structs.replace(finding, expected=Saving(saved), evidence=[*finding.evidence, sentence])

@@ -1,18 +1,23 @@
-"""Read memory histories from a file of torch.cuda.memory._dump_snapshot, and footprints from snapshots and traces.
+"""Read memory histories from a file of torch.cuda.memory._dump_snapshot.
 
 A snapshot holds the allocator's events since the recording began, as far back as its ring buffer of max_entries
 reaches, and its state at the end. What was allocated before the first event follows from both.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory import from_trace
-from gpubench.memory.analysis import footprint
-from gpubench.memory.footprint import Footprint, Source
+from gpubench.memory.analysis import footprints
+from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import (
     Allocation,
     Counts,
@@ -25,8 +30,249 @@ from gpubench.memory.history import (
     filled,
     steps,
 )
-from gpubench.memory.snapshot_format import Block, Event, Segment, Snapshot, StackInfo, Stacks, announced, load
-from gpubench.memory.unpickling import HOW
+from gpubench.memory.unpickling import HOW, plain
+
+
+class Frame(Struct, frozen=True, gc=False):
+    """One level of a stack, of Python or C++."""
+
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class FrameInfo(Struct, frozen=True, gc=False):
+    """What one frame tells. Stacks share their frames, so that there are few of these."""
+
+    python: bool
+    mark: Phase | None = None
+    node: bool = False
+    """A Python frame that evaluates an autograd node written in Python."""
+    place: str = ""
+    """file:line of a Python frame."""
+    users: bool = False
+    engine: bool = False
+    """A C++ frame of autograd's engine."""
+    operator: str = ""
+    workspace: bool = False
+
+
+@dataclass(frozen=True)
+class StackInfo:
+    phase: Phase | None = None
+    """None if no frame tells."""
+    operator: str = ""
+    """The operator, as "aten::mm", if C++ frames were recorded."""
+    where: str = ""
+    """The innermost frame of the user's code, as "gpt/model.py:54", or else the innermost Python frame."""
+    workspace: bool = False
+    """A workspace of cuBLAS or cuBLASLt, if C++ frames were recorded."""
+
+
+_CLASS = r"(?:.*\.)?"  # newer interpreters include the class in a function's name
+_MARKS: tuple[tuple[Phase, str, str], ...] = (
+    ("zero_grad", r"(optim/\w+|nn/modules/module)\.py", r"zero_grad"),
+    ("optimizer", r"optim/(?!lr_scheduler|swa_utils)\w+\.py", r"step|wrapper"),
+    ("optimizer", r"(cuda/)?amp/grad_scaler\.py", r"step|unscale_|update"),
+    ("optimizer", r"nn/utils/clip_grad\.py", r".*"),
+    ("backward", r"(autograd/__init__|autograd/graph|_tensor)\.py", r"backward|grad|_engine_run_backward"),
+    ("backward", r"utils/checkpoint\.py", r"backward|unpack_hook|recompute_fn"),
+    ("loss", r"nn/modules/loss\.py", r".*"),
+    ("model", r"nn/modules/module\.py", r"_apply|to|to_empty|cuda|_?load_(state_dict|from_state_dict)"),
+    ("model", r"nn/(init\.py|modules/\w+\.py)", r"__init__|reset_parameters|\w+_"),
+    ("data", r"utils/data/.*", r".*"),
+    ("forward", r"nn/modules/module\.py", r"_call_impl|_wrapped_call_impl|_slow_forward"),
+)
+"""Functions of PyTorch, with their files, that identify a phase; the first match counts."""
+_PATTERNS = [
+    (phase, re.compile(rf"(?:.*/)?torch/{file}$"), re.compile(rf"{_CLASS}(?:{name})$")) for phase, file, name in _MARKS
+]
+_ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::|THPEngine_run_backward")
+_NODE = re.compile(r"(?:.*/)?torch/autograd/function\.py$")
+_WORKSPACE = re.compile(r"getCUDABlasLtWorkspace|getNewWorkspace|cublasSetWorkspace|getCurrentCUDABlasHandle")
+_OPERATOR = re.compile(r"at::_ops::(?!(?:new_)?empty|resize)(?P<name>\w+?)(?:_[A-Z]\w*|_out)?::(?:call|redispatch)\b")
+_LIBRARY = re.compile(
+    r"(.*/)?(site-packages|dist-packages|python\d\.\d+|torch/(nn|autograd|utils|optim|cuda|amp|distributed|_\w+))/"
+    r"|(.*/)?python\d+/lib/|.*torch/\w+\.py$|<",
+    re.IGNORECASE,
+)
+
+
+LONGEST = 1000
+"""Characters of a name or path that are searched."""
+
+
+def frame_info(frame: Frame) -> FrameInfo:
+    name, file = frame.name[:LONGEST], frame.filename[-LONGEST:].replace("\\", "/")
+    if not (file.endswith(".py") or file.startswith("<")):
+        operator = _OPERATOR.search(name)
+        return FrameInfo(
+            python=False,
+            engine=_ENGINE.search(name) is not None,
+            operator=f"aten::{operator['name']}" if operator else "",
+            workspace=_WORKSPACE.search(name) is not None,
+        )
+    marks = (phase for phase, path, function in _PATTERNS if path.match(file) and function.match(name))
+    return FrameInfo(
+        python=True,
+        mark=next(marks, None),
+        node=_NODE.match(file) is not None,
+        place=f"{'/'.join(file.split('/')[-2:])}:{frame.line}",
+        users=_LIBRARY.match(file) is None,
+    )
+
+
+def stack_info(stack: Sequence[FrameInfo]) -> StackInfo:
+    """Return what a stack tells; its innermost frame comes first.
+
+    The innermost phase counts, but recomputation in the backward pass counts as backward.
+    """
+    python = [one for one in stack if one.python]
+    users = (one.place for one in python if one.users)
+    return StackInfo(
+        phase=_phase(python, any(one.engine for one in stack)),
+        operator=next((one.operator for one in stack if one.operator), ""),
+        where=next(users, python[0].place if python else ""),
+        workspace=any(one.workspace for one in stack),
+    )
+
+
+def _phase(python: Sequence[FrameInfo], engine: bool) -> Phase | None:
+    marks = [one.mark for one in python if one.mark]
+    innermost = marks[0] if marks else None
+    # On autograd's own threads the outermost Python frame may be a node's.
+    backward = engine or "backward" in marks or (bool(python) and python[-1].node)
+    return "backward" if backward and innermost in (None, "forward", "loss") else innermost
+
+
+Size = Annotated[int, Meta(ge=0, lt=2**48)]
+"""The largest size in bytes: as many of them as a file can hold sum to an int64."""
+
+
+class Block(Struct, gc=False):
+    size: Size
+    requested_size: Size | None = None
+    """Missing before PyTorch 2.1."""
+    state: str = "inactive"
+    frames: Any = ()
+
+    @property
+    def asked(self) -> int:
+        return self.size if self.requested_size is None else self.requested_size
+
+
+class Segment(Struct, gc=False):
+    address: int
+    total_size: Size
+    device: int = 0
+    blocks: list[Block] = []
+    frames: Any = ()
+
+
+class Event(Struct, gc=False):
+    action: str
+    addr: int = 0
+    size: Size = 0
+    """Bytes requested; for segments, bytes of the segment."""
+    time_us: int = 0
+    device_free: Size | None = None
+    """What the driver had left, if memory was short."""
+    frames: Any = ()
+
+
+class Annotation(Struct, gc=False):
+    """The beginning or end of a torch.profiler.record_function, also of the optimizer's own."""
+
+    name: str = ""
+    stage: str = ""
+    """START or END."""
+    time_us: int = 0
+
+
+class Snapshot(Struct):
+    segments: list[Segment]
+    device_traces: list[list[Event]] = []
+    """The events by device number."""
+    external_annotations: list[Annotation] = []
+
+
+def load(path: Path) -> Snapshot:
+    """Load a snapshot.
+
+    Raises DataError for a file that is not a snapshot, is damaged, holds code, or does not fit in memory.
+    """
+    found = plain(path)
+    if isinstance(found, list):
+        raise DataError(f"{path} has no history: it is a list of segments", HOW)
+    try:
+        return msgspec.convert(found, Snapshot)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second one for unpaired surrogates
+        raise DataError(f"{path} is a pickle of something else, or damaged: {error}", HOW) from None
+
+
+class Stacks:
+    """What is known from the stacks of one file, cached, because many events share the same stacks and frames."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._frames: dict[int, FrameInfo] = {}
+        self._stacks: dict[tuple[int, ...], StackInfo] = {}
+
+    def info(self, frames: Any) -> StackInfo:
+        """Raise DataError for invalid frames. Frames must outlive this object, which identifies them by id()."""
+        try:
+            key = tuple(map(id, frames))
+            if key not in self._stacks:
+                self._stacks[key] = stack_info([self._frame(one) for one in frames])
+        except (TypeError, UnicodeEncodeError, msgspec.ValidationError) as error:
+            raise DataError(f"{self._path} is damaged, or no memory snapshot: a stack: {error}", HOW) from None
+        return self._stacks[key]
+
+    def _frame(self, frame: Any) -> FrameInfo:
+        if id(frame) not in self._frames:
+            self._frames[id(frame)] = frame_info(msgspec.convert(frame, Frame))
+        return self._frames[id(frame)]
+
+
+_NAMES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
+    ("optimizer", re.compile(r"optimizer\.step#|optim(izer)?(_?step)?$")),
+    ("zero_grad", re.compile(r"optimizer\.zero_grad#|zero_grad$")),
+    ("data", re.compile(r"enumerate\(dataloader\)|data(_?wait|_?load(er|ing))?$")),
+    ("forward", re.compile(r"(forward|fwd)(_pass)?$")),
+    ("loss", re.compile(r"loss$")),
+    ("backward", re.compile(r"(backward|bwd)(_pass)?$")),
+)
+"""PyTorch's own annotations and usual names of users, in lower case."""
+
+
+def announced(times: Sequence[int], annotations: Sequence[Annotation]) -> list[Phase | None]:
+    """Return the phase of each of the ascending `times`, from the innermost annotation around it that tells a phase.
+
+    An annotation counts as open in the microseconds in which it begins and ends.
+    """
+    borders = sorted(
+        ((one.time_us, one.stage == "END", phase) for one in annotations if (phase := _phase_named(one.name))),
+        key=lambda border: border[:2],
+    )
+    found: list[Phase | None] = []
+    open_: list[Phase] = []
+    coming = 0
+    for time in times:
+        while coming < len(borders) and borders[coming][:2] <= (time, False):
+            _, ends, phase = borders[coming]
+            coming += 1
+            if not ends:
+                open_.append(phase)
+            elif phase in open_:
+                del open_[len(open_) - 1 - open_[::-1].index(phase)]
+        found.append(open_[-1] if open_ else None)
+    return found
+
+
+def _phase_named(name: str) -> Phase | None:
+    bare = name.strip("#. ").lower()
+    return next((phase for phase, pattern in _NAMES if pattern.match(bare)), None)
+
 
 BLOCK = 512
 """Bytes of which every block's size is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
@@ -74,11 +320,11 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     classify(history)
     before = sum(one.size for one in history.allocations if one.category == "before")
     proof = _overwritten(number, found)
-    sign = proof or (_full(number, found) if before or levels[0] else "")
-    history.truncated, history.truncation_proven, history.late = bool(sign), bool(proof), bool(before) and not sign
+    loss = proof or (_full(number, found) if before or levels[0] else "")
+    history.truncated, history.truncation_proven, history.late = bool(loss), bool(proof), bool(before) and not loss
     history.counts = _counts(events, segments)
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
-    history.notes = [*_beginning(number, found, before, sign), *_unreleased(lost), *_failures(events)]
+    history.notes = [*_beginning(number, found, before, loss), *_unreleased(lost), *_failures(events)]
     return DeviceHistory(number, history)
 
 
@@ -104,7 +350,7 @@ def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
 
 
 def _there(block: Block, stacks: Stacks) -> Held:
-    where = stacks.told(block.frames).where
+    where = stacks.info(block.frames).where
     return Allocation(block.asked, begin=0, category="before", phase="start", where=where), block.size
 
 
@@ -145,29 +391,29 @@ def _phases(events: Sequence[Event], found: Snapshot, stacks: Stacks) -> list[Ph
     """
     stacked = {event.action for event in events if event.frames}
     by_name = announced([event.time_us for event in events], found.external_annotations)
-    told: list[Phase | None] = []
+    known: list[Phase | None] = []
     for event, name in zip(events, by_name, strict=True):
         bare = not event.frames and event.action in stacked
-        told.append(stacks.told(event.frames).phase or name or ("backward" if bare else None))
-    return filled(told)
+        known.append(stacks.info(event.frames).phase or name or ("backward" if bare else None))
+    return filled(known)
 
 
 def _move(event: Event, phase: Phase, step: int | None, block: int | None, reserved: int, stacks: Stacks) -> Move:
     size = -(-event.size // BLOCK) * BLOCK if block is None else block
     if event.action != _GIVEN:
         return Move(event.addr, size, phase, step, size=event.size, reserved=reserved)
-    return Move(event.addr, size, phase, step, _given(event, phase, step, stacks.told(event.frames)), reserved=reserved)
+    return Move(event.addr, size, phase, step, _given(event, phase, step, stacks.info(event.frames)), reserved=reserved)
 
 
-def _given(event: Event, phase: Phase, step: int | None, told: StackInfo) -> Allocation:
+def _given(event: Event, phase: Phase, step: int | None, stack: StackInfo) -> Allocation:
     return Allocation(
         event.size,
         begin=0,
-        category="workspaces" if told.workspace else "unknown",
+        category="workspaces" if stack.workspace else "unknown",
         phase=phase,
         step=step,
-        operator=told.operator,
-        where=told.where,
+        operator=stack.operator,
+        where=stack.where,
     )
 
 
@@ -205,13 +451,13 @@ def _is_round(count: int) -> bool:
     return digits or power or count % 1000 == 0
 
 
-def _beginning(number: int, found: Snapshot, before: int, sign: str) -> Iterator[str]:
+def _beginning(number: int, found: Snapshot, before: int, loss: str) -> Iterator[str]:
     """Yield what is missing before the first event, and how to record it."""
     counts = [len(events) for events in found.device_traces]
     there = f"{units.size(before)} were allocated before the first of its {counts[number]:,} events"
-    if sign:
-        said = f"{sign}; {there}" if before else sign
-        yield f"{said}; record with a larger max_entries, or fewer steps"
+    if loss:
+        missing = f"{loss}; {there}" if before else loss
+        yield f"{missing}; record with a larger max_entries, or fewer steps"
     elif before:
         whole = "no event was lost" if counts[number] < max(counts) else "nothing suggests that events were lost"
         yield (
@@ -233,23 +479,5 @@ def _failures(events: Sequence[Event]) -> Iterator[str]:
 
 
 def of_snapshot(path: Path) -> list[Footprint]:
-    """Return the footprint of each device in a snapshot of the CUDA allocator. Raises DataError."""
-    return _footprints(read(path), "snapshot")
-
-
-def of_trace_file(path: Path) -> list[Footprint]:
-    """Return the footprint of each device with [memory] events in a trace. Raises DataError."""
-    return _footprints(from_trace.read(path), "trace")
-
-
-def _footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footprint]:
-    return [
-        footprint(
-            one.history,
-            source=source,
-            device=one.name or ("cpu" if one.device < 0 else f"GPU {one.device}"),
-            capacity=one.capacity,
-            rank=one.rank or 0,
-        )
-        for one in devices
-    ]
+    """Return the footprint of each device in a snapshot of the CUDA allocator. Raises what `read` does."""
+    return footprints(read(path), "snapshot")

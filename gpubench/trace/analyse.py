@@ -89,11 +89,6 @@ def missing(program: Program) -> dict[str, str]:
     return found
 
 
-def notes(program: Program) -> list[str]:
-    """Yield the notes for the reader, one sentence each."""
-    return list(_notes(program))
-
-
 def unread_of_devices(trace: Trace) -> list[str]:
     """Return the unread categories of events that may be a device's, those with most events first."""
     named = sorted(trace.unread, key=lambda category: -trace.unread[category])
@@ -105,7 +100,8 @@ def work_is_missing(trace: Trace) -> bool:
     return trace.host_only and any(_LAUNCH.match(name) for name in trace.names)
 
 
-def _notes(program: Program) -> Iterator[str]:
+def notes(program: Program) -> Iterator[str]:
+    """Yield the notes for the reader, one sentence each."""
     trace, window = program.trace, program.window
     if trace.host_only:
         lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
@@ -246,10 +242,7 @@ def _streams(program: Program) -> dict[str, Labelled]:
     for number, stream in np.unique(np.stack((device.device, device.stream), axis=1), axis=0).tolist():
         here = (device.device == number) & (device.stream == stream)
         name = f"device {number} stream {stream}" if several else f"stream {stream}"
-        lanes[name] = [
-            (union(device.start[here & (style == one)], device.end[here & (style == one)]), label, label)
-            for one, label in enumerate(_STYLES)
-        ]
+        lanes[name] = [(device.spans(here & (style == one)), label, label) for one, label in enumerate(_STYLES)]
     return lanes
 
 
@@ -297,7 +290,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
     known = phase_of(program)
     whole = (window.start, window.end)
     sets = None if trace.host_only else device_spans(trace, lexicon)
-    causes = idle_causes(trace, lexicon, links, window) if sets else dict.fromkeys(CAUSES, EMPTY)
+    causes = idle_causes(program) if sets else dict.fromkeys(CAUSES, EMPTY)
     parts = host_parts(program, known) if sets is None else {}
     optimizer, launched_by = optimizing(program, known), owner(trace, program.nest, links)
     return Rank(
@@ -312,7 +305,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         device=breakdowns(sets, [whole])[0] if sets else None,
         idle=idle_within(causes, [whole])[0] if sets else {},
         host=_lengths(parts, whole),
-        critical_path=critical_path(trace, lexicon, links, window) if sets else {},
+        critical_path=critical_path(program) if sets else {},
         steps=_steps(program, breakdowns(sets, _borders(program)) if sets else [], causes, parts),
         phases=phases(program, known),
         modules=modules(program, known),
@@ -322,7 +315,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         fusible=fusible(trace, launched_by, window),
         launches=launches(trace, links, window),
         copies=copies(program, known),
-        synchronisations=synchronisations(program, known, idle_by_call(trace, lexicon, causes)),
+        synchronisations=synchronisations(program, known, idle_by_call(program, causes)),
         collectives=collectives(trace, lexicon, window, sets.exposed_communication) if sets else [],
         compiled=compiled(program),
         python=stretches(program, known),

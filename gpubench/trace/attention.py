@@ -19,7 +19,18 @@ from typing import Literal
 import numpy as np
 
 from gpubench.hardware import AMPERE
-from gpubench.trace.columns import MISSING, DeviceProperties, Ids, Signature, Tensor, WorkKind, flag, tensor, tensors
+from gpubench.trace.columns import (
+    MISSING,
+    DeviceProperties,
+    Ids,
+    Signature,
+    Tensor,
+    WorkKind,
+    at,
+    flag,
+    tensor,
+    tensors,
+)
 from gpubench.trace.kernels import MOVES_MEMORY, family
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases
@@ -357,10 +368,7 @@ def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
 def _math(program: Program, phases: Phases) -> Ids:
     """Return for each slice the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
     around = nearest(program.nest, program.named({MATH}))
-    evaluated = phases.evaluation >= 0
-    forward = np.where(evaluated, phases.forward[phases.evaluation], np.int32(MISSING))
-    of_forward = np.where(forward >= 0, around[forward], np.int32(MISSING))
-    return np.where(around >= 0, around, of_forward)
+    return np.where(around >= 0, around, at(around, phases.evaluated))
 
 
 def _entry(program: Program, found: _Found, call: int) -> Attention:

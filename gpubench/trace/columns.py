@@ -8,9 +8,10 @@ not touch; `union` makes one of any intervals. Its arithmetic is exact.
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,20 @@ class WorkKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class HostSlices:
+class Intervals:
+    start: Ns
+    end: Ns
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def spans(self, chosen: "Mask | Ids | NDArray[np.intp]") -> "Spans":
+        """Return the union of the chosen intervals."""
+        return union(self.start[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True)
+class HostSlices(Intervals):
     """The host's slices, sorted by thread, then start, then longest first, so that parents precede their children."""
 
     kind: NDArray[np.int8]
@@ -47,8 +61,6 @@ class HostSlices:
     """Index into `Trace.names`."""
     thread: Ids
     """Index into `Trace.threads`."""
-    start: Ns
-    end: Ns
     correlation: Ns
     """Of a RUNTIME slice: the correlation number of the device work that it launched."""
     sequence: Ns
@@ -60,20 +72,15 @@ class HostSlices:
     stack: Ids
     """Index into `Trace.names`: the Python stack that old traces record at each operator."""
 
-    def __len__(self) -> int:
-        return len(self.start)
-
 
 @dataclass(frozen=True)
-class DeviceWork:
+class DeviceWork(Intervals):
     """Kernels, copies and memsets of all devices and streams, sorted by start, then end."""
 
     kind: NDArray[np.int8]
     name: Ids
     device: Ids
     stream: Ids
-    start: Ns
-    end: Ns
     correlation: Ns
     bytes: Ns
     blocks: Ns
@@ -82,9 +89,6 @@ class DeviceWork:
     """Threads in a block."""
     collective: Ids
     """Index into `Trace.names`: the backend's name of the collective that a kernel is part of, as allreduce."""
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 @dataclass(frozen=True)
@@ -150,15 +154,31 @@ class Trace:
     def host_only(self) -> bool:
         return not len(self.device)
 
+    def names_where(self, chosen: Callable[[str], object]) -> Mask:
+        """Return a mask over `names`: those for which `chosen` returns something true."""
+        return np.fromiter((bool(chosen(name)) for name in self.names), np.bool_, len(self.names))
+
+
+Integer = TypeVar("Integer", bound=np.integer[Any])
+
+
+def at(column: NDArray[Integer], places: NDArray[np.integer[Any]], otherwise: int = MISSING) -> NDArray[Integer]:
+    """Return the value of a column at each of the places, which are indices; `otherwise` for a place of -1."""
+    if not len(column):
+        return np.full(len(places), otherwise, column.dtype)
+    return np.where(places >= 0, column[places], column.dtype.type(otherwise))
+
+
+def sum_at(places: NDArray[np.integer[Any]], amounts: Ns, count: int) -> Ns:
+    """Return the sum of the amounts at each of `count` places; amounts at -1 are left out."""
+    total = np.zeros(count, np.int64)
+    known = places >= 0
+    np.add.at(total, places[known], amounts[known])
+    return total
+
 
 @dataclass(frozen=True)
-class Spans:
-    start: Ns
-    end: Ns
-
-    def __len__(self) -> int:
-        return len(self.start)
-
+class Spans(Intervals):
     @property
     def length(self) -> int:
         """The number of nanoseconds in the set."""

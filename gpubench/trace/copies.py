@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Signature, Tensor, WorkKind, shapes_text, tensor
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Signature, Tensor, WorkKind, at, shapes_text, tensor
 from gpubench.trace.device import waiting_calls
 from gpubench.trace.phases import NAMES, OTHER, Phases
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
@@ -82,13 +82,13 @@ def _waiting(program: Program) -> Mask:
         reading = program.named(_READING)
         outer: Mask = outermost(program.nest, reading) == np.arange(len(host))
         return reading & outer
-    return waiting_calls(program.trace, program.lexicon, program.links) & ~program.recorder_waits
+    return waiting_calls(program) & ~program.recorder_waits
 
 
-UNTOLD = ("aten::copy_", "aten::to", "aten::_to_copy")
+TYPICAL = ("aten::copy_", "aten::to", "aten::_to_copy")
 """The most likely kind of copy, if inputs were not recorded."""
 _ASKING = (
-    *UNTOLD,
+    *TYPICAL,
     "aten::contiguous",
     "aten::clone",
     "aten::item",
@@ -171,7 +171,7 @@ def copying(program: Program) -> Mask:
     """Return the program's own calls that copy more than a number, or may do so if inputs were not recorded."""
     host = program.trace.host
     if not program.trace.signatures:
-        return program.named(UNTOLD)
+        return program.named(TYPICAL)
     calls = [call for call in np.flatnonzero(program.named(("aten::copy_",))).tolist() if not _of_number(program, call)]
     found = np.zeros(len(host), np.bool_)
     found[_asking(program)[calls]] = True
@@ -210,16 +210,16 @@ def _calls(program: Program) -> Iterator[_Call]:
     works: defaultdict[int, list[int]] = defaultdict(list)
     for work in np.flatnonzero((caller >= 0) & program.started).tolist():
         works[int(caller[work])].append(work)
-    told = np.unique(caller[moved & (caller >= 0)]).tolist()
-    for slice_ in told:
+    recorded = np.unique(caller[moved & (caller >= 0)]).tolist()
+    for slice_ in recorded:
         yield _runtime_copy(program, slice_, works[slice_])
     for work in np.flatnonzero(moved & (caller < 0)).tolist():
         yield _runtime_copy(program, MISSING, [work])
-    untold = copying & program.counted
-    untold[told] = False
-    for slice_ in np.flatnonzero(untold & (trace.host.signature >= 0)).tolist():
+    unrecorded = copying & program.counted
+    unrecorded[recorded] = False
+    for slice_ in np.flatnonzero(unrecorded & (trace.host.signature >= 0)).tolist():
         signature = trace.signatures[trace.host.signature[slice_]]
-        target, kind = tensor(signature, 0), _told_by(signature)
+        target, kind = tensor(signature, 0), _kind_within_memory(signature)
         if target and kind and (target.shape or works[slice_]):
             device = int(program.work_time[works[slice_]].sum())
             yield _Call(slice_, kind, None, device, target.bytes, "aten::copy_")
@@ -228,9 +228,7 @@ def _calls(program: Program) -> Iterator[_Call]:
 def _caller(program: Program, around: Ids) -> Ids:
     """Return for each work the call of aten::copy_ around its launch; for other copies the operator or the launch."""
     device, links = program.trace.device, program.links
-    if not len(around):
-        return links
-    copy_ = np.where(links >= 0, around[links], np.int32(MISSING))
+    copy_ = at(around, links)
     other = np.where(program.owner >= 0, program.owner, links)
     return np.where((copy_ < 0) & (device.kind == WorkKind.COPY), other, copy_)
 
@@ -250,7 +248,7 @@ def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
     return _Call(slice_, kind, pinned if match else None, int(program.work_time[works].sum()), size, name)
 
 
-def _told_by(signature: Signature) -> CopyKind | None:
+def _kind_within_memory(signature: Signature) -> CopyKind | None:
     """Return what aten::copy_ does within one memory; None if the inputs do not tell."""
     target, source = tensor(signature, 0), tensor(signature, 1)
     if target is None or source is None:

@@ -57,7 +57,6 @@ from gpubench.trace.columns import (
     EMPTY,
     MISSING,
     HostKind,
-    Ids,
     Mask,
     Ns,
     Spans,
@@ -71,9 +70,9 @@ from gpubench.trace.columns import (
     subtract,
     union,
 )
-from gpubench.trace.names import Lexicon, Window, recorder_waits
+from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import CAUSES, Breakdown, Cause
-from gpubench.trace.program import NEVER, by_stream, launchers, previous_on_stream, ready
+from gpubench.trace.program import NEVER, Program, by_stream, previous_on_stream, ready
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,9 @@ def device_spans(trace: Trace, lexicon: Lexicon) -> Sets:
     device = trace.device
     communicates = communication_work(trace, lexicon)
     copies = device.kind == WorkKind.COPY
-    compute = _spans(trace, ~communicates & ~copies)
-    communication = _spans(trace, communicates)
-    copied = _spans(trace, copies)
+    compute = device.spans(~communicates & ~copies)
+    communication = device.spans(communicates)
+    copied = device.spans(copies)
     busy_without_copies = join(compute, communication)
     return Sets(
         compute=compute,
@@ -114,10 +113,6 @@ def communication_work(trace: Trace, lexicon: Lexicon) -> Mask:
     communicates: Mask = lexicon.communication_kernel[trace.device.name]
     communicates &= trace.device.kind == WorkKind.KERNEL
     return communicates
-
-
-def breakdown(trace: Trace, lexicon: Lexicon, start: int, end: int) -> Breakdown:
-    return breakdowns(device_spans(trace, lexicon), [(start, end)])[0]
 
 
 def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
@@ -142,10 +137,6 @@ def _breakdown(wall: int, compute: int, exposed: int, exposed_copies: int, toget
     )
 
 
-def _spans(trace: Trace, chosen: Mask) -> Spans:
-    return union(trace.device.start[chosen], trace.device.end[chosen])
-
-
 ISSUING = 20_000
 """Nanoseconds: the longest time that a call takes to begin a copy once the device is free; a launch takes half of
 it."""
@@ -154,23 +145,23 @@ LATER = np.iinfo(np.int64).max // 2
 _COPYING = ("aten::copy_", "aten::_to_copy", "aten::to")
 
 
-def idle_causes(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[Cause, Spans]:
+def idle_causes(program: Program) -> dict[Cause, Spans]:
     """Return disjoint sets for all causes; their union is the time in the window without device work."""
-    host = trace.host
-    pageable, waits = pageable_calls(trace, lexicon, links), waiting_calls(trace, lexicon, links)
-    recording = waits & recorder_waits(trace, lexicon, links, window)
-    driving, gaps = drivers(trace, lexicon, links), _gaps(trace, lexicon, links, window)
-    opened = _opened(trace, gaps, pageable | waits)
+    host, lexicon, window = program.trace.host, program.lexicon, program.window
+    pageable, waits = pageable_calls(program), waiting_calls(program)
+    recording = waits & program.recorder_waits
+    driving, gaps = drivers(program), _gaps(program)
+    opened = _opened(program.trace, gaps, pageable | waits)
     shown = union(host.start, host.end)
     in_order: list[tuple[Cause, Spans]] = [
         ("backlog", gaps.behind(gaps.backlog)),
         ("queued", gaps.behind(~gaps.backlog)),
-        ("data_loader", _when(trace, driving & lexicon.data_loader[host.name])),
-        ("allocator", _when(trace, driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
-        ("pageable_copy", _when(trace, pageable)),
-        ("communication_wait", _when(trace, driving & lexicon.communication_wait[host.name])),
-        ("recording", _when(trace, recording)),
-        ("synchronisation", _when(trace, waits)),
+        ("data_loader", host.spans(driving & lexicon.data_loader[host.name])),
+        ("allocator", host.spans(driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
+        ("pageable_copy", host.spans(pageable)),
+        ("communication_wait", host.spans(driving & lexicon.communication_wait[host.name])),
+        ("recording", host.spans(recording)),
+        ("synchronisation", host.spans(waits)),
         ("pageable_copy", opened.by(pageable)),
         ("recording", opened.by(recording)),
         ("synchronisation", opened.by(~pageable & ~recording)),
@@ -191,27 +182,27 @@ def idle_within(causes: Mapping[Cause, Spans], windows: Sequence[tuple[int, int]
     return [dict(zip(causes, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def pageable_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+def pageable_calls(program: Program) -> Mask:
     """Return a mask over `Trace.host`: copies from pageable memory to the device, and waits that are part of them.
 
     Only driving threads count, as in `waiting_calls`.
     """
-    host = trace.host
-    calls = _calls_of(trace, links, lexicon.pageable_upload)
+    host = program.trace.host
+    calls = _calls_of(program, program.lexicon.pageable_upload)
     found = np.zeros(len(host), np.bool_)
     found[calls] = True
     runtime = np.flatnonzero(host.kind == HostKind.RUNTIME)
     following = np.searchsorted(runtime, calls) + 1
     calls, following = calls[following < len(runtime)], runtime[following[following < len(runtime)]]
-    waits = _of_one_copy(trace, calls, following) & lexicon.blocking[host.name[following]]
+    waits = _of_one_copy(program.trace, calls, following) & program.lexicon.blocking[host.name[following]]
     found[following[waits]] = True
-    return found & drivers(trace, lexicon, links)
+    return found & drivers(program)
 
 
 def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.intp]) -> Mask:
     """Say whether the same aten::copy_ contains both slices."""
     host = trace.host
-    named = np.fromiter((name in _COPYING for name in trace.names), np.bool_, len(trace.names))
+    named = trace.names_where(_COPYING.__contains__)
     copying = np.flatnonzero(named[host.name] & (host.kind == HostKind.OPERATOR))
     place = np.searchsorted(copying, calls) - 1
     known = place >= 0
@@ -223,35 +214,35 @@ def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.in
     return same
 
 
-def drivers(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+def drivers(program: Program) -> Mask:
     """Return a mask over `Trace.host`: slices of threads that launch kernels or memsets, or contain the steps.
 
     Other threads, such as one that page-locks batches in advance, delay nothing. If there is no such thread, all count.
     """
-    host = trace.host
+    trace, links, host = program.trace, program.links, program.trace.host
     launches = links[(links != MISSING) & (trace.device.kind != WorkKind.COPY)]
     driving = np.zeros(len(trace.threads), np.bool_)
     driving[host.thread[launches]] = True
-    driving[host.thread[lexicon.profiler_step[host.name]]] = True
+    driving[host.thread[program.lexicon.profiler_step[host.name]]] = True
     found: Mask = driving[host.thread] if driving.any() else np.ones(len(host), np.bool_)
     return found
 
 
-def waiting_calls(trace: Trace, lexicon: Lexicon, links: Ids) -> Mask:
+def waiting_calls(program: Program) -> Mask:
     """Return a mask over `Trace.host`: calls that return when the device is done."""
-    host = trace.host
-    found: Mask = lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
-    found[_calls_of(trace, links, lexicon.pageable_download)] = True
-    return found & drivers(trace, lexicon, links)
+    host = program.trace.host
+    found: Mask = program.lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
+    found[_calls_of(program, program.lexicon.pageable_download)] = True
+    return found & drivers(program)
 
 
-def idle_by_call(trace: Trace, lexicon: Lexicon, causes: Mapping[Cause, Spans]) -> Ns:
+def idle_by_call(program: Program, causes: Mapping[Cause, Spans]) -> Ns:
     """Return for each host slice the nanoseconds of `synchronisation` that it caused; 0 except for waits.
 
     An instant counts for the last wait that began before it, so that the sum is the whole.
     """
-    links, host, spans = launchers(trace), trace.host, causes["synchronisation"]
-    calls = np.flatnonzero(waiting_calls(trace, lexicon, links) & ~pageable_calls(trace, lexicon, links))
+    host, spans = program.trace.host, causes["synchronisation"]
+    calls = np.flatnonzero(waiting_calls(program) & ~pageable_calls(program))
     calls = calls[np.argsort(host.start[calls], kind="stable")]
     found = np.zeros(len(host), np.int64)
     if len(calls) and len(spans):
@@ -260,13 +251,10 @@ def idle_by_call(trace: Trace, lexicon: Lexicon, causes: Mapping[Cause, Spans]) 
     return found
 
 
-def _when(trace: Trace, chosen: Mask) -> Spans:
-    return union(trace.host.start[chosen], trace.host.end[chosen])
-
-
-def _calls_of(trace: Trace, links: Ids, names: Mask) -> NDArray[np.intp]:
+def _calls_of(program: Program, names: Mask) -> NDArray[np.intp]:
     """Return indices into `Trace.host` of the calls that launched device work with such names."""
-    return np.unique(links[names[trace.device.name] & (links != MISSING)]).astype(np.intp)
+    links = program.links
+    return np.unique(links[names[program.trace.device.name] & (links != MISSING)]).astype(np.intp)
 
 
 @dataclass(frozen=True)
@@ -292,8 +280,8 @@ class _Gaps:
         return union(self.launched[chosen], self.end[chosen])
 
 
-def _gaps(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> _Gaps:
-    device = trace.device
+def _gaps(program: Program) -> _Gaps:
+    device, links, window = program.trace.device, program.links, program.window
     busy = union(device.start, device.end)
     first, behind = (int(busy.start[0]), int(busy.end[-1])) if len(busy) else (window.start, window.end)
     idle = complement(busy, min(first, window.start), max(behind, window.end))
@@ -305,24 +293,24 @@ def _gaps(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> _Gaps:
     linked, launched = np.zeros(len(idle), np.bool_), idle.end.copy()
     if len(real):  # of works that begin at the same instant, take the one launched first
         linked[~last] = np.maximum.reduceat(links[real], groups)[ended_by] != MISSING
-        known = np.minimum.reduceat(_launched(trace, lexicon, links, busy)[real], groups)[ended_by]
+        known = np.minimum.reduceat(_launched(program, busy)[real], groups)[ended_by]
         launched[~last] = np.clip(known, idle.start[~last], idle.end[~last])
     followed = device.start[links != MISSING]
     backlog = ~linked & ~last & (idle.end <= (followed.min() if len(followed) else MISSING))
     return _Gaps(idle.start, np.where(backlog, idle.start, launched), idle.end, backlog, linked, last)
 
 
-def _launched(trace: Trace, lexicon: Lexicon, links: Ids, busy: Spans) -> Ns:
+def _launched(program: Program, busy: Spans) -> Ns:
     """Return for each work the instant by which it had certainly been launched; LATER if unknown."""
-    device, host = trace.device, trace.host
+    device, host, links = program.trace.device, program.trace.host, program.links
     linked = links != MISSING
     found = np.full(len(device), LATER)
     found[linked] = host.end[links[linked]]
-    waited = np.flatnonzero(linked & lexicon.download[device.name])
-    waited = waited[waiting_calls(trace, lexicon, links)[links[waited]]]
+    waited = np.flatnonzero(linked & program.lexicon.download[device.name])
+    waited = waited[waiting_calls(program)[links[waited]]]
     free = np.concatenate(([-LATER], busy.end))[np.searchsorted(busy.end, device.start[waited], side="right")]
     found[waited] = np.minimum(found[waited], np.maximum(host.start[links[waited]], free) + ISSUING)
-    for works in by_stream(trace):
+    for works in by_stream(program.trace):
         followed_by = np.minimum.accumulate(found[works[::-1]])[::-1]
         found[works] = np.where(linked[works] | (device.stream[works] == MISSING), found[works], followed_by)
     return found
@@ -365,12 +353,12 @@ HOST_CLASSES = ("data_loader", "allocator", "synchronisation", "operators", "pyt
 on any thread; the classes before it are of threads that drive the device."""
 
 
-def critical_path(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> dict[str, int]:
+def critical_path(program: Program) -> dict[str, int]:
     """Return the nanoseconds of each class on the path; they add up to the window."""
-    waits = waiting_calls(trace, lexicon, links) | pageable_calls(trace, lexicon, links)
+    waits = waiting_calls(program) | pageable_calls(program)
     found = dict.fromkeys(WORK_CLASSES + GAP_CLASSES + HOST_CLASSES, 0)
-    rest = _walk(_works(trace, lexicon, links), _waits(trace, waits), window, found)
-    for name, spans in _host_spans(trace, lexicon, links, waits).items():
+    rest = _walk(_works(program), _waits(program.trace, waits), program.window, found)
+    for name, spans in _host_spans(program, waits).items():
         found[name] += intersect(rest, spans).length
         rest = subtract(rest, spans)
     found["python"] += rest.length
@@ -434,12 +422,12 @@ def _last(works: _Works, at: int) -> int:
     return following if works.since[following] < at else MISSING
 
 
-def _works(trace: Trace, lexicon: Lexicon, links: Ids) -> _Works:
-    device = trace.device
-    kind = np.where(device.kind == WorkKind.COPY, 2, communication_work(trace, lexicon).astype(np.int8))
+def _works(program: Program) -> _Works:
+    trace, device = program.trace, program.trace.device
+    kind = np.where(device.kind == WorkKind.COPY, 2, communication_work(trace, program.lexicon).astype(np.int8))
     previous, ended = previous_on_stream(trace)
     ended = np.where(previous == MISSING, NEVER, np.minimum(ended, device.start))
-    launched = ready(trace, links)
+    launched = ready(trace, program.links)
     other, other_end = _last_ended(trace, device.start)
     elsewhere = other_end > np.maximum(launched, ended)
     late = ~elsewhere & (launched > ended)
@@ -475,13 +463,13 @@ def _last_ended(trace: Trace, at: Ns) -> tuple[NDArray[np.intp], Ns]:
     return np.where(place < 0, MISSING, work), np.where(place < 0, NEVER, device.end[work])
 
 
-def _host_spans(trace: Trace, lexicon: Lexicon, links: Ids, waits: Mask) -> dict[str, Spans]:
-    host = trace.host
-    runtime, driving = host.kind == HostKind.RUNTIME, drivers(trace, lexicon, links)
+def _host_spans(program: Program, waits: Mask) -> dict[str, Spans]:
+    host, lexicon = program.trace.host, program.lexicon
+    runtime, driving = host.kind == HostKind.RUNTIME, drivers(program)
     masks = {
         "data_loader": driving & lexicon.data_loader[host.name],
         "allocator": driving & runtime & lexicon.allocator[host.name],
         "synchronisation": waits,
         "operators": runtime | (host.kind == HostKind.OPERATOR),
     }
-    return {name: union(host.start[mask], host.end[mask]) for name, mask in masks.items()}
+    return {name: host.spans(mask) for name, mask in masks.items()}

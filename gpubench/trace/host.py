@@ -8,7 +8,21 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, clip, intersect, join, subtract, union
+from gpubench.trace.columns import (
+    MISSING,
+    HostKind,
+    Ids,
+    Mask,
+    Ns,
+    Spans,
+    at,
+    clip,
+    intersect,
+    join,
+    subtract,
+    sum_at,
+    union,
+)
 from gpubench.trace.copies import copying
 from gpubench.trace.phases import (
     BACKWARD,
@@ -29,7 +43,6 @@ from gpubench.trace.program import (
     innermost_frames,
     nearest,
     nearest_around,
-    of_pieces,
     outermost,
     user_frame,
 )
@@ -57,7 +70,7 @@ def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
     for one in reversed(HOST_PARTS[:_PYTHON]):
         part[nearest(nest, marks[one]) >= 0] = HOST_PARTS.index(one)
     pieces = program.main
-    of = of_pieces(pieces, part, _PYTHON)
+    of = at(part, pieces.slice, _PYTHON)
     found = {one: union(pieces.start[of == n], pieces.end[of == n]) for n, one in enumerate(HOST_PARTS)}
     idle = pieces.only(of == _PYTHON)
     ranks = for_other_ranks(program, idle)
@@ -80,11 +93,11 @@ def modules(program: Program, phases: Phases) -> list[Module]:
     parents = _parents(program, calls, around, backward)
     place = _place(calls, around, phases)
     parts = (~backward, backward & ~phases.recompute, phases.recompute)
-    own = [_by_module(calls, place, np.where(part, program.effort, 0)) for part in parts]
+    own = [sum_at(place, np.where(part, program.effort, 0), len(calls.names)) for part in parts]
     whole = [_with_children(amounts, parents) for amounts in own]
     called = calls.mask & ~backward & program.counted
-    count = _by_module(calls, calls.of, called.astype(np.int64))
-    host = _by_module(calls, calls.of, np.where(called, program.nest.end - program.trace.host.start, 0))
+    count = sum_at(calls.of, called.astype(np.int64), len(calls.names))
+    host = sum_at(calls.of, np.where(called, program.nest.end - program.trace.host.start, 0), len(calls.names))
     found = [
         Module(
             path=path,
@@ -152,17 +165,8 @@ def _sum(group: Sequence[Module]) -> Module:
 
 def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:
     """Return for each slice its module, or -1."""
-    evaluated = np.where(phases.evaluation >= 0, phases.forward[phases.evaluation], np.int32(MISSING))
-    call = np.where(around > phases.evaluation, around, np.where(evaluated >= 0, around[evaluated], np.int32(MISSING)))
-    forward = np.where(phases.evaluation >= 0, call, around)
-    return np.where(forward >= 0, calls.of[forward], np.int32(MISSING))
-
-
-def _by_module(calls: ModuleCalls, place: Ids, amounts: Ns) -> Ns:
-    total = np.zeros(len(calls.names), np.int64)
-    placed = place >= 0
-    np.add.at(total, place[placed], amounts[placed])
-    return total
+    call = np.where(around > phases.evaluation, around, at(around, phases.evaluated))
+    return at(calls.of, np.where(phases.evaluation >= 0, call, around))
 
 
 def _parents(program: Program, calls: ModuleCalls, around: Ids, backward: Mask) -> list[int]:
@@ -302,20 +306,17 @@ class _Places:
         slice_ = idle.slice[np.searchsorted(idle.start, cut.start, side="right") - 1]
         stretch = np.searchsorted(found.start, cut.start, side="right") - 1
         calls, name = known.calls, program.trace.host.name
-        call = _at(nearest(program.nest, calls.mask), slice_)
-        columns = _at(known.of, slice_, OTHER), _at(calls.of, call), _at(name, _at(innermost_frames(program), slice_))
+        call = at(nearest(program.nest, calls.mask), slice_)
+        phases = at(known.of, slice_, OTHER).astype(np.int32)
+        columns = phases, at(calls.of, call), at(name, at(innermost_frames(program), slice_))
         phase, module, frame = (_most(stretch, column, cut.end - cut.start) for column in columns)
         return cls(
             phase=columns[0][phase],
             call=call[module],
             module=columns[1][module],
             frame=columns[2][frame],
-            after=_at(name, before),
+            after=at(name, before),
         )
-
-
-def _at(column: NDArray[np.integer[Any]], places: Ids, otherwise: int = MISSING) -> Ids:
-    return np.where(places >= 0, column[places], otherwise).astype(np.int32)
 
 
 def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
@@ -412,7 +413,7 @@ def compiled(program: Program) -> Compiled | None:
         regions=regions,
         graph_breaks=max(0, regions - 1),
         compilations=_compilations(program),
-        compiling=clip(union(host.start[compiling], host.end[compiling]), window.start, window.end).length,
+        compiling=clip(host.spans(compiling), window.start, window.end).length,
     )
 
 
@@ -434,7 +435,4 @@ def _regions_of_a_step(program: Program) -> int:
 
 
 def _matching(program: Program, pattern: str) -> Mask:
-    match = re.compile(pattern).match
-    names = program.trace.names
-    known = np.fromiter((match(name) is not None for name in names), np.bool_, len(names))
-    return known[program.trace.host.name]
+    return program.trace.names_where(re.compile(pattern).match)[program.trace.host.name]

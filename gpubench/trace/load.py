@@ -46,7 +46,7 @@ from gpubench.trace.file import (
 
 SPANS = "XBE"
 """Phases of events with a duration: complete events, and pairs of a beginning and an end."""
-TOLD = 4  # categories that a message lists
+NAMED = 4  # categories that a message lists
 
 _VIZTRACER = "VizTracer"
 _SYSTRACE = "Android's systrace or Perfetto"
@@ -98,7 +98,7 @@ class Signs:
                 if isinstance(event.pid, str):
                     self.processes.add(event.pid)
 
-    def told(self, about: Mapping[str, Any]) -> str | None:
+    def unreadable(self, about: Mapping[str, Any]) -> str | None:
         """Say why nothing in the file can be read, and which program it may be from; None if no event has a duration.
 
         `about` is what the file has beside the events.
@@ -106,11 +106,11 @@ class Signs:
         if not self.categories:
             return None
         named = [category for category, _ in self.categories.most_common() if category]
-        more = [f"{len(named) - TOLD} more"] if len(named) > TOLD else []
+        more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
         what = "its events have no category"
         if named:
             number = "its categories are" if len(named) > 1 else "its only category is"
-            what = f"{number} {units.listed([*named[:TOLD], *more])}"
+            what = f"{number} {units.listed([*named[:NAMED], *more])}"
         if all(category.lower() in LEFT_OUT for category in self.categories):
             return f"it has no operators, runtime calls or kernels: {what}"
         if any(map(OF_DEVICES.match, named)):
@@ -188,8 +188,8 @@ def read(path: Path) -> Trace:
 
 def _nothing(path: Path, builder: "_Builder", events: int, about: dict[str, Any]) -> DataError:
     """Return the error for a file without any event that is read."""
-    if told := builder.signs.told(about):
-        return DataError(f"{path} cannot be read: {told}", HOW)
+    if why := builder.signs.unreadable(about):
+        return DataError(f"{path} cannot be read: {why}", HOW)
     if not events:
         return DataError(f"{path} is an empty trace: it has no events", HOW)
     return DataError(f"{path} has nothing to diagnose: {units.counted(events, 'event')}, none with a duration", HOW)
@@ -302,14 +302,15 @@ def _times(events: list[Event]) -> tuple[Ns, Ns]:
         return start, start + np.array([round(event.dur * 1000) for event in events], np.int64)
     starts = np.array([event.ts for event in events], np.float64)
     durations = np.array([event.dur for event in events], np.float64)
-    start = _nanoseconds(starts)
-    return start, start + _nanoseconds(durations)
+    start = nanoseconds(starts)
+    return start, start + nanoseconds(durations)
 
 
-def _nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
+def nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
+    """Return times in nanoseconds: whole microseconds and the rest separately, since a product would round."""
     whole = np.floor(microseconds)
-    nanoseconds: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
-    return nanoseconds
+    found: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return found
 
 
 def _number(numbers: dict[Any, int], key: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, overlap, union
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, overlap
 
 _DATA_LOADER = r"enumerate\(DataLoader\)"
 _PROFILER_STEP = r"ProfilerStep#\d"
@@ -83,8 +83,7 @@ class Lexicon:
 
 
 def _mask(pattern: str, trace: Trace) -> Mask:
-    match = re.compile(pattern).match
-    return np.fromiter((match(name) is not None for name in trace.names), np.bool_, len(trace.names))
+    return trace.names_where(re.compile(pattern).match)
 
 
 _NUMBER = re.compile(r"ProfilerStep#(\d{1,18})")
@@ -176,16 +175,16 @@ def recorder_waits(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -
     program = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.ANNOTATION)
     program &= ~marks
     program[links[links != MISSING]] = True
-    framed = np.fromiter((_PROFILER[0] in name or _PROFILER[1] in name for name in trace.names), np.bool_)
+    framed = trace.names_where(lambda name: any(part in name for part in _PROFILER))
     frames = framed[host.name] & (host.kind == HostKind.PYTHON)
     for thread in np.unique(host.thread[marks if marks.any() else blocking]).tolist():
         here = host.thread == thread
-        doing, own = _spans(trace, here & program), _spans(trace, here & frames)
+        doing, own = host.spans(here & program), host.spans(here & frames)
         calls = np.flatnonzero(here & blocking)
         calls = calls[~_within(host.start[calls], doing)]
         found[calls[_within(host.start[calls], own)]] = True
         if window.steps:
-            found[calls[~_within(host.start[calls], _spans(trace, here & marks))]] = True
+            found[calls[~_within(host.start[calls], host.spans(here & marks))]] = True
         wide = calls[lexicon.device_wide[host.name[calls]]]
         found[_at_borders(host.start[wide], host.end[wide], doing, window.steps, wide)] = True
     return found
@@ -205,10 +204,6 @@ def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls
     if len(steps) != 1 and set(step[last].tolist()) == {len(bounds) - 1}:  # a single step does not tell
         found.append(calls[last])
     return np.concatenate(found)
-
-
-def _spans(trace: Trace, chosen: Mask) -> Spans:
-    return union(trace.host.start[chosen], trace.host.end[chosen])
 
 
 def _within(at: Ns, spans: Spans) -> Mask:

@@ -20,10 +20,12 @@ from gpubench.trace.columns import (
     Signature,
     Tensor,
     Trace,
+    at,
     dtype_text,
     flag,
     numbers,
     shapes_text,
+    sum_at,
     tensor,
     tensors,
 )
@@ -307,13 +309,13 @@ def operators(program: Program) -> list[Operator]:
     """
     kinds, of = _kinds(program)
     calls = _calls(of, program.counted, len(kinds))
-    launcher = _at(of, program.owner)
+    launcher = at(of, program.owner)
     working = _calls(of, program.counted & program.launching, len(kinds))
     arithmetic = np.where(working > 0, working, calls)
-    host = _summed(_at(of, program.operator), program.own_time, len(kinds))
-    device = _summed(launcher, program.work_time, len(kinds))
-    works = _summed(launcher, program.started.astype(np.int64), len(kinds))
-    costs = _without_wrappers(program, of, [_cost(*kind) for kind in kinds])
+    host = sum_at(at(of, program.operator), program.own_time, len(kinds))
+    device = sum_at(launcher, program.work_time, len(kinds))
+    works = sum_at(launcher, program.started.astype(np.int64), len(kinds))
+    costs = _without_wrappers(program, of, [cost(name, signature) if signature else None for name, signature in kinds])
     ceilings = _ceilings(program, kinds, arithmetic, device, costs, launcher)
     found = []
     for number, (name, signature) in enumerate(kinds):
@@ -350,22 +352,6 @@ def _kinds(program: Program) -> tuple[list[Kind], Ids]:
 
 def _calls(of: Ids, chosen: Mask, count: int) -> Ns:
     return np.bincount(of[(of >= 0) & chosen], minlength=count)
-
-
-def _at(of: Ids, slices: Ids) -> Ids:
-    """Return the kind of each of `slices`, -1 for no slice."""
-    return np.where(slices >= 0, of[slices], np.int32(MISSING)) if len(of) else slices
-
-
-def _summed(kind: Ids, amounts: Ns, count: int) -> Ns:
-    total = np.zeros(count, np.int64)
-    counted = kind >= 0
-    np.add.at(total, kind[counted], amounts[counted])
-    return total
-
-
-def _cost(name: str, signature: Signature | None) -> Cost | None:
-    return None if signature is None else cost(name, signature)
 
 
 def _without_wrappers(program: Program, of: Ids, costs: list[Cost | None]) -> list[Cost | None]:

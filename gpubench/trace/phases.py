@@ -26,6 +26,7 @@ from gpubench.trace.columns import (
     Spans,
     Trace,
     WorkKind,
+    at,
     clip,
     intersect,
     join,
@@ -33,7 +34,7 @@ from gpubench.trace.columns import (
     union,
 )
 from gpubench.trace.profile import Phase
-from gpubench.trace.program import Program, Segments, nearest, nearest_around, of_pieces, outermost
+from gpubench.trace.program import Program, Segments, nearest, nearest_around, outermost
 
 _ANNOTATION = re.compile(r"module: (?P<name>\S*) \((?P<kind>[^()]*)\)$")
 _FRAME = re.compile(r"nn\.Module: (?P<name>(?P<kind>.+?)(_\d+)?)$")
@@ -79,7 +80,7 @@ _NODE = ("autograd::engine::evaluate_function: ", "torch::autograd::")
 
 def evaluations(trace: Trace) -> Mask:
     """Return slices that evaluate an autograd node, by their names or by the forward's thread."""
-    names = np.fromiter((name.startswith(_NODE) for name in trace.names), np.bool_, len(trace.names))
+    names = trace.names_where(lambda name: name.startswith(_NODE))
     return names[trace.host.name] | (trace.host.forward_thread > 0)
 
 
@@ -138,7 +139,7 @@ def recomputed(program: Program, evaluation: Ids, calls: ModuleCalls) -> Mask:
     then for all operators.
     """
     trace, nest = program.trace, program.nest
-    known = np.fromiter((_CHECKPOINT.match(name) is not None for name in trace.names), np.bool_, len(trace.names))
+    known = trace.names_where(_CHECKPOINT.match)
     roots = calls.mask | known[trace.host.name] | _recording(program)
     around = nearest(nest, roots & (evaluation >= 0))
     again = around >= 0
@@ -177,8 +178,7 @@ def for_other_ranks(program: Program, idle: Segments) -> Spans:
 
 def _elsewhere(program: Program, mask: Mask) -> Spans:
     host = program.trace.host
-    found = mask & (host.thread != program.main_thread)
-    return union(host.start[found], host.end[found])
+    return host.spans(mask & (host.thread != program.main_thread))
 
 
 NAMES = (
@@ -222,6 +222,11 @@ class Phases:
     recompute: Mask
     """Whether it is part of a forward pass recomputed within the backward pass."""
 
+    @property
+    def evaluated(self) -> Ids:
+        """For each slice the forward operator of the node that autograd evaluates around it, or -1."""
+        return at(self.forward, self.evaluation)
+
 
 def phase_of(program: Program) -> Phases:
     """Return the phase of every slice.
@@ -239,7 +244,7 @@ def phase_of(program: Program) -> Phases:
     marker = nearest(nest, marks > 0)
     guesses = _guessed(program, calls, backward, forward)
     guess = nearest(nest, guesses > 0)
-    guessed = np.where(guess >= 0, guesses[guess], np.int8(OTHER))
+    guessed = at(guesses, guess, OTHER)
     guessed = np.where(_of_autograd(program, marks) | _in_engine(program), np.int8(BACKWARD), guessed)
     of = np.where(marker >= 0, marks[marker], guessed)
     return Phases(of.astype(np.int8), calls, evaluation, forward, recomputed(program, evaluation, calls))
@@ -278,10 +283,10 @@ def host_spans(program: Program, known: Phases) -> list[Spans]:
     is backward, and waiting for collectives on a thread of their own is exposed communication.
     """
     pieces = program.main
-    of = of_pieces(pieces, known.of, OTHER)
+    of = at(known.of, pieces.slice, OTHER)
     spans = [union(pieces.start[of == number], pieces.end[of == number]) for number in range(len(NAMES))]
     in_engine = (known.evaluation < 0) & (program.trace.host.kind == HostKind.PYTHON)
-    idle = pieces.only((of == OTHER) | ((of == BACKWARD) & (of_pieces(pieces, in_engine.astype(np.int8), 0) > 0)))
+    idle = pieces.only((of == OTHER) | ((of == BACKWARD) & (at(in_engine.astype(np.int8), pieces.slice, 0) > 0)))
     autograd = for_autograd(program, known.evaluation >= 0, idle)
     ranks = subtract(for_other_ranks(program, idle), autograd)
     spans[BACKWARD] = join(subtract(spans[BACKWARD], ranks), autograd)
@@ -291,8 +296,7 @@ def host_spans(program: Program, known: Phases) -> list[Spans]:
 
 
 def _length(program: Program, works: Ids) -> int:
-    device = program.trace.device
-    launched = union(device.start[works], device.end[works])
+    launched = program.trace.device.spans(works)
     return clip(launched, program.window.start, program.window.end).length
 
 
@@ -334,8 +338,7 @@ def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
 
 def _in_engine(program: Program) -> Mask:
     """Return slices within Python's call of autograd's engine, from stacks."""
-    host, names = program.trace.host, program.trace.names
-    known = np.fromiter((_ENGINE.match(name) is not None for name in names), np.bool_, len(names))
+    host, known = program.trace.host, program.trace.names_where(_ENGINE.match)
     return nearest(program.nest, known[host.name] & (host.kind == HostKind.PYTHON)) >= 0
 
 
@@ -360,10 +363,8 @@ def _before_backward(program: Program, backward: Mask) -> Mask:
 def _uploads(program: Program) -> Mask:
     """Return operators of a copy that bring something to the device."""
     trace = program.trace
-    names = np.fromiter((name in _UPLOADING for name in trace.names), np.bool_, len(trace.names))
-    uploading = np.fromiter(
-        ("HtoD" in name or "HostToDevice" in name for name in trace.names), np.bool_, len(trace.names)
-    )
+    names = trace.names_where(_UPLOADING.__contains__)
+    uploading = trace.names_where(lambda name: "HtoD" in name or "HostToDevice" in name)
     works = np.flatnonzero((program.links >= 0) & (trace.device.kind == WorkKind.COPY) & uploading[trace.device.name])
     top = outermost(program.nest, program.operators)[program.links[works]]
     found = np.zeros(len(trace.host), np.bool_)

@@ -188,7 +188,6 @@ class Launches(Struct, frozen=True):
 class Copy(Struct, frozen=True):
     """Copies of one kind: `aten::copy_` and what else moves data."""
 
-    """Copies of one kind: `aten::copy_` and other operators that move data."""
     kind: CopyKind
     pinned: bool | None
     """Whether the host's memory was page-locked; None if no host memory is involved or it is unknown."""

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace, WorkKind
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace, WorkKind, at, sum_at
 from gpubench.trace.names import Lexicon, Window, recorder_waits, window
 from gpubench.trace.profile import Launches
 
@@ -110,7 +110,7 @@ def nearest(nest: Nest, mask: Mask) -> Ids:
 
 def nearest_around(nest: Nest, found: Ids) -> Ids:
     """Return for each slice its parent's value in `found`, made by `nearest`: the innermost one around it."""
-    return np.where(nest.parent >= 0, found[nest.parent], np.int32(MISSING))
+    return at(found, nest.parent)
 
 
 def outermost(nest: Nest, mask: Mask) -> Ids:
@@ -148,23 +148,14 @@ def innermost(trace: Trace, nest: Nest, thread: int, start: int, end: int) -> Se
     return Segments(edges[:-1][real], edges[1:][real], opened[real])
 
 
-def of_pieces(pieces: Segments, column: NDArray[np.int8], otherwise: int) -> NDArray[np.int8]:
-    """Return the value of a column for each piece's slice; `otherwise` if none is open."""
-    if not len(column):
-        return np.full(len(pieces.slice), otherwise, np.int8)
-    return np.where(pieces.slice >= 0, column[pieces.slice], np.int8(otherwise))
-
-
 def owner_slice(trace: Trace, nest: Nest, links: Ids) -> Ids:
     """Return for each work of the device the innermost operator of its launch, as an index of `Trace.host`, or -1."""
-    operators = nearest(nest, trace.host.kind == HostKind.OPERATOR)
-    return np.where(links >= 0, operators[links], np.int32(MISSING)) if len(operators) else links
+    return at(nearest(nest, trace.host.kind == HostKind.OPERATOR), links)
 
 
 def owner(trace: Trace, nest: Nest, links: Ids) -> Ids:
     """Return the same as an index of `Trace.names`."""
-    slices = owner_slice(trace, nest, links)
-    return np.where(slices >= 0, trace.host.name[slices], np.int32(MISSING)) if len(trace.host) else slices
+    return at(trace.host.name, owner_slice(trace, nest, links))
 
 
 SHORT_KERNEL = 10_000
@@ -291,7 +282,7 @@ class Program:
 
     def named(self, names: Collection[str]) -> Mask:
         """Return operators with one of these names."""
-        known = np.fromiter((name in names for name in self.trace.names), np.bool_, len(self.trace.names))
+        known = self.trace.names_where(lambda name: name in names)
         found: Mask = known[self.trace.host.name] & self.operators
         return found
 
@@ -343,10 +334,7 @@ class Program:
     @cached_property
     def launched_time(self) -> Ns:
         """For each slice the time of the counted work that it launched itself."""
-        total = np.zeros(len(self.trace.host), np.int64)
-        known = self.links >= 0
-        np.add.at(total, self.links[known], self.work_time[known])
-        return total
+        return sum_at(self.links, self.work_time, len(self.trace.host))
 
     @cached_property
     def own_time(self) -> Ns:
@@ -411,8 +399,7 @@ class UserFrames:
 
 def innermost_frames(program: Program) -> Ids:
     """Return for each slice the user's innermost function around it, as a slice, or -1."""
-    names, host = program.trace.names, program.trace.host
-    users = np.fromiter((user_frame(name) is not None for name in names), np.bool_, len(names))
+    host, users = program.trace.host, program.trace.names_where(user_frame)
     return nearest(program.nest, users[host.name] & (host.kind == HostKind.PYTHON))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, clip, intersect, union
+from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, at, clip, intersect, union
 from gpubench.trace.device import communication_work
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import Collective, CollectiveKind, Straggler
@@ -54,8 +54,8 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     around = _operators(trace, lexicon.communication_host & (known != OTHER), launchers(trace))
     asked = np.full(len(device), OTHER, np.int8)
     for column in (around, device.collective):
-        told = np.where(column != MISSING, known[column], np.int8(OTHER))
-        asked = np.where(told != OTHER, told, asked)
+        stated = at(known, column, OTHER)
+        asked = np.where(stated != OTHER, stated, asked)
     for name in np.unique(device.name[asked != OTHER]).tolist():
         among = np.unique(asked[(asked != OTHER) & (device.name == name)])
         known[name] = among[0] if len(among) == 1 else OTHER
@@ -180,8 +180,8 @@ def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Seq
     shortest = durations.min(axis=0, initial=np.iinfo(np.int64).max)
     waited = (durations - shortest > np.maximum(NOISE, NOISE_SHARE * shortest)).sum(axis=0)
     whole = traces[0].world_size is not None and len(traces) >= traces[0].world_size
-    told = ~broadcast | (whole & ((waited == 0) | (waited == len(traces) - 1)))
-    durations, waits = durations[:, told], waited[told] > 0
+    clear = ~broadcast | (whole & ((waited == 0) | (waited == len(traces) - 1)))
+    durations, waits = durations[:, clear], waited[clear] > 0
     longest = durations.max(axis=0, initial=0)
     last = durations.argmin(axis=0) if durations.size else np.empty(0, np.intp)
     found = [

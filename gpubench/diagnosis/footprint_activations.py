@@ -1,14 +1,14 @@
-"""Advice about activations and the operators that hold them."""
+"""Rules about activations at the peak of the memory, and the operators that hold them."""
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from gpubench import units
+from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, severity
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import AMPERE
-from gpubench.memory.advice_case import Advice, Answers, Case, lacking_operators, lacking_phases, threshold, told_of
 from gpubench.memory.allocator import capability
 from gpubench.memory.analysis import OTHERS
 from gpubench.memory.footprint import Holder
@@ -24,7 +24,7 @@ _LOSS = re.compile(r"aten::_?(log_softmax|nll_loss|cross_entropy)")
 _SHAPE = re.compile(r"\w+\[(?P<sizes>[\d, ]+)\]")
 
 
-def logits(case: Case) -> list[Holder]:
+def logits(case: FootprintCase) -> list[Holder]:
     """Return what a cross entropy holds: its own results, and tensors over the same classes with as many rows or
     more."""
     found = case.holders("activations", "temporaries")
@@ -32,38 +32,37 @@ def logits(case: Case) -> list[Holder]:
     return [one for one in found if _LOSS.match(one.operator) or (table and _over(_shape(one), *table))]
 
 
-def large_logits(case: Case) -> Answers:
-    if missing := _lacking(case, LOGITS):
-        yield Unanswered("logits", *missing)
+def large_logits(case: FootprintCase) -> Answers:
+    yield from _unanswered(case, "logits", LOGITS)
     found = logits(case) if case.in_passes else []
     size = sum(one.size for one in found)
     if not found or case.share(size) < LOGITS:
         return
     table = _table(found)
     tokens = f"{table[0]:,} tokens x a vocabulary of {table[1]:,}: " if table else ""
-    yield Advice(
-        size,
+    yield case.estimated(
         Finding(
             id="logits",
             title="the loss holds the logits of the whole vocabulary for each token",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"cross entropy and its inputs hold {case.told(size)} at the peak {case.where}",
+                f"cross entropy and its inputs hold {case.format_size(size)} {case.at_peak}",
                 f"{tokens}up to {units.size(max(one.size / one.count for one in found))} each time",
-                *(told_of(one) for one in found[:EXAMPLES]),
+                *(describe_holder(one) for one in found[:EXAMPLES]),
             ],
             cause="logits, their logarithms and the gradients of both each have the size tokens x vocabulary",
             advice="compute the loss in chunks of tokens, each with its own backward pass to the hidden states; or use "
             "a fused linear cross entropy, which does this in one kernel",
-            threshold=threshold(LOGITS, "the loss has to be rewritten"),
+            threshold=of_peak(LOGITS, "the loss has to be rewritten"),
         ),
+        freed=size,
     )
 
 
-def attention_matrix(case: Case) -> Answers:
-    if missing := _lacking(case, MATRIX):
-        yield Unanswered("attention-matrix", *missing)
-    elif _lacks_shapes(case, MATRIX):
+def attention_matrix(case: FootprintCase) -> Answers:
+    unanswered = _unanswered(case, "attention-matrix", MATRIX)
+    yield from unanswered
+    if not unanswered and _lacks_shapes(case, MATRIX):
         yield Unanswered("attention-matrix", "the shapes of tensors, which files do not contain", "")
     activations = case.holders("activations") if case.in_passes else []
     lengths = {_square(one) for one in activations if _is_softmax(one)}
@@ -71,34 +70,34 @@ def attention_matrix(case: Case) -> Answers:
     size, longest = sum(one.size for one in found), max(lengths, default=0)
     if not found or case.share(size) < MATRIX:
         return
-    yield Advice(
-        size,
+    yield case.estimated(
         Finding(
             id="attention-matrix",
             title="attention stores a weight for each pair of tokens",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"matrices of up to {longest:,} x {longest:,} tokens hold {case.told(size)} at the peak {case.where}",
-                *(told_of(one) for one in found[:EXAMPLES]),
+                f"matrices of up to {longest:,} x {longest:,} tokens hold {case.format_size(size)} {case.at_peak}",
+                *(describe_holder(one) for one in found[:EXAMPLES]),
             ],
             cause="attention is computed by separate operators, each of which keeps its matrix for the backward pass",
             advice="use torch.nn.functional.scaled_dot_product_attention, which recomputes them block by block; in "
             'transformers, attn_implementation="sdpa"',
-            threshold=threshold(MATRIX, "there is more to gain elsewhere"),
+            threshold=of_peak(MATRIX, "there is more to gain elsewhere"),
         ),
+        freed=size,
     )
 
 
-def _lacking(case: Case, share: float) -> tuple[str, str] | None:
-    """Return what a rule lacks to judge the activations; None if it lacks nothing or they are too small to matter."""
-    held = case.held("activations") + case.held("temporaries")
+def _unanswered(case: FootprintCase, rule: str, share: float) -> list[Unanswered]:
+    """Return what a rule lacks to judge the activations; nothing if they are too small to matter."""
     if case.peak.phase == "unknown":
-        return lacking_phases(case)
+        return [case.unknown_phase(rule)]
+    held = case.held("activations") + case.held("temporaries")
     named = any(one.operator for one in case.holders("activations", "temporaries"))
-    return lacking_operators(case) if case.in_passes and case.share(held) >= share and not named else None
+    return [case.unknown_operators(rule)] if case.in_passes and case.share(held) >= share and not named else []
 
 
-def _lacks_shapes(case: Case, share: float) -> bool:
+def _lacks_shapes(case: FootprintCase, share: float) -> bool:
     activations = case.holders("activations")
     return (
         case.in_passes
@@ -136,33 +135,32 @@ def _shape(holder: Holder) -> tuple[int, ...]:
 
 KEPT = 0.25
 """A fraction of the peak: keeping less costs time or accuracy, which a smaller saving is not worth."""
-_REASON = threshold(KEPT, "keeping less costs time or accuracy")
+_REASON = of_peak(KEPT, "keeping less costs time or accuracy")
 
 INPUTS = 0.1
 """A fraction of the peak: a batch is small compared with activations, unless several batches are held."""
 FAMILIES = 2
-TOLD = 0.05  # of the peak: the evidence leaves out smaller families of modules
+EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
 WIDE = ("fp32", "tf32")
 
 
-def activations_kept(case: Case) -> Answers:
+def activations_kept(case: FootprintCase) -> Answers:
     loss = [one for one in logits(case) if one.category == "activations"]
     kept = case.held("activations") - sum(one.size for one in loss)
     if case.peak.phase == "unknown":
-        yield Unanswered("activations-kept", *lacking_phases(case))
+        yield case.unknown_phase("activations-kept")
     if not case.in_passes or case.share(kept) < KEPT or case.setting("model.activation_checkpointing") is True:
         return
-    yield Advice(
-        kept,
+    yield case.estimated(
         Finding(
             id="activations-kept",
             title="activations are kept for the backward pass",
-            severity=case.severity(kept),
+            severity=severity(case.share(kept)),
             evidence=[
-                f"activations{' other than those of the loss' if loss else ''} hold {case.told(kept)} at the peak "
-                f"{case.where}",
+                f"activations{' other than those of the loss' if loss else ''} hold {case.format_size(kept)} "
+                f"{case.at_peak}",
                 *_blocks(case),
-                *(told_of(one) for one in _unlike(one for one in case.holders("activations") if one not in loss)),
+                *(describe_holder(one) for one in _unlike(case.holders("activations"), loss)),
             ],
             cause="each operator keeps what its gradient needs until the backward pass reaches it",
             advice="use activation checkpointing (torch.utils.checkpoint): keep only each block's input, and recompute "
@@ -172,26 +170,26 @@ def activations_kept(case: Case) -> Answers:
             fix=case.fix(model__activation_checkpointing=True),
             threshold=_REASON,
         ),
+        freed=kept,
     )
 
 
-def micro_batch(case: Case) -> Answers:
+def micro_batch(case: FootprintCase) -> Answers:
     held, batch = case.held("activations"), case.setting("training.batch_size")
     if case.peak.phase == "unknown":
-        yield Unanswered("micro-batch", *lacking_phases(case))
+        yield case.unknown_phase("micro-batch")
     if not case.in_passes or case.share(held) < KEPT or batch == 1:
         return
     size, passes = held + case.held("temporaries"), case.setting("training.grad_accumulation") or 1
     halves = isinstance(batch, int) and batch % 2 == 0
-    yield Advice(
-        size // 2,
+    yield case.estimated(
         Finding(
             id="micro-batch",
             title="all samples of a pass are in memory at once",
-            severity=case.severity(size // 2),
+            severity=severity(case.share(size // 2)),
             evidence=[
-                f"activations hold {case.told(held)} at the peak {case.where}, and temporaries "
-                f"{case.told(case.held('temporaries'))}: both grow with the batch",
+                f"activations hold {case.format_size(held)} {case.at_peak}, and temporaries "
+                f"{case.format_size(case.held('temporaries'))}: both grow with the batch",
                 *([f"a batch has {units.counted(batch, 'sample')}"] if isinstance(batch, int) else []),
             ],
             cause="the tensors kept for the backward pass grow with the number of samples",
@@ -200,22 +198,22 @@ def micro_batch(case: Case) -> Answers:
             fix=case.fix(training__batch_size=batch // 2, training__grad_accumulation=2 * passes) if halves else {},
             threshold=_REASON,
         ),
+        freed=size // 2,
     )
 
 
-def wide_activations(case: Case) -> Answers:
+def wide_activations(case: FootprintCase) -> Answers:
     held, precision = case.held("activations"), case.setting("precision")
     if not case.in_passes or case.share(held) < KEPT or precision not in WIDE:
         return
     narrow = "bf16" if _has_bfloat16(case) else "amp"
-    yield Advice(
-        held // 2,
+    yield case.estimated(
         Finding(
             id="wide-activations",
             title="activations are kept in 4-byte types",
-            severity=case.severity(held // 2),
+            severity=severity(case.share(held // 2)),
             evidence=[
-                f"precision is {precision}, and activations hold {case.told(held)} at the peak {case.where}",
+                f"precision is {precision}, and activations hold {case.format_size(held)} {case.at_peak}",
             ],
             cause="each operator's result has the type in which it was computed",
             advice="use autocast, which computes matrix products and convolutions in 2-byte types and halves what they "
@@ -223,23 +221,23 @@ def wide_activations(case: Case) -> Answers:
             fix=case.fix(precision=narrow),
             threshold=_REASON,
         ),
+        freed=held // 2,
     )
 
 
-def inputs(case: Case) -> Answers:
+def inputs(case: FootprintCase) -> Answers:
     size = case.held("inputs")
     if case.share(size) < INPUTS:
         return
     batches = case.holders("inputs")
-    yield Advice(
-        size // 2,
+    yield case.estimated(
         Finding(
             id="inputs",
             title="input batches take much memory on the device",
-            severity=case.severity(size // 2),
+            severity=severity(case.share(size // 2)),
             evidence=[
-                f"inputs hold {case.told(size)} at the peak {case.where}",
-                *(told_of(one) for one in batches[:EXAMPLES]),
+                f"inputs hold {case.format_size(size)} {case.at_peak}",
+                *(describe_holder(one) for one in batches[:EXAMPLES]),
                 *(
                     ["data.source=synthetic keeps up to 4 batches on the device"]
                     if case.setting("data.source") == "synthetic"
@@ -249,12 +247,13 @@ def inputs(case: Case) -> Answers:
             cause="batches are on the device before or after they are needed, or in wider types than necessary",
             advice="copy at most one batch ahead, free the previous one first, and copy images as uint8, to be "
             "converted on the device",
-            threshold=threshold(INPUTS, "a batch is small compared with activations"),
+            threshold=of_peak(INPUTS, "a batch is small compared with activations"),
         ),
+        freed=size // 2,
     )
 
 
-def _blocks(case: Case) -> list[str]:
+def _blocks(case: FootprintCase) -> list[str]:
     """Describe what the members of module lists hold, as those of transformer.h, largest list first."""
     blocks: Counter[str] = Counter()
     for one in case.footprint.modules:
@@ -265,24 +264,25 @@ def _blocks(case: Case) -> list[str]:
         family, _, number = path.rpartition(".")
         families[family if number.isdigit() else path][path] = size
     largest = sorted(families.items(), key=lambda family: family[1].total(), reverse=True)
-    told = [family for family in largest[:FAMILIES] if case.share(family[1].total()) >= TOLD]
-    return [_family(case, name, members) for name, members in told]
+    shown = [family for family in largest[:FAMILIES] if case.share(family[1].total()) >= EVIDENCE_MINIMUM]
+    return [_family(case, name, members) for name, members in shown]
 
 
-def _unlike(holders: Iterable[Holder]) -> list[Holder]:
-    """Return the largest holder of each operator, shape and place, because a model's blocks repeat."""
+def _unlike(holders: Sequence[Holder], loss: Sequence[Holder]) -> list[Holder]:
+    """Return the largest holder of each operator, shape and place outside the loss, because a model's blocks repeat."""
     first: dict[tuple[str, str, str], Holder] = {}
-    for one in holders:
+    for one in (holder for holder in holders if holder not in loss):
         first.setdefault((one.operator, one.shape, one.where), one)
     return list(first.values())[:EXAMPLES]
 
 
-def _family(case: Case, name: str, members: Counter[str]) -> str:
+def _family(case: FootprintCase, name: str, members: Counter[str]) -> str:
     if len(members) == 1:
-        return f"{next(iter(members))} holds {case.told(members.total())}"
+        return f"{next(iter(members))} holds {case.format_size(members.total())}"
     ((most, size),) = members.most_common(1)
     of = f" of {name}" if name else ""
-    return f"the {len(members)} members{of} hold {case.told(members.total())}, {most} most with {units.size(size)}"
+    whole = case.format_size(members.total())
+    return f"the {len(members)} members{of} hold {whole}, {most} most with {units.size(size)}"
 
 
 def _block(path: str) -> str:
@@ -292,7 +292,7 @@ def _block(path: str) -> str:
     return ".".join(parts[: numbered + 1])
 
 
-def _has_bfloat16(case: Case) -> bool:
+def _has_bfloat16(case: FootprintCase) -> bool:
     """Say whether the device computes in bfloat16; an unknown device is assumed to."""
     known = case.accelerator
     version = capability(known.key) if known else None

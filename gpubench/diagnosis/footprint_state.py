@@ -1,33 +1,11 @@
-"""Advice on a smaller footprint, ordered by how much memory it saves."""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-import msgspec
+"""Rules about what a model needs besides activations at the peak of the memory: parameters, gradients, optimizer state,
+and memory that libraries and the allocator hold."""
 
 from gpubench import units
-from gpubench.findings import Finding, Findings, Saving, Unanswered
+from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, phase_name, severity
+from gpubench.findings import Finding, Saving, Unanswered
 from gpubench.hardware import AMPERE, HOPPER
-from gpubench.memory.advice_activations import (
-    activations_kept,
-    attention_matrix,
-    inputs,
-    large_logits,
-    micro_batch,
-    wide_activations,
-)
-from gpubench.memory.advice_case import (
-    Advice,
-    Answers,
-    Case,
-    lacking_operators,
-    lacking_phases,
-    place,
-    threshold,
-    told_of,
-)
 from gpubench.memory.allocator import HANDLES, blas_workspace, capability
-from gpubench.memory.footprint import Footprint
 
 UNUSED = 0.05
 """A fraction of the peak: the allocator always holds some memory unused, because it reserves in pieces."""
@@ -39,32 +17,32 @@ SMALL = 8 * 16 * 1024
 that torch.use_deterministic_algorithms accepts."""
 
 
-def fragmentation(case: Case) -> Answers:
+def fragmentation(case: FootprintCase) -> Answers:
     size, level = case.held("fragmentation"), case.peak.level
     if level.reserved is None or case.share(size) < UNUSED:
         return
     if case.setting("performance.expandable_segments") is True:
         return
-    yield Advice(
-        size,
+    yield case.estimated(
         Finding(
             id="fragmentation",
             title="the allocator holds memory that no tensor uses",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"of {units.size(level.reserved)} from the driver {units.size(level.allocated)} are in use at the peak "
-                f"{case.where}; {case.told(size)} are unused",
+                f"of {units.size(level.reserved)} from the driver {units.size(level.allocated)} are in use "
+                f"{case.at_peak}; {case.format_size(size)} are unused",
             ],
             cause="memory comes in segments of fixed sizes, and what is free in one does not fit the next request",
             advice="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.10), so "
             "that segments grow instead of new ones being added",
             fix=case.fix(performance__expandable_segments=True),
-            threshold=threshold(UNUSED, "segments always have unused parts"),
+            threshold=of_peak(UNUSED, "segments always have unused parts"),
         ),
+        freed=size,
     )
 
 
-def workspaces(case: Case) -> Answers:
+def workspaces(case: FootprintCase) -> Answers:
     size = case.held("workspaces")
     if case.share(size) < WORKSPACES or _is_amd(case):
         return
@@ -74,25 +52,25 @@ def workspaces(case: Case) -> Answers:
     advice = f"set CUBLAS_WORKSPACE_CONFIG={config} in the environment, which leaves {units.size(rest)} for cuBLAS"
     if size > blas:
         advice += "; torch.backends.cudnn.benchmark=False keeps cuDNN from trying algorithms with large workspaces"
-    yield Advice(
-        max(size - rest, 0),
+    yield case.estimated(
         Finding(
             id="workspaces",
             title="library workspaces take much memory",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"workspaces hold {case.told(size)} at the peak {case.where}",
+                f"workspaces hold {case.format_size(size)} {case.at_peak}",
                 *([f"cuBLAS takes at most {units.size(blas)} of it"] if size > blas else []),
             ],
             cause="cuBLAS takes a workspace for each thread that computes products, and keeps it"
             + ("; other libraries take the rest, as cuDNN for convolutions" if size > blas else ""),
             advice=f"{advice}; products may be slower with less",
-            threshold=threshold(WORKSPACES, "products may be slower with less"),
+            threshold=of_peak(WORKSPACES, "products may be slower with less"),
         ),
+        freed=max(size - rest, 0),
     )
 
 
-def _is_amd(case: Case) -> bool:
+def _is_amd(case: FootprintCase) -> bool:
     """Say whether the device is AMD's, whose libraries do not read cuBLAS's setting."""
     known = case.accelerator
     return known is not None and capability(known.key) is None
@@ -112,42 +90,41 @@ PARAMETERS = 0.3
 EXAMPLES = 2
 
 
-def foreach_temporaries(case: Case) -> Answers:
+def foreach_temporaries(case: FootprintCase) -> Answers:
     temporaries = case.holders("temporaries") if case.peak.phase == "optimizer" else []
     found = [one for one in temporaries if one.operator.startswith("aten::_foreach")]
     size, unnamed = sum(one.size for one in found), sum(one.size for one in temporaries if not one.operator)
     if case.peak.phase == "unknown":
-        yield Unanswered("foreach-temporaries", *lacking_phases(case))
+        yield case.unknown_phase("foreach-temporaries")
     elif case.share(unnamed) >= FOREACH:
-        yield Unanswered("foreach-temporaries", *lacking_operators(case))
+        yield case.unknown_operators("foreach-temporaries")
     if case.share(size) < FOREACH:
         return
     elsewhere, next_ = _elsewhere(case)
     freed = min(size, case.peak.level.allocated - elsewhere)
-    yield Advice(
-        freed,
+    yield case.estimated(
         Finding(
             id="foreach-temporaries",
             title="the optimizer step makes temporaries for all parameters at once",
-            severity=case.severity(freed),
+            severity=severity(case.share(freed)),
             evidence=[
-                f"temporaries of foreach operators hold {case.told(size)} at the peak in the optimizer step",
-                *(told_of(one) for one in found[:EXAMPLES]),
+                f"temporaries of foreach operators hold {case.format_size(size)} at the peak in the optimizer step",
+                *(describe_holder(one) for one in found[:EXAMPLES]),
                 *([f"without them the peak would be {next_}, {units.size(elsewhere)}"] if freed < size else []),
             ],
             cause="foreach runs each operation of the update on all parameters before the next, and keeps its results",
             advice="use torch.optim's fused=True, which does the whole update in one kernel, without temporaries",
             fix=case.fix(training__optimizer_impl="fused"),
             expected=Saving(case.share(freed)),
-            threshold=threshold(FOREACH, "fusing costs nothing"),
+            threshold=of_peak(FOREACH, "fusing costs nothing"),
         ),
+        freed=freed,
     )
 
 
-def optimizer_state(case: Case) -> Answers:
-    if missing := _lost(case, STATE):
-        yield Unanswered("optimizer-state", *missing)
-    size, fix = case.held("optimizer_state"), case.sharding()
+def optimizer_state(case: FootprintCase) -> Answers:
+    yield from _lost(case, "optimizer-state", STATE)
+    size, fix = case.held("optimizer_state"), case.sharding_fix()
     if case.share(size) < STATE:
         return
     optimizer = case.setting("training.optimizer")
@@ -158,14 +135,13 @@ def optimizer_state(case: Case) -> Answers:
             "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, as bitsandbytes' "
             "or torchao's, about a quarter of float32; Adafactor a row and a column for each matrix"
         )
-    yield Advice(
-        _spread(case, size) if fix else size // 2,
+    yield case.estimated(
         Finding(
             id="optimizer-state",
             title="optimizer state takes a large part of the memory",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"optimizer state holds {case.told(size)} at the peak {case.where}",
+                f"optimizer state holds {case.format_size(size)} {case.at_peak}",
                 *([f"training.optimizer is {optimizer}"] if optimizer else []),
                 *_ratio(case, size),
                 *_ranks(case, fix),
@@ -173,15 +149,15 @@ def optimizer_state(case: Case) -> Answers:
             cause="Adam keeps two averages for each parameter, SGD with momentum one, from the first step on",
             advice=f"{'use FSDP2, which shards it over the ranks; ' if fix else ''}{smaller}",
             fix=fix,
-            threshold=threshold(STATE, "another optimizer needs new validation"),
+            threshold=of_peak(STATE, "another optimizer needs new validation"),
         ),
+        freed=_spread(case, size) if fix else size // 2,
     )
 
 
-def gradients(case: Case) -> Answers:
-    if missing := _lost(case, GRADIENTS):
-        yield Unanswered("gradients", *missing)
-    size, fix = case.held("gradients"), case.sharding()
+def gradients(case: FootprintCase) -> Answers:
+    yield from _lost(case, "gradients", GRADIENTS)
+    size, fix = case.held("gradients"), case.sharding_fix()
     if case.share(size) < GRADIENTS:
         return
     passes = case.setting("training.grad_accumulation")
@@ -194,40 +170,38 @@ def gradients(case: Case) -> Answers:
             "update each parameter as soon as its gradient is complete, and free the gradient then "
             "(Tensor.register_post_accumulate_grad_hook); this excludes accumulation, and clipping by the total norm"
         )
-    yield Advice(
-        _spread(case, size) if fix else size,
+    yield case.estimated(
         Finding(
             id="gradients",
             title="gradients of all parameters are held at once",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"gradients hold {case.told(size)} at the peak {case.where}",
+                f"gradients hold {case.format_size(size)} {case.at_peak}",
                 *([f"{passes} passes accumulate into them"] if passes and passes > 1 else []),
                 *_ranks(case, fix),
             ],
             cause="the backward pass makes one gradient for each parameter, and they stay until zero_grad",
             advice=advice,
             fix=fix,
-            threshold=threshold(GRADIENTS, "below that, activations or optimizer state take more"),
+            threshold=of_peak(GRADIENTS, "below that, activations or optimizer state take more"),
         ),
+        freed=_spread(case, size) if fix else size,
     )
 
 
-def parameters(case: Case) -> Answers:
-    if missing := _lost(case, PARAMETERS):
-        yield Unanswered("parameters", *missing)
-    size, fix = case.held("parameters"), case.sharding()
+def parameters(case: FootprintCase) -> Answers:
+    yield from _lost(case, "parameters", PARAMETERS)
+    size, fix = case.held("parameters"), case.sharding_fix()
     if case.share(size) < PARAMETERS:
         return
-    yield Advice(
-        _spread(case, size) if fix else size // 2,
+    yield case.estimated(
         Finding(
             id="parameters",
             title="parameters take a large part of the memory",
-            severity=case.severity(size),
+            severity=severity(case.share(size)),
             evidence=[
-                f"parameters hold {case.told(size)} at the peak {case.where}",
-                *(told_of(one) for one in case.holders("parameters")[:EXAMPLES]),
+                f"parameters hold {case.format_size(size)} {case.at_peak}",
+                *(describe_holder(one) for one in case.holders("parameters")[:EXAMPLES]),
                 *_ranks(case, fix),
             ],
             cause="they are held from the start to the end, in the type in which they are trained",
@@ -235,80 +209,39 @@ def parameters(case: Case) -> Answers:
             + "keep parameters in bfloat16, which halves them with gradients and state, but rounds small updates to "
             "zero; or train adapters such as LoRA, which have few parameters",
             fix=fix,
-            threshold=threshold(PARAMETERS, "a model trained with Adam usually has more in other parts"),
+            threshold=of_peak(PARAMETERS, "a model trained with Adam usually has more in other parts"),
         ),
+        freed=_spread(case, size) if fix else size // 2,
     )
 
 
-def _elsewhere(case: Case) -> tuple[int, str]:
+def _elsewhere(case: FootprintCase) -> tuple[int, str]:
     """Return the largest allocated bytes outside the optimizer step, and their phase."""
     others = [one for one in case.footprint.phases if one.phase != "optimizer"]
     if not others:
         return 0, ""
     most = max(others, key=lambda one: one.level.allocated)
-    return most.level.allocated, place(most.phase)
+    return most.level.allocated, phase_name(most.phase)
 
 
-def _lost(case: Case, share: float) -> tuple[str, str] | None:
-    """Return (what is missing, what records it) if memory from before the recording may hide what the rule looks
-    for."""
+def _lost(case: FootprintCase, rule: str, share: float) -> list[Unanswered]:
+    """Return that a rule is unanswered if memory from before the recording may hide what it looks for."""
     if case.share(case.held("before")) < share:
-        return None
+        return []
     entries = ", with a larger max_entries" if case.footprint.truncated else ""
-    return "what was allocated before the first event", f"record from before the model is built{entries}"
+    needs = f"record from before the model is built{entries}"
+    return [Unanswered(rule, "what was allocated before the first event", needs)]
 
 
-def _ratio(case: Case, size: int) -> list[str]:
+def _ratio(case: FootprintCase, size: int) -> list[str]:
     held = case.held("parameters")
     return [f"that is {units.digits(size / held)} times the parameters"] if held else []
 
 
-def _ranks(case: Case, fix: object) -> list[str]:
+def _ranks(case: FootprintCase, fix: object) -> list[str]:
     return [f"each of {case.setting('distributed.world_size')} ranks has all of it"] if fix else []
 
 
-def _spread(case: Case, size: int) -> int:
+def _spread(case: FootprintCase, size: int) -> int:
     ranks = int(case.setting("distributed.world_size"))
     return size - size // ranks
-
-
-Rule = Callable[[Case], Answers]
-
-RULES: tuple[Rule, ...] = (
-    activations_kept, micro_batch, wide_activations, large_logits, attention_matrix, foreach_temporaries,
-    optimizer_state, gradients, parameters, inputs, fragmentation, workspaces,
-)  # fmt: skip
-
-
-def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings:
-    """Return the findings, those that free most first; the headline is empty, because the footprint has its own.
-
-    `settings` are the run's, by dot-key; None for other programs, whose findings get no overrides. The saving of a fix
-    is set where it follows from the footprint; `with_prediction` sets the others. Of two findings with the same fix
-    only the first has it.
-    """
-    case = Case(footprint, settings)
-    answers = [answer for rule in RULES for answer in rule(case)]
-    found = sorted((one for one in answers if isinstance(one, Advice)), key=lambda one: one.freed, reverse=True)
-    return Findings(
-        headline="",
-        findings=list(_fixed_once(one.finding for one in found)),
-        unanswered=[one for one in answers if isinstance(one, Unanswered)],
-    )
-
-
-def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Finding:
-    """Return the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
-
-    The saving is negative if the fix needs more.
-    """
-    saved = 1 - after.most / before.most if before.most else 0.0
-    sentence = f"predicted with the fix: {units.size(after.most)}; without: {units.size(before.most)}"
-    return msgspec.structs.replace(finding, expected=Saving(saved), evidence=[*finding.evidence, sentence])
-
-
-def _fixed_once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    fixes: list[dict[str, Any]] = []
-    for finding in findings:
-        yield msgspec.structs.replace(finding, fix={}) if finding.fix in fixes else finding
-        fixes.append(finding.fix)

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from gpubench import events
+from gpubench.diagnosis.rules import advise
 from gpubench.findings import Findings
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
@@ -18,6 +19,7 @@ from gpubench.memory.predict import Forecast
 from gpubench.memory.target import Target, target_of
 from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
+from gpubench.settings.loading import flatten
 from gpubench.settings.schema import MemorySettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
@@ -58,7 +60,7 @@ def _predict(settings: MemorySettings, target: Target, activity: Activity, repea
     yield _followed_event(0, repeat, found)  # before the advice, which takes about as long
     if settings.memory.advise:
         activity.doing = "predicting what fixes save"
-        yield _followed_event(0, repeat, found, forecast.advice(found))
+        yield _followed_event(0, repeat, found, _advice(forecast, found))
 
 
 def _measure(
@@ -89,9 +91,13 @@ def _measure(
     if ranks.is_rank_zero and settings.memory.advise:
         activity.doing = "predicting what fixes save"
         try:
-            yield _followed_event(ranks.rank, repeat, found, forecast.advice(found))
+            yield _followed_event(ranks.rank, repeat, found, _advice(forecast, found))
         except Exception as error:  # an error of the prediction must not discard the measurement
             log.warning("the savings of fixes cannot be predicted: %s", error)
+
+
+def _advice(forecast: Forecast, found: Footprint) -> Findings:
+    return forecast.with_savings(advise(found, flatten(forecast.settings.model_dump(mode="json"))), found)
 
 
 def _local_target(settings: MemorySettings, device: torch.device) -> Target:

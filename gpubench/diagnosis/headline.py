@@ -1,0 +1,152 @@
+"""The headline of a profile: its bottleneck in one sentence."""
+
+from collections.abc import Mapping
+
+from gpubench import units
+from gpubench.diagnosis.attention import attention_clause
+from gpubench.diagnosis.case import ProfileCase
+from gpubench.diagnosis.communication import collective_kind, every_rank_is_traced, slowest
+from gpubench.diagnosis.memory import memory_bound_clause
+from gpubench.trace.host import folded
+from gpubench.trace.profile import Breakdown, Cause, HostPart
+
+HEADLINE_MINIMUM = 0.1
+"""The smallest part of the window that the headline names; smaller parts are in the tables."""
+
+MOSTLY_RECORDING = 1.0
+"""The overhead of recording, as a fraction, from which on most of a recorded step is the profiler's own work."""
+
+IDLE_CAUSES_IN_WORDS: dict[Cause, str] = {
+    "data_loader": "waits for the data loader",
+    "allocator": "waits for memory from the driver",
+    "pageable_copy": "waits for copies from memory that is not page-locked",
+    "communication_wait": "waits for other ranks",
+    "synchronisation": "follows waits of the host for the GPU",
+    "python_and_launch": "waits for Python and launches",
+    "recording": "follows waits that only the recording makes",
+    "queued": "comes after the launch of the next work (queued, or work that was not recorded)",
+    "backlog": "comes before the first launch recorded",
+    "unknown": "cannot be explained from the trace",
+}
+HOST_PARTS_IN_WORDS: dict[HostPart, str] = {
+    "data_loader": "waits for the data",
+    "communication": "waits for other ranks",
+    "copies": "in copies and conversions",
+    "optimizer": "in the optimizer",
+    "operators": "in operators",
+    "python": "in Python",
+}
+
+PHASES_IN_WORDS = {
+    "data_wait": "waits for the data",
+    "host_to_device": "in copies to the device",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "exposed_communication": "waits for other ranks",
+    "optimizer": "in the optimizer",
+}
+
+
+def headline(case: ProfileCase) -> str:
+    """Return the bottleneck in one sentence."""
+    if case.rank.wall <= 0:
+        return "nothing was recorded that takes time"
+    device = case.rank.device
+    bottleneck = _on_cpu(case) if device is None else _on_gpu(case, device)
+    return f"{bottleneck}{attention_clause(case)}"
+
+
+def _on_cpu(case: ProfileCase) -> str:
+    if case.overhead is not None and case.overhead > MOSTLY_RECORDING and (clean := _clean_phases(case)):
+        return f"CPU: {clean}"
+    who = "CPU"
+    if case.rank.unread:
+        who = f"host alone ({case.rank.unread[0]} is not read)"
+    elif case.rank.work_missing:
+        who = "host alone (the GPU's work was not recorded)"
+    parts = {HOST_PARTS_IN_WORDS[part]: case.share(time) for part, time in case.rank.host.items()}
+    return f"{who}: {_largest(parts, case.window()) or 'nothing is known of what the main thread did'}"
+
+
+def _clean_phases(case: ProfileCase) -> str:
+    """Return the largest phases of the clean run, for a program whose recording differs too much."""
+    shares = {words: case.clean_share(f"phase_{name}") or 0.0 for name, words in PHASES_IN_WORDS.items()}
+    return _largest(shares, "a clean step")
+
+
+def _largest(shares: Mapping[str, float], whole: str) -> str:
+    """Return the three largest parts in words; an empty string if none reaches HEADLINE_MINIMUM."""
+    named = [part for part in shares.items() if part[1] >= HEADLINE_MINIMUM]
+    named.sort(key=lambda part: part[1], reverse=True)
+    if not named:
+        return ""
+    (first, most), *others = named[:3]
+    rest = [f"{units.whole_percent(share)} {words}" for words, share in others]
+    return ", ".join([f"{units.whole_percent(most)} of {whole} {first}", *rest])
+
+
+def _on_gpu(case: ProfileCase, device: Breakdown) -> str:
+    """State what takes most of the step: idle time with its causes, communication, copies, or else computing."""
+    parts = {
+        "idle": device.idle,
+        "communicates": device.exposed_communication,
+        "copies": device.exposed_copies,
+    }
+    lost, most = max(parts.items(), key=lambda part: part[1])
+    share = case.share(most)
+    computes = case.share(device.compute)
+    if share < HEADLINE_MINIMUM:
+        return f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}{memory_bound_clause(case)}"
+    if lost == "idle":
+        return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle)}"
+    if lost == "copies":
+        return f"GPU copies {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}"
+    does = "communicates" if _waits_are_known(case) else "communicates, or waits for other ranks,"
+    slow = slowest(case)
+    why = "" if slow is None else f"; rank {slow.rank} keeps the others waiting"
+    return f"GPU {does} {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}{why}"
+
+
+def _waits_are_known(case: ProfileCase) -> bool:
+    """Say whether the traces tell who waits for whom.
+
+    They do if all ranks are traced, and for collectives that no rank can leave before the others have entered.
+    """
+    found = case.rank.collectives
+    one_way = sum(one.total for one in found if collective_kind(one) in ("send_recv", "broadcast"))
+    return every_rank_is_traced(case) and 2 * one_way <= sum(one.total for one in found)
+
+
+def _why_idle(case: ProfileCase, idle: int) -> str:
+    """Name the largest cause, and the second one if the first is less than half."""
+    causes = sorted(((time, name) for name, time in case.rank.idle.items() if time > 0), reverse=True)
+    if not causes:
+        return "the trace does not tell why"
+    (most, first), *others = causes
+    sentence = f"{units.whole_percent(most / idle)} of it {IDLE_CAUSES_IN_WORDS[first]}"
+    if most / idle < 0.5 and others and others[0][0] / idle >= HEADLINE_MINIMUM:
+        sentence += f", {units.whole_percent(others[0][0] / idle)} {IDLE_CAUSES_IN_WORDS[others[0][1]]}"
+    return sentence
+
+
+def _busiest(case: ProfileCase) -> str:
+    """Name the phase with most of the computing."""
+    known = [phase for phase in case.rank.phases if phase.name != "other" and phase.device > 0]
+    if not known:
+        return ""
+    most = max(known, key=lambda phase: phase.device)
+    return f", {units.whole_percent(case.share(most.device))} in {most.name}{_layers(case)}"
+
+
+def _layers(case: ProfileCase) -> str:
+    """Name the group of equal layers with most of the computing, if that is at least HEADLINE_MINIMUM of the step.
+
+    A module that is nested in such a layer counts for itself.
+    """
+    layers = [(module, equal) for module, equal in folded(case.rank.modules) if equal > 1]
+    if not layers or attention_clause(case):
+        return ""
+    module, equal = max(layers, key=lambda layer: layer[0].own)
+    share = case.share(module.own)
+    name = module.kind or module.path.rpartition(".")[2]
+    return f", {units.whole_percent(share)} in its {equal} {name} layers" if share >= HEADLINE_MINIMUM else ""
