@@ -13,7 +13,6 @@ import pytest
 from recorded_runs import WARMUP, edit, step, write_run
 
 from gpubench.compare.evidence import open_run
-from gpubench.compare.steps import StepTable, read_steps
 from gpubench.errors import RunDirectoryError
 from gpubench.events import Step
 from gpubench.runs.directory import (
@@ -27,7 +26,7 @@ from gpubench.runs.directory import (
     STEPS,
     SUMMARY,
 )
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepTable, read_steps
 
 
 def lines(*steps: Step, **changes: Any) -> bytes:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench import foreign_files
-from gpubench.compare.steps import StepTable, read_steps
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.findings import Findings
@@ -39,7 +38,7 @@ from gpubench.runs.directory import (
     RunRecord,
 )
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepTable, read_steps
 from gpubench.runs.summary import Rank, Summary
 from gpubench.settings import yaml_text
 from gpubench.settings.loading import FILLED_IN, flatten

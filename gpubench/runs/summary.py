@@ -8,17 +8,19 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median_low
-from typing import Generic, TypeVar
+from statistics import fmean
+from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from gpubench import hardware, units
-from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, Step
+from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
 from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
 from gpubench.runs import stats
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import Measured, Repeat, SteadyWindow, measure
+from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepTable, measure
 from gpubench.telemetry import STEAL, OtherLoad, Sampling, TelemetrySample, energy_between, throttled
 
 M = TypeVar("M")
@@ -37,7 +39,7 @@ class Metrics(Generic[M]):
         self.made: list[Metric] = []
         self._behind = steps, effective_steps
 
-    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], Sequence[float]] | None = None) -> None:
+    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], ArrayLike] | None = None) -> None:
         """Adds a metric if every repeat has an estimate. `single` returns the values that an estimate is made of."""
         estimates = [estimate(one) for one in self.found]
         known = [value for value in estimates if value is not None]
@@ -323,31 +325,29 @@ def _times(metrics: Metrics[Measured]) -> None:
     metrics.add("closure_error", _closure_error)
 
 
-def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Sequence[float]]]:
+def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Floats]]:
     return lambda m: m.phase(phase), lambda m: m.steps.phase(phase)
 
 
 def _mean_of_rates(measured: Measured) -> float:
-    columns = zip(*measured.ranks.values(), strict=True)
-    samples = (sum(step.samples for step in steps if not step.skipped) for steps in columns)
-    return fmean(made / total for made, total in zip(samples, measured.totals, strict=True))
+    made = measured.by_step(lambda steps: steps.counted_samples).sum(axis=0)
+    return _mean(made / measured.totals)
 
 
-def _busy(step: Step) -> float:
-    return step.total - step.phases.get(EXPOSED, 0.0)
+def _busy(steps: StepTable) -> Floats:
+    return steps.total - steps.phase(EXPOSED)
 
 
 def _skew(measured: Measured) -> float:
-    columns = zip(*measured.ranks.values(), strict=True)
-    return fmean(
-        (max(busy := [_busy(step) for step in steps]) - median_low(busy)) / max(step.total for step in steps)
-        for steps in columns
-    )
+    """Returns by how much the busiest rank exceeds the lower median of all, as a fraction of the step; the mean."""
+    busy = np.sort(measured.by_step(_busy), axis=0)
+    return _mean((busy[-1] - busy[(len(busy) - 1) // 2]) / measured.totals)
 
 
 def _idle_at_start(measured: Measured) -> float | None:
-    known = [step.starved for step in measured.steps if step.starved is not None]
-    return fmean(known) if known else None
+    starved = measured.steps.starved
+    known = starved[~np.isnan(starved)]
+    return _mean(known) if len(known) else None
 
 
 def _closure_error(measured: Measured) -> float | None:
@@ -355,9 +355,9 @@ def _closure_error(measured: Measured) -> float | None:
     done = measured.repeat.done.get(measured.slowest_rank)
     if done is None:
         return None
-    every = measured.repeat.steps[measured.slowest_rank]
-    phases = max(abs(sum(step.phases.values()) / step.total - 1) for step in every)
-    return max(phases, abs(sum(every.totals) / done.wall - 1))
+    steps = measured.recorded[measured.slowest_rank]
+    phases = np.abs(sum(steps.phases.values()) / steps.total - 1).max()
+    return max(float(phases), abs(steps.wall / done.wall - 1))
 
 
 def _efficiency(
@@ -388,7 +388,7 @@ def _efficiency(
 
 def _costs(metrics: Metrics[Measured]) -> None:
     def first_steps(measured: Measured, count: int) -> float:
-        return max(sum(steps.totals[:count]) for steps in measured.repeat.steps.values())
+        return max(steps[:count].wall for steps in measured.recorded.values())
 
     metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))
     metrics.add("peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "peak_reserved"))
@@ -400,29 +400,29 @@ def _costs(metrics: Metrics[Measured]) -> None:
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
     metrics.add("yardstick_time", lambda m: m.repeat.reference_time)
     metrics.add("final_loss", _final_loss)
-    metrics.add("skipped_steps", lambda m: float(sum(step.skipped for step in m.steps)))
+    metrics.add("skipped_steps", lambda m: float(np.count_nonzero(m.steps.skipped)))
 
 
 def _final_loss(measured: Measured) -> float | None:
-    losses = [steps[-1].loss for steps in measured.ranks.values()]
-    known = [loss for loss in losses if loss is not None]
-    return fmean(known) if len(known) == len(losses) else None
+    losses = measured.by_step(lambda steps: steps.loss)[:, -1]
+    return None if np.isnan(losses).any() else _mean(losses)
 
 
 def _ranks(found: Sequence[Measured]) -> list[Rank]:
     if not found or len(found[0].ranks) < 2:
         return []
-    steps = {rank: [step for m in found for step in m.ranks[rank]] for rank in found[0].ranks}
-    busiest = [max(_busy(step) for step in column) for column in zip(*steps.values(), strict=True)]
+    total = np.concatenate([measured.by_step(lambda steps: steps.total) for measured in found], axis=1)
+    busy = np.concatenate([measured.by_step(_busy) for measured in found], axis=1)
+    slowest = busy >= busy.max(axis=0)
     return [
-        Rank(
-            rank=rank,
-            step_time=fmean(step.total for step in own),
-            busy_time=fmean(_busy(step) for step in own),
-            slowest=fmean(_busy(step) >= most for step, most in zip(own, busiest, strict=True)),
-        )
-        for rank, own in steps.items()
+        Rank(rank=rank, step_time=_mean(total[row]), busy_time=_mean(busy[row]), slowest=_mean(slowest[row]))
+        for row, rank in enumerate(found[0].ranks)
     ]
+
+
+def _mean(values: NDArray[Any]) -> float:
+    """Returns the mean of a column, with the sum exactly rounded."""
+    return fmean(values.tolist())
 
 
 def _warnings(
