@@ -12,8 +12,8 @@ from gpubench import text, units
 from gpubench.compare.result import Comparisons
 from gpubench.host.schedule import Outcome
 from gpubench.report import comparison, phrases
-from gpubench.runs import directory
-from gpubench.runs.summary import Summary, noise
+from gpubench.runs import directory, warnings
+from gpubench.runs.summary import Summary
 from gpubench.settings.loading import FILLED_IN, flatten
 from gpubench.settings.schema import Device, RunSettings
 from gpubench.text import Fitting, plain_table, say, say_unbroken
@@ -48,7 +48,7 @@ def show(
     for outcome in outcomes:
         console.print()
         show_run(outcome, console)
-        for line in noise(outcome.summary.others, outcome.summary.get("throughput")):
+        for line in warnings.on_noise(outcome.summary.others, outcome.summary.get("throughput")):
             say(console, line, "yellow")
         _show_diagnosis(outcome, console)
     if comparisons:

@@ -6,8 +6,7 @@ one whose steady window took the most time. Throughput is the samples of all ran
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any, Generic, TypeVar
 
@@ -15,13 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpubench import hardware, units
+from gpubench import hardware
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
 from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
-from gpubench.runs import stats
+from gpubench.runs import stats, warnings
 from gpubench.runs.stages import Pipeline
 from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepTable, measure
-from gpubench.telemetry import STEAL, OtherLoad, Sampling, TelemetrySample, energy_between, throttled
+from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_between, throttled
 
 M = TypeVar("M")
 Estimate = Callable[[M], float | None]
@@ -115,85 +114,6 @@ def _mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tupl
 def _factor(values: Sequence[float]) -> float:
     """Returns the factor by which the mean of positive values may be off in either direction, at 95 %."""
     return math.exp(min(stats.student_half_width([math.log(value) for value in values]), LARGEST_LOGARITHM))
-
-
-CLOSURE_LIMIT = 0.005
-LEAST_SAID = 0.05  # cores; a smaller load rounds to 0.0
-LONGER = "raise training.warmup_steps or --steps"
-MORE = "raise --repeats"
-LONE = "one repeat only, so the variation between processes is unknown"
-
-
-def held_down(shares: Mapping[str, float]) -> str | None:
-    """Returns a warning that clocks were held down, or None. `shares` maps each reason to its share of the time."""
-    reasons = [f"{reason} for {units.percent(share)}" for reason, share in Counter(shares).most_common() if share]
-    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
-
-
-def noise(load: OtherLoad | None, throughput: Metric | None) -> list[str]:
-    """Returns the warnings on the reliability of a run's figures, the most important first."""
-    return [said for said in (too_noisy(throughput), contended(load), on_its_gpus(load)) if said]
-
-
-def contended(load: OtherLoad | None) -> str | None:
-    """Returns a warning on the load of other processes and its possible effect on the times, or None."""
-    if load is None:
-        return None
-    if load.busy:
-        named = ", ".join(f"{name} {cores:.1f}" for name, cores in load.processes.items() if cores >= LEAST_SAID)
-        said = f"other processes kept {load.cores:.1f} cores busy while it ran{f' ({named})' if named else ''}"
-    elif load.steal and load.steal > STEAL:
-        said = f"the hypervisor gave {units.percent(load.steal)} of the CPU to other guests while it ran"
-    else:
-        return None
-    if load.slowdown is None:
-        return said
-    reliable = units.percent(load.slowdown) if load.slowdown < 1 else f"a factor of {1 + load.slowdown:.1f}"
-    return f"{said}: its times are reliable only to {reliable}"
-
-
-def on_its_gpus(load: OtherLoad | None) -> str | None:
-    if load is None or not load.gpu_share:
-        return None
-    return f"other processes were on its GPUs in {units.percent(load.gpu_share)} of the checks around its repeats"
-
-
-def too_noisy(metric: Metric | None) -> str | None:
-    """Returns a warning if a metric's interval is wider than a factor of two, otherwise None."""
-    if metric is None or metric.interval is None or not metric.too_noisy:
-        return None
-    lies = f"{units.words(metric.name)} is too noisy to quote: {units.span(*metric.interval, metric.unit)}"
-    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}: {MORE}, or use a quieter machine"
-
-
-def not_settled(settled: Sequence[bool]) -> str | None:
-    """Returns a warning on repeats that may still have been in their warm-up, or None. `settled` is per repeat."""
-    number = settled.count(False)
-    return f"{number} of {len(settled)} repeats may not have reached the end of the warm-up" if number else None
-
-
-def not_closed(errors: Sequence[float]) -> str | None:
-    """Returns a warning on the largest closure error, or None.
-
-    `errors` holds for each repeat the difference between the sum of its steps and the wall time, as a fraction.
-    """
-    worst = max(errors, default=0.0)
-    return (
-        f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
-        if worst > CLOSURE_LIMIT
-        else None
-    )
-
-
-def imprecise(reached: float | None, wanted: float) -> str | None:
-    """Returns a warning that the target precision was not reached.
-
-    `reached` is the relative half-width of the throughput's interval after the last repeat; None without an interval.
-    """
-    if reached is not None and reached <= wanted:
-        return None
-    known = "has no interval" if reached is None else f"is known to {units.percent(reached)}"
-    return f"the throughput {known}, and the target is {units.percent(wanted)}: raise measurement.max_repeats"
 
 
 EXPOSED = "exposed_communication"
@@ -290,7 +210,14 @@ def summarise(
         peak=peak,
         measured_peak=measured_peak if measured_peak and measured_peak.flops_per_s else None,
         throttled=slowed,
-        warnings=_warnings(metrics, slowed, peak, flops, measured_peak, device_name, precision),
+        warnings=warnings.of_training(
+            windows,
+            {metric.name: metric for metric in metrics.made},
+            slowed,
+            unknown_peak=(device_name, precision) if device_name and not peak else None,
+            flops=flops,
+            measured_peak=measured_peak,
+        ),
     )
 
 
@@ -301,12 +228,6 @@ def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[Ste
         for reason, share in throttled(telemetry, window.start, window.end).items():
             slowed[reason] = slowed.get(reason, 0.0) + share / len(windows)
     return slowed
-
-
-def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
-    """Returns the warnings that apply to the measurement of any command."""
-    said = [f"{LONE}: {MORE}"] * (repeats == 1)
-    return said + list(filter(None, [held_down(slowed)]))
 
 
 def _times(metrics: Metrics[Measured]) -> None:
@@ -423,32 +344,3 @@ def _ranks(found: Sequence[Measured]) -> list[Rank]:
 def _mean(values: NDArray[Any]) -> float:
     """Returns the mean of a column, with the sum exactly rounded."""
     return fmean(values.tolist())
-
-
-def _warnings(
-    metrics: Metrics[Measured],
-    slowed: dict[str, float],
-    peak: hardware.Peak | None,
-    flops: FlopsCounted | None,
-    measured_peak: PeakMeasured | None,
-    device_name: str | None,
-    precision: str,
-) -> list[str]:
-    said = shared_warnings(len(metrics.found), slowed)
-    if unsettled := not_settled([measured.window.settled for measured in metrics.found]):
-        said.append(f"{unsettled}: {LONGER}")
-    closure = metrics.get("closure_error")
-    if closure and (unclosed := not_closed(closure.repeats)):
-        said.append(unclosed)
-    skipped = metrics.get("skipped_steps")
-    if skipped and sum(skipped.repeats):
-        said.append(
-            f"the gradient scaler skipped {sum(skipped.repeats):.0f} steady steps: they take time but count no samples"
-        )
-    if device_name and not peak:
-        said.append(f"no MFU: the dense {precision} peak of {device_name!r} is unknown")
-    if flops and flops.reason:
-        said.append(f"no FLOP count: {flops.reason}")
-    if measured_peak and measured_peak.reason:
-        said.append(f"no measured peak: {measured_peak.reason}")
-    return said
