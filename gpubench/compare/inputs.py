@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from gpubench import units
-from gpubench.compare.evidence import DAMAGED, RunEvidence, Series, Side, open_run
+from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
 from gpubench.compare.verdicts import WELL_KNOWN
 from gpubench.errors import (
     DataError,
@@ -30,7 +30,8 @@ from gpubench.errors import (
 from gpubench.foreign_files import LONGEST, TRIALS, too_long
 from gpubench.metrics import RATES, Better, Metric
 from gpubench.runs import stats
-from gpubench.runs.directory import COMPLETED, RUN, STEPS, SUMMARY, Run
+from gpubench.runs.directory import COMPLETED, RUN, STEPS, SUMMARY
+from gpubench.runs.reader import DAMAGED, Run
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.units import counted
 

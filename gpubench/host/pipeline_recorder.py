@@ -21,7 +21,7 @@ from gpubench.runs.directory import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.runs.stages import Times
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.loading import Configuration
+from gpubench.settings.loading import Configuration, flatten
 from gpubench.settings.schema import Device, PipeSettings
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples
@@ -235,7 +235,7 @@ class PipeRecorder(Recorder[PipeSettings]):
     def _refuse_others(self, workload: dict[str, Any]) -> None:
         """Raises RunFailed if the samples taken over were made with another workload or environment."""
         then = self._finished.made_with if self._finished else {}
-        if changed := change(then, made_with(workload, self.environment)):
+        if changed := change(then, made_with(workload, flatten(self.environment))):
             raise RunFailed(changed, ANEW)
 
     def _take_spans(self, event: events.SpansMeasured) -> None:

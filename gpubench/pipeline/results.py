@@ -223,7 +223,7 @@ def completed(repeats: Sequence[PipeRepeat]) -> list[Completed]:
     return found
 
 
-MARGIN = 0.05
+MARGIN = 0.05  # a smaller difference is not significant in a single run
 
 
 def find_warnings(
@@ -271,7 +271,7 @@ def _uneven_split(split: Assignment) -> str | None:
 def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | None:
     """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
 
-    Returns None for a single rank. Differences below `MARGIN` are not significant in a single run.
+    Returns None for a single rank.
     """
     measured, bound = estimates.get("replicas_makespan"), estimates.get("replicas_bound")
     pipeline, replicas = estimates.get("makespan"), measured if measured is not None else bound

@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
-from gpubench import foreign_files
-from gpubench.errors import RunDirectoryError
 from gpubench.findings import Findings
 from gpubench.report import frame
 from gpubench.runs import directory
-from gpubench.runs.directory import FINDINGS, PROFILE, SUMMARY, Run
+from gpubench.runs.directory import FINDINGS, PROFILE, SUMMARY
+from gpubench.runs.reader import Run
 from gpubench.runs.summary import Summary
 from gpubench.trace.profile import Profile
 
@@ -25,23 +24,19 @@ def to_json(path: Path) -> str:
     document that cannot be read.
     """
     run = Run.open(path)
-    summary = _read(path / SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
-    named = {"profile": _read(path / PROFILE, Profile), "findings": _read(path / FINDINGS, Findings)}
+    summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
+    named = {"profile": _as_written(run, PROFILE, Profile), "findings": _as_written(run, FINDINGS, Findings)}
     documents = {name: found for name, found in named.items() if found}
     return directory.to_json(frame.document([frame.of_run(path, run.status, run.record.error, summary, documents)]))
 
 
-def _read(path: Path, kind: type[msgspec.Struct]) -> dict[str, Any] | None:
-    """Return one document without its version; None if the file does not exist."""
-    try:
-        content = foreign_files.content(path)
-        msgspec.json.decode(content, type=kind)
-        found: dict[str, Any] = msgspec.json.decode(content)
-    except FileNotFoundError:
+def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """Return one document without its version; None if the file does not exist.
+
+    It is checked against its type but not converted, because 1 would become 1.0.
+    """
+    if run.required(name, kind, HINT) is None:
         return None
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", HINT) from None
-    except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}", HINT) from None
+    found = run.required(name, dict[str, Any], HINT) or {}
     found.pop("schema_version", None)
     return found

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from gpubench import foreign_files
 from gpubench.events import ModelBuilt, RepeatDone, Step
+from gpubench.foreign_files import BadLines
 from gpubench.runs import stats
-from gpubench.runs.directory import BadLines
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float64]

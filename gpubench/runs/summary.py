@@ -46,9 +46,6 @@ class Metrics(Generic[M]):
             distribution = stats.describe([single(one) for one in self.found]) if single else None
             self.made.append(metric_of(name, known, *self._behind, distribution))
 
-    def get(self, name: str) -> Metric | None:
-        return next((metric for metric in self.made if metric.name == name), None)
-
 
 def largest(reports: Iterable[RepeatDone | StageDone], name: str) -> float | None:
     """Returns the largest value of the field `name`, such as peak_rss, among the ranks; None if no rank knows it."""
