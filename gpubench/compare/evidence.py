@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.reader import DAMAGED, Run
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import SteadyWindow, StepTable
+from gpubench.runs.steps import SteadyWindow, StepTable, slowest_rank
 from gpubench.runs.summary import Rank, Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
@@ -94,7 +94,6 @@ def in_trades(found: Trades) -> Iterator[str]:
 
 
 Series = NDArray[np.float64]
-T = TypeVar("T")
 
 PHASE = "phase_"
 UNTIMED = "memory"  # the command that counts memory and times nothing
@@ -214,13 +213,15 @@ class RunEvidence:
     @cached_property
     def _slowest_rank(self) -> list[StepTable]:
         """Returns the steady steps of the slowest rank in each repeat."""
+        found = []
         for window in self.windows:
             ranks = self.steps.steady(window)
+            found.append(ranks[slowest_rank(ranks)] if ranks else self.steps[:0])
             fewest = min((len(rows) for rows in ranks.values()), default=0)
             if fewest < window.steps:
                 lost = f"{window.steps - fewest} of the {window.steps} steady steps of repeat {window.repeat}"
                 self.problems.append(f"{self.path / STEPS} lacks {lost}")
-        return [self.steps.slowest_rank(window) for window in self.windows]
+        return found
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,10 @@ class StepTable:
                 found[rank] = rows[first:last]
         return found
 
-    def slowest_rank(self, window: "SteadyWindow") -> "StepTable":
-        """Returns the steady rows of the rank whose window took the most time, as in `measure`.
 
-        The table is empty if there are none.
-        """
-        return max(self.steady(window).values(), key=lambda rows: rows.wall, default=self[:0])
+def slowest_rank(ranks: Mapping[int, StepTable]) -> int:
+    """Returns the rank whose steps took the most time together. It represents the run."""
+    return max(ranks, key=lambda rank: ranks[rank].wall)
 
 
 def _where(column: Ids, value: int) -> slice:
@@ -387,8 +385,8 @@ def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
     unsettled = stats.warmup_length(_slowest({rank: steps[:length] for rank, steps in recorded.items()}))
     first = max(warmup_steps, unsettled)
     ranks = {rank: steps[first:length] for rank, steps in recorded.items()}
-    slowest_rank = max(ranks, key=lambda rank: ranks[rank].wall)
-    steps = ranks[slowest_rank]
+    slowest = slowest_rank(ranks)
+    steps = ranks[slowest]
     window = SteadyWindow(
         repeat=repeat.number,
         first=first,
@@ -397,7 +395,7 @@ def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
         start=float(steps.time[0]),
         end=float(steps.time[-1] + steps.total[-1]),
     )
-    return Measured(repeat, window, recorded, ranks, slowest_rank)
+    return Measured(repeat, window, recorded, ranks, slowest)
 
 
 def _slowest(ranks: Mapping[int, StepTable]) -> Floats:
