@@ -26,7 +26,8 @@ import psutil
 from tables import table
 from wholeness import asides, complaints
 
-from gpubench.runs.directory import RUN, Run
+from gpubench.runs.directory import RUN
+from gpubench.runs.reader import Run
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false", "--device=cpu")

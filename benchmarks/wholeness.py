@@ -12,7 +12,8 @@ import yaml
 from safetensors.numpy import load as load_tensors
 
 from gpubench.errors import RunDirectoryError
-from gpubench.runs.directory import COMPLETED, INTERRUPTED, RESERVED, RUN, RUNNING, SUMMARY, Run
+from gpubench.runs.directory import COMPLETED, INTERRUPTED, RESERVED, RUN, RUNNING, SUMMARY
+from gpubench.runs.reader import Run
 
 HEAD, CHECKSUM = 12, 4  # bytes before and after a TensorBoard record
 

@@ -145,7 +145,8 @@ def show_finished(path: Path, *, json: bool) -> None:
     """Shows the results of the run at `path`. If the run failed although its samples are complete, raises its error."""
     from gpubench.errors import recorded
     from gpubench.report import run
-    from gpubench.runs.directory import FAILED, Run
+    from gpubench.runs.directory import FAILED
+    from gpubench.runs.reader import Run
 
     if json:
         output.write(run.to_json([path]), "the run directory has all results")

@@ -52,3 +52,24 @@ def lines(path: Path) -> Iterator[bytes]:
 
 def too_long(path: Path) -> OSError:
     return OSError(errno.EFBIG, f"a line of it is longer than {LONGEST >> 20} MiB", str(path))
+
+
+class BadLines:
+    """Reports the invalid lines of a file: the first LIMIT each, and the number of the others."""
+
+    LIMIT = 20
+
+    def __init__(self, file: Path, problems: list[str]) -> None:
+        self._file = file
+        self._problems = problems
+        self._count = 0
+
+    def add(self, number: int, error: Exception) -> None:
+        self._count += 1
+        if self._count <= self.LIMIT:
+            self._problems.append(f"{self._file}:{number}: {error}")
+
+    def close(self) -> None:
+        """Reports the number of the other lines. Call it at the end of the file."""
+        if self._count > self.LIMIT:
+            self._problems.append(f"{self._file}: {self._count - self.LIMIT} more lines are invalid")

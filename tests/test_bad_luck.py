@@ -12,7 +12,7 @@ import psutil
 import pytest
 from running import TINY, Finished, gpubench, started, wait_for_steps
 
-from gpubench.runs.directory import Run
+from gpubench.runs.reader import Run
 
 MODEL = """
 import os, signal, sys, time

@@ -20,6 +20,7 @@ from gpubench.errors import UsageError
 from gpubench.metrics import DEFINITIONS
 from gpubench.report import phrases
 from gpubench.runs.directory import CONFIG, RunRecord
+from gpubench.runs.reader import Run
 from gpubench.runs.steps import SteadyWindow
 from gpubench.settings.defaults import complete, completed
 from gpubench.settings.loading import fields, flatten, load
@@ -321,7 +322,8 @@ def kept(folder: Path, evidence: RunEvidence, **changes: Any) -> RunEvidence:
     given = {"device": "cpu", "model": "gpt2-tiny", "results": str(folder)} | changes
     folder.mkdir()
     (folder / CONFIG).write_text(completed(load(TrainSettings, None, given), complete).to_yaml())
-    return replace(evidence, path=folder)
+    assert evidence.record
+    return replace(evidence, files=Run(folder, evidence.record))
 
 
 def follows(baseline: RunEvidence, candidate: RunEvidence) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,10 @@ from simulated import Drift, run_of, side_of
 
 from gpubench.compare import warnings
 from gpubench.compare.evidence import RunEvidence, Series, Side
-from gpubench.compare.steps import StepTable
 from gpubench.compare.warnings import changed_machine, find_warnings, loss_apart, out_of_turn, rejection
 from gpubench.metrics import Metric
 from gpubench.runs.directory import RunRecord
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 # Recorded losses of gpt2-tiny on a CPU, batch 8, adamw: the same seed in fp32 and bf16, another seed, and a
@@ -52,8 +51,8 @@ class WatchedRun(RunEvidence):
         ]
         table = np.array(rows, dtype=np.float64).reshape(-1, 4)
         repeat, rank, step = table[:, :3].astype(np.int32).T
-        times, skipped = np.ones(len(rows)), np.zeros(len(rows), np.bool_)
-        return StepTable(repeat, rank, step, times, times, step, table[:, 3], skipped, {})
+        columns = {"repeat": repeat, "rank": rank, "step": step, "loss": table[:, 3]}
+        return replace(StepTable.of_totals(np.ones(len(rows))), **columns)
 
     @cached_property
     def telemetry(self) -> list[TelemetrySample]:

@@ -16,8 +16,8 @@ from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, U
 from gpubench.host.schedule import thread_environment
 from gpubench.memory.target import complete_memory
 from gpubench.pipeline import defaults
-from gpubench.pipeline.results import of_threads, unused_prompts
 from gpubench.releases import Release
+from gpubench.runs.warnings import other_threads, unused_prompts
 from gpubench.settings.defaults import complete, refuse_combinations
 from gpubench.settings.loading import apply_overrides, flatten
 from gpubench.settings.schema import Device, MemorySettings, PipeSettings, Precision, TrainSettings
@@ -254,17 +254,16 @@ def test_each_prompt_makes_a_sample_where_no_number_is_given(tmp_path: Path) -> 
 
 
 def test_prompts_that_are_left_over_are_named() -> None:
-    assert list(unused_prompts(12, 12)) == list(unused_prompts(0, 8)) == list(unused_prompts(3, 8)) == []
-    assert list(unused_prompts(12, 8)) == [
+    assert unused_prompts(12, 12) is unused_prompts(0, 8) is unused_prompts(3, 8) is None
+    assert unused_prompts(12, 8) == (
         "prompts 9 to 12 are not used: --samples 8 is less than the 12 prompts; leave it out for one of each"
-    ]
-    assert next(unused_prompts(9, 8)).startswith("prompt 9 is not used")
+    )
+    assert (unused_prompts(9, 8) or "").startswith("prompt 9 is not used")
 
 
 def test_a_number_of_threads_that_is_not_the_machines_is_told_with_what_follows() -> None:
-    assert list(of_threads(8, cores=8)) == []
-    (chosen,) = of_threads(1, cores=8)
-    assert "made with 1 thread a rank, not with this machine's 8" in chosen
+    assert other_threads(8, cores=8) is other_threads(None, cores=8) is None
+    assert "made with 1 thread a rank, not with this machine's 8" in (other_threads(1, cores=8) or "")
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from recorded_runs import WARMUP, edit, step, write_run
 
 from gpubench.compare.evidence import open_run
-from gpubench.compare.steps import StepTable, read_steps
 from gpubench.errors import RunDirectoryError
 from gpubench.events import Step
 from gpubench.runs.directory import (
@@ -27,7 +26,7 @@ from gpubench.runs.directory import (
     STEPS,
     SUMMARY,
 )
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepTable, read_steps, slowest_rank
 
 
 def lines(*steps: Step, **changes: Any) -> bytes:
@@ -78,8 +77,9 @@ def test_only_what_has_steps_behind_it_has_a_series(tmp_path: Path) -> None:
 def test_the_rank_whose_window_took_longest_speaks(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, ranks=3))
     window = run.windows[1]
-    assert sorted(run.steps.steady(window)) == [0, 1, 2]
-    slowest = run.steps.slowest_rank(window)
+    ranks = run.steps.steady(window)
+    assert sorted(ranks) == [0, 1, 2]
+    slowest = ranks[slowest_rank(ranks)]
     assert set(slowest.rank) == {0}
     assert set(slowest.repeat) == {1}
     assert list(slowest.step) == list(range(WARMUP, 30))
@@ -206,7 +206,7 @@ def test_a_step_without_a_loss_has_nan(tmp_path: Path) -> None:
 def test_files_of_no_or_one_line_read(tmp_path: Path, content: bytes) -> None:
     table, _ = read(tmp_path, content)
     assert len(table) == content.count(b"{") // 2
-    assert len(table.slowest_rank(SteadyWindow(0, 5, 5, True, 0, 0))) == 0
+    assert table.steady(SteadyWindow(0, 5, 5, True, 0, 0)) == {}
 
 
 def test_settings_and_environment_that_do_not_read_are_problems(tmp_path: Path) -> None:

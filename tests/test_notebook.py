@@ -10,6 +10,7 @@ from running import TINY, Finished, gpubench
 
 from gpubench.report import notebook
 from gpubench.runs import directory
+from gpubench.runs.reader import Run
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_two_runs_in_turn_are_judged_by_their_pairs(pair: Finished) -> None:
     assert "interleaved pairs" in pair.stdout
     assert "precision=bf16" in pair.stdout
-    first, second = (directory.Run.open(path).record for path in pair.runs)
+    first, second = (Run.open(path).record for path in pair.runs)
     assert first.interleaved_with == [second.run_id]
     assert second.interleaved_with == [first.run_id]
 
 
 def test_every_run_records_what_the_model_turned_out_to_be(pair: Finished) -> None:
-    workload = directory.Run.open(pair.runs[0]).record.workload
+    workload = Run.open(pair.runs[0]).record.workload
     assert workload
     assert workload["parameters"] > 10_000
     assert workload["tokens_per_sample"] == 32

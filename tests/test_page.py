@@ -28,14 +28,13 @@ from gpubench.compare.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.compare.steps import StepTable
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import run as run_report
 from gpubench.report.comparison import document
 from gpubench.report.page import render
 from gpubench.runs import stats
 from gpubench.runs.directory import RunRecord
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import Rank
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
@@ -71,8 +70,8 @@ def table_of(repeats: int, n: int, ranks: int, mean: float) -> StepTable:
     total = mean * (1 + 0.01 * rng.standard_normal(len(step)) + 0.01 * rank) * np.where(step == 0, 9, 1)
     time = START + 1000.0 * repeat + step * mean
     phases = {name: total * share for name, share in SHARES.items()}
-    nothing = np.full(len(step), np.nan)
-    return StepTable(repeat, rank, step, time, total, step * 0 + 8, nothing, np.zeros(len(step), np.bool_), phases)
+    columns = {"repeat": repeat, "rank": rank, "step": step, "time": time, "samples": step * 0 + 8}
+    return replace(StepTable.of_totals(total), **columns, phases=phases)
 
 
 def telemetry_of(repeats: int, gpus: int, seconds: float, reason: str) -> list[TelemetrySample]:

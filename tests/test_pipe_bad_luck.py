@@ -17,7 +17,7 @@ from running import PATIENCE, Finished, gpubench, started
 from safetensors.torch import load_file, save_file
 
 from gpubench.events import Sample
-from gpubench.runs.directory import Run
+from gpubench.runs.reader import Run
 
 SAMPLES = 4
 DUMMY = ("--unet", "dummy", "--step-ms", "2", "--steps", "8", "--samples", str(SAMPLES))

@@ -18,7 +18,7 @@ from running import Finished, gpubench, metrics
 from safetensors.torch import load_file, save_file
 
 from gpubench.devices import physical_cores
-from gpubench.runs.directory import Run
+from gpubench.runs.reader import Run
 from gpubench.schema import FILES
 
 CommandLine = Callable[..., Finished]

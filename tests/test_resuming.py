@@ -161,7 +161,7 @@ def test_another_number_of_threads_would_change_the_samples() -> None:
 
 
 def test_another_version_of_the_text_encoders_library_is_a_change() -> None:
-    then, now = ({"packages": {"transformers": version}} for version in ("5.1", "5.2"))
+    then, now = ({"packages.transformers": version} for version in ("5.1", "5.2"))
     assert change(made_with({}, then), made_with({}, now)) == (
         "transformers changed after the finished samples were made: 5.1 then, 5.2 now"
     )

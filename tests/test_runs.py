@@ -23,11 +23,11 @@ from gpubench.runs.directory import (
     STEPS,
     SUMMARY,
     TELEMETRY,
-    Run,
     RunWriter,
     create_directory,
     sample_file,
 )
+from gpubench.runs.reader import Run
 from gpubench.schema import schema
 
 

@@ -12,7 +12,8 @@ import pytest
 from running import PATIENCE, SMALL, disk, environment, gpubench
 
 from gpubench.compare.evidence import open_run
-from gpubench.runs.directory import STEPS, Run
+from gpubench.runs.directory import STEPS
+from gpubench.runs.reader import Run
 
 SHORT = ("train-bench", *SMALL, "--steps", "20", "--repeats", "1")
 

@@ -6,7 +6,7 @@ import pytest
 from running import PATIENCE, SMALL, gpubench, started
 
 from gpubench.compare.evidence import open_run
-from gpubench.runs.directory import Run
+from gpubench.runs.reader import Run
 
 pytestmark = pytest.mark.stress
 

@@ -35,7 +35,7 @@ def repeat_of(steps: list[Step], number: int = 0, wall: float | None = None) -> 
     for one in steps:
         repeat.steps[one.rank].append(one)
     for rank, own in repeat.steps.items():
-        elapsed = sum(s.total for s in own) if wall is None else wall
+        elapsed = own.table().wall if wall is None else wall
         repeat.done[rank] = RepeatDone(
             rank=rank, repeat=number, wall=elapsed, peak_allocated=None, peak_reserved=None, peak_rss=10**6
         )

@@ -16,7 +16,7 @@ from fake_nvml import GPUS, FakeNvml
 
 from gpubench.host.recorder import Progress
 from gpubench.host.schedule import _listen
-from gpubench.runs import summary
+from gpubench.runs import warnings
 from gpubench.telemetry import (
     CpuSample,
     GpuSample,
@@ -361,14 +361,14 @@ def test_the_load_of_other_processes_limits_the_reliability_of_the_times() -> No
     assert found is not None
     assert (found.cores, found.processes, found.slowdown) == (1.0, {"cc1plus": 0.8, "sh": 0.2}, 0.5)
     said = "other processes kept 1.0 cores busy while it ran (cc1plus 0.8, sh 0.2)"
-    assert summary.contended(found) == f"{said}: its times are reliable only to 50.0 %"
-    assert summary.contended(other_load(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
+    assert warnings.contended(found) == f"{said}: its times are reliable only to 50.0 %"
+    assert warnings.contended(other_load(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
 
 
 def test_a_quiet_machine_is_not_said_to_be_busy() -> None:
     quiet = other_load(sampled(load=0.5, worker_cpu=1.9), [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
     assert quiet is not None
-    assert (quiet.busy, quiet.slowdown, summary.contended(quiet)) == (False, None, None)
+    assert (quiet.busy, quiet.slowdown, warnings.contended(quiet)) == (False, None, None)
     large = other_load(sampled(load=0.01, worker_cpu=1.0), [(0.0, 9.0)], 224, loaders=False, on_cpu=False)
     assert large is not None
     assert large.cores == pytest.approx(1.24)

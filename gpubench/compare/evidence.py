@@ -1,17 +1,14 @@
-"""Reads the runs of one side of a comparison, once, and checks them for plausibility."""
+"""The runs of one side of a comparison, checked for plausibility."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench import foreign_files
-from gpubench.compare.steps import StepTable, read_steps
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import FlopsCounted, PeakMeasured, Span
 from gpubench.findings import Findings
@@ -22,27 +19,19 @@ from gpubench.metrics import RATES, Metric
 from gpubench.runs.directory import (
     BATCH_SIZES,
     COMPLETED,
-    CONFIG,
-    ENVIRONMENT,
     FAILED,
-    FINDINGS,
     INTERRUPTED,
     MEMORY,
-    PROFILE,
     RUNNING,
     STEPS,
     SUMMARY,
-    TELEMETRY,
-    TIMELINE,
     TRADES,
-    Run,
     RunRecord,
 )
+from gpubench.runs.reader import DAMAGED, Run
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepTable, slowest_rank
 from gpubench.runs.summary import Rank, Summary
-from gpubench.settings import yaml_text
-from gpubench.settings.loading import FILLED_IN, flatten
 from gpubench.telemetry import OtherLoad, TelemetrySample
 from gpubench.trace.profile import Profile
 
@@ -105,14 +94,12 @@ def in_trades(found: Trades) -> Iterator[str]:
 
 
 Series = NDArray[np.float64]
-T = TypeVar("T")
 
 PHASE = "phase_"
 UNTIMED = "memory"  # the command that counts memory and times nothing
 RUNS_READ = 3  # runs of a group whose losses are read
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"
-DAMAGED = "restore it from a copy, or measure again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +134,8 @@ class RunEvidence:
     """The warnings in the run's summary."""
     problems: list[str] = field(default_factory=list)
     """What could not be read, by file and line. The list grows as more files are read."""
+    files: Run | None = None
+    """The run directory, which the other parts are read from on first use; None for the log of another tool."""
 
     @property
     def untimed(self) -> bool:
@@ -157,20 +146,10 @@ class RunEvidence:
         """Returns whether the metric is work over time, so that its inverse, a time, is averaged."""
         return metric in RATES
 
-    @cached_property
+    @property
     def chosen(self) -> frozenset[str]:
-        """The dot-keys of the settings that gpubench chose, according to the comments in config.yaml."""
-        found, section = set(), ""
-        try:
-            lines = foreign_files.content(self.path / CONFIG).decode(errors="replace").splitlines()
-        except OSError:
-            return frozenset()
-        for line in lines:
-            key, _, rest = line.partition(":")
-            section = section if key.startswith(" ") else key
-            if f"# {FILLED_IN}" in rest:
-                found.add(f"{section}.{key.strip()}" if key.startswith(" ") else key)
-        return frozenset(found)
+        """The dot-keys of the settings that gpubench chose."""
+        return self.files.chosen if self.files else frozenset()
 
     @property
     def repeats(self) -> int:
@@ -194,28 +173,28 @@ class RunEvidence:
 
     @cached_property
     def steps(self) -> StepTable:
-        """All recorded steps, warm-up included, read on first use. A pipeline has spans instead."""
-        return StepTable.of_totals(np.empty(0)) if self.pipeline else read_steps(self.path / STEPS, self.problems)
+        """All recorded steps, warm-up included. A pipeline has spans instead."""
+        return self.files.steps if self.files and not self.pipeline else StepTable.of_totals(np.empty(0))
 
-    @cached_property
+    @property
     def telemetry(self) -> list[TelemetrySample]:
         """The telemetry samples in order of time; empty if there are none."""
-        return sorted(self._lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+        return self.files.telemetry if self.files else []
 
-    @cached_property
+    @property
     def spans(self) -> list[Span]:
         """The spans of a pipeline's ranks in order of time; empty if there are none."""
-        return sorted(self._lines(TIMELINE, Span), key=lambda span: span.time)
+        return self.files.spans if self.files else []
 
-    @cached_property
+    @property
     def findings(self) -> Findings | None:
         """The findings of the run; None if it was not diagnosed."""
-        return self._optional(FINDINGS, Findings)
+        return self.files.findings if self.files else None
 
-    @cached_property
+    @property
     def profile(self) -> Profile | None:
         """The profile from the run's traces; None if there are none."""
-        return self._optional(PROFILE, Profile)
+        return self.files.profile if self.files else None
 
     @cached_property
     def footprints(self) -> Footprints | None:
@@ -223,51 +202,30 @@ class RunEvidence:
         path = self.path / MEMORY
         if self.untimed and self.metrics and not path.is_file():
             self.problems.append(f"{path} is missing")
-        return self._possible(MEMORY, Footprints, in_footprints)
+        return self.files.optional(MEMORY, Footprints, in_footprints) if self.files else None
 
     @cached_property
     def batch_sizes(self) -> BatchSizes | None:
         """The batch sizes that fit; None if the run did not search for them."""
-        return self._possible(BATCH_SIZES, BatchSizes, in_batch_sizes)
+        return self.files.optional(BATCH_SIZES, BatchSizes, in_batch_sizes) if self.files else None
 
     @cached_property
     def trades(self) -> Trades | None:
         """The costs and savings of the run's fixes; None if none was tried."""
-        return self._possible(TRADES, Trades, in_trades)
-
-    def _possible(self, name: str, type_: type[T], impossible: Callable[[T], Iterator[str]]) -> T | None:
-        """Returns an optional document. One with impossible values becomes a problem, and gives None."""
-        found = self._optional(name, type_)
-        problem = next(impossible(found), None) if found is not None else None
-        if problem:
-            self.problems.append(f"{self.path / name} is damaged: {problem}")
-        return None if problem else found
-
-    def _optional(self, name: str, type_: type[T]) -> T | None:
-        """Returns a document that only some runs have, or None. One that cannot be read becomes a problem."""
-        path = self.path / name
-        if self.record is None or not path.is_file():
-            return None
-        try:
-            return msgspec.json.decode(foreign_files.content(path), type=type_)
-        except (OSError, ValueError, RecursionError) as error:
-            self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
-            return None
-
-    def _lines(self, name: str, type_: type[T]) -> Iterator[T]:
-        """Returns the records of a line file; none for the log of another tool."""
-        return Run(self.path, self.record, self.problems).lines(name, type_) if self.record else iter(())
+        return self.files.optional(TRADES, Trades, in_trades) if self.files else None
 
     @cached_property
     def _slowest_rank(self) -> list[StepTable]:
         """Returns the steady steps of the slowest rank in each repeat."""
+        found = []
         for window in self.windows:
             ranks = self.steps.steady(window)
+            found.append(ranks[slowest_rank(ranks)] if ranks else self.steps[:0])
             fewest = min((len(rows) for rows in ranks.values()), default=0)
             if fewest < window.steps:
                 lost = f"{window.steps - fewest} of the {window.steps} steady steps of repeat {window.repeat}"
                 self.problems.append(f"{self.path / STEPS} lacks {lost}")
-        return [self.steps.slowest_rank(window) for window in self.windows]
+        return found
 
 
 @dataclass(frozen=True)
@@ -322,15 +280,14 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
             f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
         )
     summary = _summary(run, measured)
-    problems: list[str] = []
     return RunEvidence(
         label=path.resolve().name,
         path=path,
         record=record,
         status=status,
-        settings=_document(path / CONFIG, _settings, problems),
-        environment=_document(path / ENVIRONMENT, _environment, problems),
-        workload=flatten(record.workload or {}),
+        settings=run.settings,
+        environment=run.environment,
+        workload=run.workload,
         metrics={metric.name: metric for metric in summary.metrics},
         windows=summary.steady,
         ranks=summary.ranks,
@@ -342,7 +299,8 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
         others=summary.others,
         device=summary.environment.device if summary.environment else None,
         warnings=summary.warnings,
-        problems=problems,
+        problems=run.problems,
+        files=run,
     )
 
 
@@ -351,47 +309,14 @@ def _summary(run: Run, measured: bool) -> Summary:
     path = run.path / SUMMARY
     error = (run.record.error or {}).get("message")
     end = f"it {ENDS[run.status]}{f': {error}' if error and error != run.status else ''}"
-    try:
-        summary = msgspec.json.decode(foreign_files.content(path), type=Summary)
-    except FileNotFoundError:
-        if not measured:
-            return Summary([], [], [], None, None, None, {}, [])
+    summary = run.summary
+    if summary is None and not measured:
+        return Summary([], [], [], None, None, None, {}, [])
+    if summary is None:
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
-        raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING) from None
-    except OSError as problem:
-        raise RunDirectoryError(f"{path} cannot be read: {problem.strerror}", DAMAGED) from None
-    except (ValueError, RecursionError) as problem:
-        raise RunDirectoryError(f"{path} is damaged: {problem}", DAMAGED) from None
+        raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING)
     if measured and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
         raise NothingMeasured(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
     for contradiction in contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
     return summary
-
-
-def _document(path: Path, parse: Callable[[bytes], dict[str, Any]], problems: list[str]) -> dict[str, Any]:
-    """Returns a document by dot-key. One that cannot be read becomes a problem, and gives an empty mapping."""
-    try:
-        return dict(parse(foreign_files.content(path)))
-    except FileNotFoundError:
-        problems.append(f"{path} is missing")
-    except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror}")
-    except (ValueError, TypeError, RecursionError) as error:
-        problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
-    return {}
-
-
-# Most runs of a group have equal settings and environments, and parsing YAML takes the most time.
-
-
-@lru_cache(maxsize=256)
-def _settings(text: bytes) -> dict[str, Any]:
-    found = yaml_text.parse(text)
-    plain = msgspec.json.encode(found)  # YAML also knows dates, sets and NaN, which no report could show
-    return flatten(msgspec.json.decode(plain, type=dict[str, Any]))
-
-
-@lru_cache(maxsize=256)
-def _environment(text: bytes) -> dict[str, Any]:
-    return flatten(msgspec.json.decode(text, type=dict[str, Any]))

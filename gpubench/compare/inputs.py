@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from gpubench import units
-from gpubench.compare.evidence import DAMAGED, RunEvidence, Series, Side, open_run
-from gpubench.compare.steps import StepTable
+from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
 from gpubench.compare.verdicts import WELL_KNOWN
 from gpubench.errors import (
     DataError,
@@ -31,8 +30,9 @@ from gpubench.errors import (
 from gpubench.foreign_files import LONGEST, TRIALS, too_long
 from gpubench.metrics import RATES, Better, Metric
 from gpubench.runs import stats
-from gpubench.runs.directory import COMPLETED, RUN, STEPS, SUMMARY, Run
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.directory import COMPLETED, RUN, STEPS, SUMMARY
+from gpubench.runs.reader import DAMAGED, Run
+from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.units import counted
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -133,7 +133,7 @@ def open_log(path: Path, column: Column) -> LogEvidence:
     window = SteadyWindow(
         repeat=0, first=first, steps=len(steady), settled=first < max(1, len(values) // 2), start=0.0, end=0.0
     )
-    spread = stats.describe([steady])  # type: ignore[list-item]  # an array does as well
+    spread = stats.describe([steady])
     estimate = 1 / spread.mean if column.is_rate else spread.mean
     metric = Metric(
         name=column.name,

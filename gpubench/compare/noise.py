@@ -5,15 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench import foreign_files
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import pick, sample_of
+from gpubench.errors import RunDirectoryError
 from gpubench.metrics import Metric
 from gpubench.runs import directory, stats
 from gpubench.runs.directory import NOISE
@@ -50,10 +49,10 @@ def machine(run: RunEvidence) -> dict[str, Any]:
 def recall(run: RunEvidence) -> Noise | None:
     """Returns the noise recorded in the run's directory; None if it is missing, unreadable or of another version."""
     try:
-        noise = msgspec.json.decode(foreign_files.content(run.path / NOISE), type=Noise)
-    except (OSError, ValueError, RecursionError):
+        noise = run.files.required(NOISE, Noise) if run.files else None
+    except RunDirectoryError:
         return None
-    return noise if noise.schema_version <= directory.SCHEMA_VERSION else None
+    return noise if noise and noise.schema_version <= directory.SCHEMA_VERSION else None
 
 
 def on_record(baseline: Side, candidate: Side) -> list[NullMetric]:

@@ -11,7 +11,7 @@ from gpubench import telemetry, units
 from gpubench.compare.comparability import differences
 from gpubench.compare.evidence import ENDS, RUNS_READ, RunEvidence, Series, Side
 from gpubench.compare.verdicts import is_speed, one_after_the_other, sample_of
-from gpubench.runs import summary
+from gpubench.runs import warnings
 from gpubench.runs.directory import COMPLETED
 from gpubench.telemetry import OtherLoad, TelemetrySample
 
@@ -205,25 +205,25 @@ def _throttled(side: Side) -> str | None:
     shares: Counter[str] = Counter()
     for run in side.runs:
         shares.update({reason: share / len(side.runs) for reason, share in run.throttled.items()})
-    return summary.held_down(shares)
+    return warnings.held_down(shares)
 
 
 def _others_on_gpus(side: Side) -> str | None:
-    return summary.on_its_gpus(other_load(side))
+    return warnings.others_on_gpus(other_load(side))
 
 
 def _contended(side: Side) -> str | None:
-    return summary.contended(other_load(side))
+    return warnings.contended(other_load(side))
 
 
 def _unsettled(side: Side) -> str | None:
-    said = summary.not_settled([window.settled for run in side.runs for window in run.windows])
-    return f"{said}: {summary.LONGER}" if said and side.runs[0].record else said
+    longer = warnings.LONGER if side.runs[0].record else None
+    return warnings.not_settled([window.settled for run in side.runs for window in run.windows], longer)
 
 
 def _unclosed(side: Side) -> str | None:
     known = [metric for run in side.runs if (metric := run.metrics.get("closure_error"))]
-    return summary.not_closed([error for metric in known for error in metric.repeats])
+    return warnings.not_closed([error for metric in known for error in metric.repeats])
 
 
 def _odd(side: Side) -> str | None:
@@ -316,10 +316,8 @@ def _few(side: Side) -> str | None:
     number = sum(run.repeats for run in side.runs)
     if number >= ENOUGH_REPEATS:
         return None
-    more = summary.MORE if side.runs[0].record else "give a folder of logs"
-    if number < 2:
-        return f"{summary.LONE}: {more}"
-    return f"{number} repeats only, whose interval is wide: {more}"
+    more = warnings.MORE if side.runs[0].record else "give a folder of logs"
+    return warnings.lone_repeat(number, more) or f"{number} repeats only, whose interval is wide: {more}"
 
 
 def _short(side: Side) -> str | None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +13,15 @@ from gpubench.errors import GpubenchError, RunFailed
 from gpubench.events import Heartbeat, Message, PipelineBuilt, SampleFinished, Span, SpansMeasured
 from gpubench.host.recorder import Progress, Recorder
 from gpubench.pipeline.folders import read_prompts
-from gpubench.pipeline.results import PipeRepeat, chrome_trace, of_threads, summarise, unused_prompts
+from gpubench.pipeline.results import PipeRepeat, chrome_trace, summarise
 from gpubench.pipeline.resuming import ANEW, DIGITS, Finished, change, files_of, made_with
 from gpubench.pipeline.split import Range
-from gpubench.runs import stages
+from gpubench.runs import stages, warnings
 from gpubench.runs.directory import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.runs.stages import Times
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.loading import Configuration
+from gpubench.settings.loading import Configuration, flatten
 from gpubench.settings.schema import Device, PipeSettings
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples
@@ -188,14 +188,13 @@ class PipeRecorder(Recorder[PipeSettings]):
     def sum_up(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
         found = summarise(repeats, self.settings.work.total, self.telemetry, self.gpus, self._crowding())
-        return msgspec.structs.replace(found, warnings=[*found.warnings, *self._remarks()])
-
-    def _remarks(self) -> Iterator[str]:
-        """Yields the warnings that follow from the settings alone."""
-        yield from unused_prompts(self._prompts, self.settings.work.total)
-        threads = self.settings.performance.cpu_threads
-        if self.settings.device is Device.cpu and threads:
-            yield from of_threads(threads, devices.physical_cores())
+        settings = self.settings
+        threads = settings.performance.cpu_threads if settings.device is Device.cpu else None
+        remarks = warnings.collected(
+            warnings.unused_prompts(self._prompts, settings.work.total),
+            warnings.other_threads(threads, devices.physical_cores()),
+        )
+        return msgspec.structs.replace(found, warnings=found.warnings + remarks)
 
     def _crowding(self) -> float:
         """Returns how many ranks share one GPU, or by what factor their threads exceed the CPU's cores. At least 1."""
@@ -236,7 +235,7 @@ class PipeRecorder(Recorder[PipeSettings]):
     def _refuse_others(self, workload: dict[str, Any]) -> None:
         """Raises RunFailed if the samples taken over were made with another workload or environment."""
         then = self._finished.made_with if self._finished else {}
-        if changed := change(then, made_with(workload, self.environment)):
+        if changed := change(then, made_with(workload, flatten(self.environment))):
             raise RunFailed(changed, ANEW)
 
     def _take_spans(self, event: events.SpansMeasured) -> None:

@@ -18,6 +18,7 @@ from gpubench.findings import Findings
 from gpubench.host.loggers import MetricLogger
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
+from gpubench.runs import warnings
 from gpubench.runs.directory import (
     ENVIRONMENT,
     FAILED,
@@ -32,7 +33,7 @@ from gpubench.runs.directory import (
     git_state,
 )
 from gpubench.runs.steps import Repeat
-from gpubench.runs.summary import Environment, Summary, imprecise, noise, summarise
+from gpubench.runs.summary import Environment, Summary, summarise
 from gpubench.settings.loading import FILLED_IN, Configuration, flatten
 from gpubench.settings.schema import Device, RunSettings, TrainSettings
 from gpubench.telemetry import TelemetrySample, other_load, sampling
@@ -171,12 +172,10 @@ class Recorder(ABC, Generic[S]):
             loaders=bool(self._values.get("data.workers")),
             on_cpu=self.settings.device is Device.cpu,
         )
-        said = noise(beside, throughput)
-        if throughput and wanted.target_precision is not None and self.completed() >= wanted.max_repeats:
-            said += filter(None, [imprecise(throughput.reach, wanted.target_precision)])
+        missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(
             found,
-            warnings=found.warnings + said,
+            warnings=[*found.warnings, *warnings.on_noise(beside, throughput), *warnings.collected(missed)],
             others=beside,
             environment=self._main_facts(known),
             sampling=sampling(self.telemetry),
@@ -268,7 +267,9 @@ class Recorder(ABC, Generic[S]):
             if took := summary.sampling:
                 mean, largest = units.seconds(took.mean), units.seconds(took.largest)
                 log.info("%d hardware samples took %s each, the longest %s", took.samples, mean, largest)
-            shown = noise(summary.others, summary.get("throughput"))  # reports print these beside the figures
+            shown = warnings.on_noise(
+                summary.others, summary.get("throughput")
+            )  # reports print these beside the figures
             for warning in summary.warnings:
                 if warning not in shown:
                     log.warning("%s", warning)

@@ -32,9 +32,10 @@ from gpubench.events import (
 )
 from gpubench.metrics import Metric
 from gpubench.pipeline.split import Assignment
+from gpubench.runs import warnings
 from gpubench.runs.stages import OF_KIND, Digest, Handover, Pipeline, Stage, Times, Verification, mean, rank_times
 from gpubench.runs.steps import SteadyWindow
-from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, shared_warnings, throttled_shares
+from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, throttled_shares
 from gpubench.telemetry import TelemetrySample
 
 Record = dict[str, Any]
@@ -222,49 +223,55 @@ def completed(repeats: Sequence[PipeRepeat]) -> list[Completed]:
     return found
 
 
-DEAR_REMAINDER = 0.05
-MARGIN = 0.05
-NAMED = 5  # number of samples that a warning lists
+MARGIN = 0.05  # a smaller difference is not significant in a single run
 
 
-def warnings(
-    repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: dict[str, float]
+def find_warnings(
+    repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: Mapping[str, float]
 ) -> list[str]:
     """Returns the warnings. `found` are the completed repeats, `samples` the number of samples to make in each, and
     `slowed` the shares of time in which clocks were held down, by reason.
     """
-    said = [warning for repeat in repeats for warning in _unlike_reference(repeat)]
-    said += _not_reproduced(repeats)
-    said += [warning for repeat in repeats for warning in _unpaired(repeat)]
-    said += [warning for repeat in repeats for warning in _missing(repeat, samples)]
-    if found:
-        said += _remainder(found[0].assignment)
-    return said + shared_warnings(len(found), slowed)
+    unlike = [
+        warnings.unlike_reference(repeat.number, [n for n, identical in repeat.comparisons().items() if not identical])
+        for repeat in repeats
+    ]
+    other = [warnings.not_reproduced(repeat, numbers) for repeat, numbers in _not_reproduced(repeats)]
+    unpaired = [
+        warnings.unpaired(repeat.number, rank, stage.sent, repeat.stages[rank + 1].received)
+        for repeat in repeats
+        for rank, stage in sorted(repeat.stages.items())
+        if rank + 1 in repeat.stages
+    ]
+    missing = [warnings.missing_samples(repeat.number, repeat.samples, samples) for repeat in repeats]
+    return warnings.collected(
+        *unlike,
+        *other,
+        *unpaired,
+        *missing,
+        _uneven_split(found[0].assignment) if found else None,
+        warnings.lone_repeat(len(found)),
+        warnings.held_down(slowed),
+    )
 
 
-def of_threads(threads: int, cores: int) -> Iterator[str]:
-    """Yields a warning if the number of threads per rank differs from the machine's `cores`.
-
-    The last bits of a sample depend on the number of threads, because a sum is split into as many parts.
-    """
-    if threads != cores:
-        yield (
-            f"the samples were made with {units.counted(threads, 'thread')} a rank, not with this machine's "
-            f"{cores}: a run or a diffusers process with {cores} can differ from them in the last bits"
-        )
+def _not_reproduced(repeats: Sequence[PipeRepeat]) -> Iterator[tuple[int, list[int]]]:
+    """Yields for each repeat its number and the samples that differ from those of an earlier repeat."""
+    first: dict[int, str] = {}
+    for repeat in repeats:
+        samples = sorted(repeat.samples.items())
+        yield repeat.number, [n for n, sample in samples if first.setdefault(n, sample.sha256) != sample.sha256]
 
 
-def unused_prompts(prompts: int, samples: int) -> Iterator[str]:
-    """Yields a warning if there are more prompts than samples."""
-    if prompts > samples:
-        which = f"prompt {prompts} is" if prompts == samples + 1 else f"prompts {samples + 1} to {prompts} are"
-        yield f"{which} not used: --samples {samples} is less than the {prompts} prompts; leave it out for one of each"
+def _uneven_split(split: Assignment) -> str | None:
+    better = (split.better.split, split.better.remainder_cost) if split.better else None
+    return warnings.uneven_split(split.bottleneck, split.largest, split.total, split.remainder_cost, better)
 
 
 def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | None:
     """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
 
-    Returns None for a single rank. Differences below `MARGIN` are not significant in a single run.
+    Returns None for a single rank.
     """
     measured, bound = estimates.get("replicas_makespan"), estimates.get("replicas_bound")
     pipeline, replicas = estimates.get("makespan"), measured if measured is not None else bound
@@ -282,59 +289,6 @@ def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | Non
     if measured is not None and pipeline * (1 + MARGIN) < replicas:
         return f"splitting the steps was worth it here: {both}"
     return f"splitting the steps had no measurable cost: {both}"
-
-
-def _unlike_reference(repeat: PipeRepeat) -> Iterator[str]:
-    different = [number for number, identical in repeat.comparisons().items() if not identical]
-    if different:
-        yield f"repeat {repeat.number}: {_samples(different)} not bit-identical to single-process diffusers"
-
-
-def _not_reproduced(repeats: Sequence[PipeRepeat]) -> Iterator[str]:
-    first: dict[int, tuple[str, int]] = {}
-    for repeat in repeats:
-        different = []
-        for number, sample in sorted(repeat.samples.items()):
-            sha256, _ = first.setdefault(number, (sample.sha256, repeat.number))
-            if sha256 != sample.sha256:
-                different.append(number)
-        if different:
-            yield f"repeat {repeat.number}: {_samples(different)} different from an earlier repeat with the same seed"
-
-
-def _unpaired(repeat: PipeRepeat) -> Iterator[str]:
-    for rank, stage in sorted(repeat.stages.items()):
-        taker = repeat.stages.get(rank + 1)
-        if taker and stage.sent != taker.received:
-            yield (
-                f"repeat {repeat.number}: rank {rank} sent {units.counted(stage.sent, 'hand-over')}, "
-                f"and rank {rank + 1} received {taker.received}"
-            )
-
-
-def _missing(repeat: PipeRepeat, samples: int) -> Iterator[str]:
-    missing = sorted(set(range(samples)) - repeat.samples.keys())
-    if repeat.samples and missing:
-        yield f"repeat {repeat.number}: {_samples(missing)} missing; --resume makes them"
-
-
-def _remainder(assignment: Assignment) -> Iterator[str]:
-    better = assignment.better
-    if better and assignment.remainder_cost > DEAR_REMAINDER:
-        yield (
-            f"rank {assignment.bottleneck} has {assignment.largest} of {assignment.total} evaluations, "
-            f"{units.percent(assignment.remainder_cost)} more than a fair share: --split balanced ({better.split}) "
-            f"comes to {units.percent(better.remainder_cost)}"
-        )
-
-
-def _samples(numbers: Sequence[int]) -> str:
-    """Returns "sample 3 is" or "samples 3, 4 and 7 more are"."""
-    if len(numbers) == 1:
-        return f"sample {numbers[0]} is"
-    named = ", ".join(map(str, numbers[:NAMED]))
-    rest = len(numbers) - NAMED
-    return f"samples {named}{f' and {rest} more' if rest > 0 else ''} are"
 
 
 def summarise(
@@ -366,7 +320,7 @@ def summarise(
         peak=None,
         measured_peak=None,
         throttled=slowed,
-        warnings=warnings(repeats, found, samples, slowed),
+        warnings=find_warnings(repeats, found, samples, slowed),
         pipeline=_pipeline(repeats, found, metrics.made),
     )
 

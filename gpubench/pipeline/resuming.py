@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gpubench import foreign_files
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
 from gpubench.pipeline import folders
 from gpubench.pipeline.folders import prompt_of, read_prompts
-from gpubench.runs.directory import ENVIRONMENT, IMAGE, LATENT, SAMPLES, Run, sample_file
+from gpubench.runs.directory import IMAGE, LATENT, sample_file
+from gpubench.runs.reader import Run
 from gpubench.settings.loading import flatten
 from gpubench.settings.schema import PipeSettings
 
@@ -63,7 +62,7 @@ def finished(run: Run, settings: PipeSettings) -> Finished:
     path = run.path
     prompts = read_prompts(settings.work.prompts)
     found: dict[int, Sample] = {}
-    for sample in run.lines(SAMPLES, Sample):
+    for sample in run.samples:
         if sample.sample not in found and _whole(path, sample, settings.output.images):
             now = (prompt_of(sample.sample, prompts), settings.seed + sample.sample)
             if (sample.prompt, sample.seed) != now:
@@ -74,19 +73,21 @@ def finished(run: Run, settings: PipeSettings) -> Finished:
                 )
             found[sample.sample] = sample
     whole = {number: one for number, one in found.items() if all(mate in found for mate in _mates(number, settings))}
-    return Finished(path, whole, settings.output.images, made_with(run.record.workload or {}, _environment(path)))
+    return Finished(path, whole, settings.output.images, made_with(run.record.workload or {}, run.environment))
 
 
 def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts besides the settings that determine a sample's bits, from run.json and environment.json."""
-    packages = environment.get("packages") or {}
+    """Returns the facts besides the settings that determine a sample's bits, from run.json and environment.json.
+
+    `environment` is by dot-key.
+    """
     known = {
         "weights": workload.get("weights"),
         "scheduler": workload.get("scheduler"),
         **_named(workload.get("files") or {}),
-        "torch": (environment.get("torch") or {}).get("version"),
-        "diffusers": packages.get("diffusers"),
-        "transformers": packages.get("transformers"),
+        "torch": environment.get("torch.version"),
+        "diffusers": environment.get("packages.diffusers"),
+        "transformers": environment.get("packages.transformers"),
     }
     return {name: value for name, value in known.items() if value is not None}
 
@@ -122,13 +123,6 @@ def _named(files: Mapping[str, str]) -> dict[str, str]:
     """Digests under the names that a sentence gives them."""
     known = {folders.INDEX: folders.INDEX, PROMPTS: "list of prompts"}
     return {known.get(name, f"{name} folder"): digest for name, digest in files.items()}
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(foreign_files.content(path / ENVIRONMENT), type=dict[str, Any])
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def _mates(sample: int, settings: PipeSettings) -> range:

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpubench import foreign_files, units
+from gpubench import units
 from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
-from gpubench.errors import GpubenchError, RunDirectoryError
+from gpubench.errors import GpubenchError
 from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints
@@ -39,8 +39,10 @@ from gpubench.report.document import (
     table,
 )
 from gpubench.runs import directory
-from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES, Run
-from gpubench.runs.summary import Summary, noise
+from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
+from gpubench.runs.reader import Run
+from gpubench.runs.summary import Summary
+from gpubench.runs.warnings import on_noise
 from gpubench.text import clean, phase_name
 from gpubench.trace.profile import Profile
 
@@ -92,26 +94,22 @@ def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> st
 
 def _as_document(path: Path) -> dict[str, Any]:
     run = Run.open(path)
-    summary = _read(path / SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
-    beside = {name: _read(path / file, kind) for name, (file, kind) in DOCUMENTS.items()}
+    summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
+    beside = {name: _as_written(run, file, kind) for name, (file, kind) in DOCUMENTS.items()}
     if run.record.command == "memory":
         beside["memory"] = beside["memory"] or msgspec.to_builtins(Footprints([]))
     known = {name: found for name, found in beside.items() if found}
     return {"path": str(path), "status": run.status, "error": run.record.error, **summary, **known}
 
 
-def _read(path: Path, kind: type[msgspec.Struct]) -> dict[str, Any] | None:
-    """Returns one document without its version; None if the file does not exist."""
-    try:
-        content = foreign_files.content(path)
-        msgspec.json.decode(content, type=kind)
-        found: dict[str, Any] = msgspec.json.decode(content)
-    except FileNotFoundError:
+def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """Returns one document without its version; None if the file does not exist.
+
+    It is checked against its type but not converted, because 1 would become 1.0.
+    """
+    if run.required(name, kind, DAMAGED) is None:
         return None
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from None
-    except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}", DAMAGED) from None
+    found = run.required(name, dict[str, Any], DAMAGED) or {}
     found.pop("schema_version", None)
     return found
 
@@ -193,7 +191,7 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     made += pipeline.after_metrics(run.pipeline, run) if run.pipeline else _steps(run)
     if command != "profile" and diagnosed:
         made += _diagnosis(run, *diagnosed)
-    made.append(Paragraph(noise(run.others, run.metrics.get("throughput")), "warning", on=Medium.TERMINAL))
+    made.append(Paragraph(on_noise(run.others, run.metrics.get("throughput")), "warning", on=Medium.TERMINAL))
     return made
 
 

@@ -1,4 +1,4 @@
-"""The run directory: the names of its files, its only writer, and a reader that tolerates damaged files.
+"""The run directory: the names of its files, and its only writer; `reader.Run` reads it.
 
 Whole documents are written to a temporary file, synced and renamed; line files only grow. If the machine stops at any
 moment, the directory stays readable, except perhaps for the last line of a line file.
@@ -13,15 +13,13 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final, Literal, TypeVar
+from typing import IO, Any, Final, Literal
 
 import msgspec
 import psutil
 
-from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.foreign_files import RUN as RUN
 
@@ -103,10 +101,6 @@ RESERVED_BYTES = 2**17
 """Size of the file that reserves disk space during a run, so that the results can be written even on a full disk."""
 ENDING = frozenset({RUN, SUMMARY, SUMMARY_TABLE})
 """The files that may use the reserved space."""
-
-EXPECTED = "give results/<experiment>/<run_id>"
-
-T = TypeVar("T")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,88 +348,3 @@ def to_json(document: Any) -> str:
     """Formats a document as JSON for a file or stdout. Raises ValueError for NaN, which JSON lacks."""
     builtins = msgspec.to_builtins(document, str_keys=True)
     return json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run directory that is read. `problems` lists what could not be read, by file and line."""
-
-    path: Path
-    record: RunRecord
-    problems: list[str] = field(default_factory=list)
-
-    @classmethod
-    def open(cls, path: Path) -> "Run":
-        """Reads run.json. Raises RunDirectoryError if `path` is not a run directory, or is from a newer gpubench."""
-        if not path.is_dir():
-            raise RunDirectoryError(f"{path} is not a run directory", EXPECTED)
-        try:
-            content = foreign_files.content(path / RUN)
-            version = msgspec.json.decode(content, type=_Versioned).schema_version
-            if version > SCHEMA_VERSION:
-                raise RunDirectoryError(
-                    f"{path / RUN} has schema version {version}, newer than {SCHEMA_VERSION}", "upgrade gpubench"
-                )
-            return cls(path, msgspec.json.decode(content, type=RunRecord))
-        except FileNotFoundError:
-            raise RunDirectoryError(f"{path} is not a run directory: it has no {RUN}", EXPECTED) from None
-        except OSError as error:
-            raise RunDirectoryError(f"{path / RUN} cannot be read: {error.strerror}", EXPECTED) from None
-        except (ValueError, RecursionError) as error:
-            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error}", EXPECTED) from None
-
-    @property
-    def status(self) -> str:
-        """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
-        record = self.record
-        if record.status == RUNNING and record.host == socket.gethostname() and not self._host_lives():
-            return INTERRUPTED
-        return record.status
-
-    def _host_lives(self) -> bool:
-        try:
-            return abs(psutil.Process(self.record.pid).create_time() - self.record.pid_created) < 1
-        except (psutil.Error, ValueError):
-            return False
-
-    def lines(self, name: str, type_: type[T]) -> Iterator[T]:
-        """Yields the records of a line file. An invalid line is added to `problems` and skipped."""
-        file = self.path / name
-        if not file.exists():
-            return
-        decoder = msgspec.json.Decoder(type_)
-        bad = BadLines(file, self.problems)
-        try:
-            for number, line in enumerate(foreign_files.lines(file), 1):
-                try:
-                    yield decoder.decode(line)
-                except (ValueError, RecursionError) as error:
-                    bad.add(number, error)
-        except OSError as error:
-            self.problems.append(f"{file} cannot be read: {error.strerror}")
-        bad.close()
-
-
-class BadLines:
-    """Reports the invalid lines of a file: the first LIMIT each, and the number of the others."""
-
-    LIMIT = 20
-
-    def __init__(self, file: Path, problems: list[str]) -> None:
-        self._file = file
-        self._problems = problems
-        self._count = 0
-
-    def add(self, number: int, error: Exception) -> None:
-        self._count += 1
-        if self._count <= self.LIMIT:
-            self._problems.append(f"{self._file}:{number}: {error}")
-
-    def close(self) -> None:
-        """Reports the number of the other lines. Call it at the end of the file."""
-        if self._count > self.LIMIT:
-            self._problems.append(f"{self._file}: {self._count - self.LIMIT} more lines are invalid")

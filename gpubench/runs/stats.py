@@ -98,7 +98,7 @@ def coarsened(x: ArrayLike) -> Series:
     return np.asarray(values[: len(values) // group * group].reshape(-1, group).mean(axis=1))
 
 
-def describe(groups: Sequence[Sequence[float]]) -> Distribution:
+def describe(groups: Sequence[ArrayLike]) -> Distribution:
     """Returns the distribution of all values; each group holds the values of one repeat.
 
     effective_n is the sum over the groups, because the steps of two processes are not neighbours. Raises ValueError if

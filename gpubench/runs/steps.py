@@ -1,109 +1,310 @@
-"""The steps of a repeat: stored in columns during the repeat, and reduced to the steady part afterwards."""
+"""The steps of a run as columns: collected while it runs, read from steps.jsonl, and reduced to the steady part."""
 
-from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import compress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
+from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
-from typing import overload
+from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
 
+from gpubench import foreign_files
 from gpubench.events import ModelBuilt, RepeatDone, Step
+from gpubench.foreign_files import BadLines
 from gpubench.runs import stats
 
-ABSENT = float("nan")  # marks a phase that a step does not have
-FLAGS = {None: -1, False: 0, True: 1}
-MEANINGS = {flag: meaning for meaning, flag in FLAGS.items()}
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float64]
 
 
-class KeptSteps(Sequence[Step]):
-    """A sequence of steps stored in columns, with about 80 bytes per step and 8 per phase. A slice is one too."""
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """Steps as columns with one entry per step. Times are in seconds.
 
-    def __init__(self) -> None:
-        self._counts = [array("q") for _ in range(5)]  # repeat, rank, epoch, step, samples
-        self._times = [array("d") for _ in range(4)]  # time, total, host, loss
-        self._flags = [array("b") for _ in range(3)]  # whether it has a loss; `starved`; `skipped`
-        self._phases: dict[str, array[float]] = {}
+    The columns correspond to the fields of `events.Step`. A phase that a step does not have takes 0 s in it. `loss` is
+    NaN for a step without one, and `starved` is 1, 0, or NaN if it is unknown.
+    """
 
-    def append(self, step: Step) -> None:
-        known = len(self)
-        for name in step.phases:  # in their order
-            if name not in self._phases:
-                self._phases[name] = array("d", [ABSENT]) * known
-        for name, phase in self._phases.items():
-            phase.append(step.phases.get(name, ABSENT))
-        for column, count in zip(
-            self._counts, (step.repeat, step.rank, step.epoch, step.step, step.samples), strict=True
-        ):
-            column.append(count)
-        loss = ABSENT if step.loss is None else step.loss
-        for times, seconds in zip(self._times, (step.time, step.total, step.host, loss), strict=True):
-            times.append(seconds)
-        flags = (step.loss is not None, FLAGS[step.starved], step.skipped)
-        for marks, flag in zip(self._flags, flags, strict=True):
-            marks.append(flag)
+    repeat: Ids
+    rank: Ids
+    step: Ids
+    time: Floats
+    total: Floats
+    samples: Ids
+    loss: Floats
+    skipped: NDArray[np.bool_]
+    starved: NDArray[np.float32]
+    phases: dict[str, Floats]
 
-    @property
-    def totals(self) -> Sequence[float]:
-        """The time of each step, in seconds."""
-        return self._times[1]
-
-    @property
-    def phases(self) -> Sequence[str]:
-        """Returns the names of all phases that any step has."""
-        return list(self._phases)
-
-    def phase(self, name: str) -> list[float]:
-        """Returns the time of the phase in each step, in seconds; 0 if the step does not have the phase."""
-        return [seconds if seconds == seconds else 0.0 for seconds in self._phases.get(name, [0.0] * len(self))]
+    @classmethod
+    def of_totals(cls, total: Floats) -> "StepTable":
+        """Returns a table of successive steps of which only the times are known."""
+        n = len(total)
+        zeros, unknown = np.zeros(n, np.int32), np.full(n, np.nan)
+        return cls(
+            repeat=zeros,
+            rank=zeros,
+            step=np.arange(n, dtype=np.int32),
+            time=np.cumsum(total) - total,
+            total=total,
+            samples=zeros,
+            loss=unknown,
+            skipped=np.zeros(n, np.bool_),
+            starved=unknown.astype(np.float32),
+            phases={},
+        )
 
     def __len__(self) -> int:
-        return len(self._times[0])
+        return len(self.step)
 
-    def __iter__(self) -> Iterator[Step]:
-        names = tuple(self._phases)
-        columns = (zip(*group, strict=True) for group in (self._counts, self._times, self._flags))
-        rows = zip(*self._phases.values(), strict=True) if names else iter([()] * len(self))
-        for counts, times, flags, phases in zip(*columns, rows, strict=True):
-            repeat, rank, epoch, number, samples = counts
-            time, total, host, loss = times
-            has_loss, starved, skipped = flags
-            known = [seconds == seconds for seconds in phases]
-            named = dict(compress(zip(names, phases, strict=True), known))
-            yield Step(
-                repeat,
-                rank,
-                epoch,
-                number,
-                time,
-                total,
-                named,
-                host,
-                samples,
-                loss if has_loss else None,
-                MEANINGS[starved],
-                bool(skipped),
-            )
+    def __getitem__(self, rows: Any) -> "StepTable":
+        """Returns the rows of a slice (its columns are views), a mask or indices."""
+        columns = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "phases"}
+        return StepTable(**columns, phases={name: column[rows] for name, column in self.phases.items()})
 
-    @overload
-    def __getitem__(self, place: int) -> Step: ...
+    @property
+    def wall(self) -> float:
+        """The time of all steps together, in seconds."""
+        return float(sum(self.total.tolist()))
 
-    @overload
-    def __getitem__(self, place: slice) -> "KeptSteps": ...
+    def phase(self, name: str) -> Floats:
+        """Returns the time of a phase in each step; 0 if no step has the phase."""
+        return self.phases.get(name, np.zeros(len(self)))
 
-    def __getitem__(self, place: int | slice) -> "Step | KeptSteps":
-        if isinstance(place, int):
-            place = range(len(self))[place]
-            return next(iter(self[place : place + 1]))
-        cut = KeptSteps()
-        cut._counts = [column[place] for column in self._counts]
-        cut._times = [column[place] for column in self._times]
-        cut._flags = [column[place] for column in self._flags]
-        cut._phases = {name: phase[place] for name, phase in self._phases.items()}
-        return cut
+    @property
+    def counted_samples(self) -> Ids:
+        """The samples of each step. A step that the gradient scaler skipped counts none."""
+        return np.where(self.skipped, np.int32(0), self.samples)
+
+    # The following need the order of (repeat, rank, step), which `read_steps` gives.
+
+    def of_repeat(self, repeat: int) -> dict[int, "StepTable"]:
+        """Returns the rows of one repeat by rank, as views."""
+        own = self[_where(self.repeat, repeat)]
+        ranks: dict[int, StepTable] = {}
+        start = 0
+        while start < len(own):
+            rank = int(own.rank[start])
+            rows = _where(own.rank, rank)
+            ranks[rank] = own[rows]
+            start = rows.stop
+        return ranks
+
+    def steady(self, window: "SteadyWindow") -> dict[int, "StepTable"]:
+        """Returns the rows of a repeat's steady window by rank, as views. A rank without rows is left out."""
+        found: dict[int, StepTable] = {}
+        for rank, rows in self.of_repeat(window.repeat).items():
+            first, last = np.searchsorted(rows.step, np.array([window.first, window.first + window.steps], np.int32))
+            if first < last:
+                found[rank] = rows[first:last]
+        return found
+
+
+def slowest_rank(ranks: Mapping[int, StepTable]) -> int:
+    """Returns the rank whose steps took the most time together. It represents the run."""
+    return max(ranks, key=lambda rank: ranks[rank].wall)
+
+
+def _where(column: Ids, value: int) -> slice:
+    """Returns the rows with `value` in a sorted column."""
+    wanted = np.int32(value)  # with a wider integer, numpy would convert the whole column
+    return slice(int(np.searchsorted(column, wanted, "left")), int(np.searchsorted(column, wanted, "right")))
+
+
+TYPES: Final[Mapping[str, type[np.generic]]] = {
+    "repeat": np.int32,
+    "rank": np.int32,
+    "step": np.int32,
+    "samples": np.int32,
+    "time": np.float64,
+    "total": np.float64,
+    "loss": np.float64,
+    "skipped": np.bool_,
+    "starved": np.float32,
+}
+WAITING = 256  # steps that are converted at once, because columns of single steps would take ten times as long
+
+
+class GrowingSteps:
+    """Collects steps in columns that grow by doubling, so that each step costs the same however many there are."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._columns: dict[str, NDArray[Any]] = {name: np.empty(0, type_) for name, type_ in TYPES.items()}
+        self._phases: dict[str, Floats] = {}  # zero beyond the length
+        self._waiting: list[Step] = []
+
+    def append(self, step: Step) -> None:
+        self._waiting.append(step)
+        if len(self._waiting) == WAITING:
+            self._convert_waiting()
+
+    def extend(self, rows: Sequence[Any], phases: Mapping[str, Iterable[float]]) -> None:
+        """Adds steps: objects with the fields of `TYPES`, and by phase its time in each of them."""
+        end = self._length + len(rows)
+        self._reserve(end, phases)
+        own = slice(self._length, end)
+        for name, column in self._columns.items():
+            column[own] = list(map(attrgetter(name), rows))  # None becomes NaN
+        for name, times in phases.items():
+            self._phases[name][own] = list(times)
+        self._length = end
+
+    def table(self) -> StepTable:
+        """Returns the steps so far in their order, as views."""
+        self._convert_waiting()
+        columns: dict[str, Any] = {name: column[: self._length] for name, column in self._columns.items()}
+        return StepTable(**columns, phases={name: column[: self._length] for name, column in self._phases.items()})
+
+    def __len__(self) -> int:
+        return self._length + len(self._waiting)
+
+    def _convert_waiting(self) -> None:
+        steps, self._waiting = self._waiting, []
+        names = dict.fromkeys(name for step in steps for name in step.phases)  # in their order
+        self.extend(steps, {name: [step.phases.get(name, 0.0) for step in steps] for name in names})
+
+    def _reserve(self, length: int, phases: Iterable[str]) -> None:
+        """Makes room for `length` steps with the phases known so far and these."""
+        capacity = len(self._columns["step"])
+        if length > capacity:
+            capacity = max(length, 2 * capacity)
+            for name, column in self._columns.items():  # one at a time, so that only one is there twice
+                self._columns[name] = _grown(column, np.empty(capacity, column.dtype))
+            for name, column in self._phases.items():
+                self._phases[name] = _grown(column, np.zeros(capacity))
+        for name in phases:
+            if name not in self._phases:
+                self._phases[name] = np.zeros(capacity)
+
+
+def _grown(column: NDArray[Any], larger: NDArray[Any]) -> NDArray[Any]:
+    larger[: len(column)] = column
+    return larger
+
+
+BLOCK = 1 << 18  # bytes decoded at once, so few that the rows stay in the CPU's cache until the columns are made
+NEWLINE = ord("\n")
+MOST_PHASES = 64  # a run has about ten; each has its own column
+LONGEST = 1e9  # seconds; sums of longer times lose precision
+
+# The sort key of a row has 64 bits: 16 bits of repeat, 16 of rank, 31 of step.
+_Small = Annotated[int, Meta(ge=0, lt=1 << 16)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Part = Annotated[float, Meta(ge=-LONGEST, le=LONGEST)]
+_Name = Annotated[str, Meta(pattern=r'\A[^"\\\x00-\x1f]+\Z', max_length=100)]
+
+
+class _Row(msgspec.Struct, gc=False, kw_only=True):
+    """One line of steps.jsonl, with the limits within which it is believed."""
+
+    repeat: _Small
+    rank: _Small
+    step: _Count
+    samples: _Count
+    time: Annotated[float, Meta(ge=0, le=1e12)]
+    total: Annotated[float, Meta(gt=0, le=LONGEST)]
+    loss: float | None = None
+    skipped: bool = False
+    starved: bool | None = None
+
+
+class _AnyRow(_Row, gc=False, kw_only=True):
+    phases: dict[_Name, _Part]
+
+
+def read_steps(path: Path, problems: list[str]) -> StepTable:
+    """Reads a steps.jsonl into a table in the order of (repeat, rank, step). A million lines take 1.5 s and 100 MB.
+
+    Invalid lines are skipped and added to `problems`. If several lines are for the same step, the first counts.
+    """
+    bad = BadLines(path, problems)
+    found = GrowingSteps()
+    phases: tuple[str, ...] = ()
+    try:
+        for number, block in _blocks(path):
+            try:
+                rows = _decoder(phases).decode_lines(block)
+            except (ValueError, RecursionError):  # an invalid line, or a new phase
+                lines, phases = _sift(block, number, phases, bad)
+                rows = _decoder(phases).decode_lines(b"\n".join(lines))
+            parts = [row.phases for row in rows]
+            found.extend(rows, {name: map(attrgetter(place), parts) for place, name in _places(phases).items()})
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {error.strerror}")
+    except MemoryError:
+        problems.append(f"{path} cannot be read: it does not fit in memory")
+    bad.close()
+    return _ordered(found.table(), path, problems)
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the first line, block of whole lines)."""
+    number = 1
+    with foreign_files.opened(path) as file:
+        while block := file.read(BLOCK) + file.readline(foreign_files.LONGEST):
+            if len(block) >= foreign_files.LONGEST:
+                raise foreign_files.too_long(path)
+            yield number, block
+            newlines = np.frombuffer(block, np.uint8) == NEWLINE  # bytes.count takes five times as long
+            number += int(np.count_nonzero(newlines))
+
+
+def _places(phases: Sequence[str]) -> dict[str, str]:
+    """Maps field names to phases, because a phase need not be a valid field name."""
+    return {f"p{number}": name for number, name in enumerate(phases)}
+
+
+@lru_cache(maxsize=64)
+def _decoder(phases: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """Returns a decoder of rows that have no other phases: as fields, which take half as long as a dictionary."""
+    names = _places(phases)
+    places = [(place, _Part, 0.0) for place in names]
+    parts = msgspec.defstruct("_Parts", places, gc=False, forbid_unknown_fields=True, rename=names)
+    row = msgspec.defstruct("_PhasedRow", [("phases", parts)], bases=(_Row,), gc=False, kw_only=True)
+    return msgspec.json.Decoder(row)
+
+
+def _sift(block: bytes, number: int, phases: tuple[str, ...], bad: BadLines) -> tuple[list[bytes], tuple[str, ...]]:
+    """Returns the valid lines of a block, and all phases known after them."""
+    names = dict.fromkeys(phases)
+    decoder = msgspec.json.Decoder(_AnyRow)
+    good: list[bytes] = []
+    for line_number, line in enumerate(block.split(b"\n"), number):
+        if not line.strip():
+            continue
+        try:
+            known = names | dict.fromkeys(decoder.decode(line).phases)
+            if len(known) > MOST_PHASES:
+                raise ValueError(f"more than {MOST_PHASES} phases in one run")
+        except (ValueError, RecursionError) as error:
+            bad.add(line_number, error)
+        else:
+            names = known
+            good.append(line)
+    return good, tuple(names)
+
+
+def _ordered(table: StepTable, path: Path, problems: list[str]) -> StepTable:
+    key = (table.repeat.astype(np.int64) << 47) | (table.rank.astype(np.int64) << 31) | table.step
+    if (key[1:] > key[:-1]).all():
+        return table
+    order = np.argsort(key, kind="stable")  # stable, so that the first of several lines for a step stays first
+    key = key[order]
+    again = np.concatenate([[False], key[1:] == key[:-1]])
+    if again.any():
+        first = table[order[again][:1]]
+        problems.append(
+            f"{path}: {again.sum()} steps occur more than once, such as step {first.step[0]} of repeat "
+            f"{first.repeat[0]} on rank {first.rank[0]}; the first line of each counts"
+        )
+    return table[order[~again]]
 
 
 @dataclass
@@ -111,7 +312,7 @@ class Repeat:
     """The events of one repeat."""
 
     number: int
-    steps: dict[int, KeptSteps] = field(default_factory=lambda: defaultdict(KeptSteps))
+    steps: dict[int, GrowingSteps] = field(default_factory=lambda: defaultdict(GrowingSteps))
     """The steps of each rank, in order."""
     built: ModelBuilt | None = None
     done: dict[int, RepeatDone] = field(default_factory=dict)
@@ -138,61 +339,66 @@ class Measured:
 
     repeat: Repeat
     window: SteadyWindow
-    ranks: dict[int, KeptSteps]
+    recorded: dict[int, StepTable]
+    """All steps of each rank, warm-up included."""
+    ranks: dict[int, StepTable]
+    """The steady steps of each rank, as many for each."""
     slowest_rank: int
     """The rank whose steady window took the most time. Its phases and step times represent the run."""
 
     @property
-    def steps(self) -> KeptSteps:
+    def steps(self) -> StepTable:
         return self.ranks[self.slowest_rank]
 
     @cached_property
-    def totals(self) -> list[float]:
+    def totals(self) -> Floats:
         """The time of each step on the rank that was slowest in it, in seconds."""
         return _slowest(self.ranks)
 
     @cached_property
     def wall(self) -> float:
-        return sum(self.steps.totals)
+        return self.steps.wall
 
     @cached_property
     def samples(self) -> int:
-        """The number of samples of all ranks. A step that the gradient scaler skipped counts no samples."""
-        return sum(step.samples for steps in self.ranks.values() for step in steps if not step.skipped)
+        """The number of samples of all ranks."""
+        return sum(int(steps.counted_samples.sum(dtype=np.int64)) for steps in self.ranks.values())
 
     @property
     def throughput(self) -> float:
         return self.samples / self.wall
 
     def phase(self, name: str) -> float:
-        return fmean(self.steps.phase(name))
+        return fmean(self.steps.phase(name).tolist())
+
+    def by_step(self, column: Callable[[StepTable], NDArray[Any]]) -> NDArray[Any]:
+        """Returns a column of the steady steps, as ranks x steps."""
+        return np.stack([column(steps) for steps in self.ranks.values()])
 
 
 def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
     """Returns the steady part of a repeat; None if there is none, for example after an interruption in the warm-up."""
-    length = min((len(steps) for steps in repeat.steps.values()), default=0)
+    recorded = {rank: steps.table() for rank, steps in sorted(repeat.steps.items())}
+    length = min(map(len, recorded.values()), default=0)
     if length <= warmup_steps:
         return None
-    unsettled = stats.warmup_length(_slowest(_cut(repeat.steps, 0, length)))
+    unsettled = stats.warmup_length(_slowest({rank: steps[:length] for rank, steps in recorded.items()}))
     first = max(warmup_steps, unsettled)
-    ranks = _cut(repeat.steps, first, length)
-    slowest_rank = max(ranks, key=lambda rank: sum(ranks[rank].totals))
-    steps = ranks[slowest_rank]
+    ranks = {rank: steps[first:length] for rank, steps in recorded.items()}
+    slowest = slowest_rank(ranks)
+    steps = ranks[slowest]
     window = SteadyWindow(
         repeat=repeat.number,
         first=first,
         steps=length - first,
         settled=unsettled <= max(warmup_steps, length // 2 - 1),
-        start=steps[0].time,
-        end=steps[-1].time + steps[-1].total,
+        start=float(steps.time[0]),
+        end=float(steps.time[-1] + steps.total[-1]),
     )
-    return Measured(repeat, window, ranks, slowest_rank)
+    return Measured(repeat, window, recorded, ranks, slowest)
 
 
-def _slowest(ranks: dict[int, KeptSteps]) -> list[float]:
+def _slowest(ranks: Mapping[int, StepTable]) -> Floats:
     """Returns the time of each step on the rank that was slowest in it, in seconds."""
-    return [max(totals) for totals in zip(*(steps.totals for steps in ranks.values()), strict=True)]
-
-
-def _cut(steps: dict[int, KeptSteps], first: int, last: int) -> dict[int, KeptSteps]:
-    return {rank: own[first:last] for rank, own in sorted(steps.items())}
+    totals: Floats = np.max([steps.total for steps in ranks.values()], axis=0)
+    return totals

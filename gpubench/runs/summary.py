@@ -6,20 +6,21 @@ one whose steady window took the most time. Throughput is the samples of all ran
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median_low
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from gpubench import hardware, units
-from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, Step
+from gpubench import hardware
+from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
 from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
-from gpubench.runs import stats
+from gpubench.runs import stats, warnings
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import Measured, Repeat, SteadyWindow, measure
-from gpubench.telemetry import STEAL, OtherLoad, Sampling, TelemetrySample, energy_between, throttled
+from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepTable, measure
+from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_between, throttled
 
 M = TypeVar("M")
 Estimate = Callable[[M], float | None]
@@ -37,16 +38,13 @@ class Metrics(Generic[M]):
         self.made: list[Metric] = []
         self._behind = steps, effective_steps
 
-    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], Sequence[float]] | None = None) -> None:
+    def add(self, name: str, estimate: Estimate[M], single: Callable[[M], ArrayLike] | None = None) -> None:
         """Adds a metric if every repeat has an estimate. `single` returns the values that an estimate is made of."""
         estimates = [estimate(one) for one in self.found]
         known = [value for value in estimates if value is not None]
         if known and len(known) == len(estimates):
             distribution = stats.describe([single(one) for one in self.found]) if single else None
             self.made.append(metric_of(name, known, *self._behind, distribution))
-
-    def get(self, name: str) -> Metric | None:
-        return next((metric for metric in self.made if metric.name == name), None)
 
 
 def largest(reports: Iterable[RepeatDone | StageDone], name: str) -> float | None:
@@ -113,85 +111,6 @@ def _mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tupl
 def _factor(values: Sequence[float]) -> float:
     """Returns the factor by which the mean of positive values may be off in either direction, at 95 %."""
     return math.exp(min(stats.student_half_width([math.log(value) for value in values]), LARGEST_LOGARITHM))
-
-
-CLOSURE_LIMIT = 0.005
-LEAST_SAID = 0.05  # cores; a smaller load rounds to 0.0
-LONGER = "raise training.warmup_steps or --steps"
-MORE = "raise --repeats"
-LONE = "one repeat only, so the variation between processes is unknown"
-
-
-def held_down(shares: Mapping[str, float]) -> str | None:
-    """Returns a warning that clocks were held down, or None. `shares` maps each reason to its share of the time."""
-    reasons = [f"{reason} for {units.percent(share)}" for reason, share in Counter(shares).most_common() if share]
-    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
-
-
-def noise(load: OtherLoad | None, throughput: Metric | None) -> list[str]:
-    """Returns the warnings on the reliability of a run's figures, the most important first."""
-    return [said for said in (too_noisy(throughput), contended(load), on_its_gpus(load)) if said]
-
-
-def contended(load: OtherLoad | None) -> str | None:
-    """Returns a warning on the load of other processes and its possible effect on the times, or None."""
-    if load is None:
-        return None
-    if load.busy:
-        named = ", ".join(f"{name} {cores:.1f}" for name, cores in load.processes.items() if cores >= LEAST_SAID)
-        said = f"other processes kept {load.cores:.1f} cores busy while it ran{f' ({named})' if named else ''}"
-    elif load.steal and load.steal > STEAL:
-        said = f"the hypervisor gave {units.percent(load.steal)} of the CPU to other guests while it ran"
-    else:
-        return None
-    if load.slowdown is None:
-        return said
-    reliable = units.percent(load.slowdown) if load.slowdown < 1 else f"a factor of {1 + load.slowdown:.1f}"
-    return f"{said}: its times are reliable only to {reliable}"
-
-
-def on_its_gpus(load: OtherLoad | None) -> str | None:
-    if load is None or not load.gpu_share:
-        return None
-    return f"other processes were on its GPUs in {units.percent(load.gpu_share)} of the checks around its repeats"
-
-
-def too_noisy(metric: Metric | None) -> str | None:
-    """Returns a warning if a metric's interval is wider than a factor of two, otherwise None."""
-    if metric is None or metric.interval is None or not metric.too_noisy:
-        return None
-    lies = f"{units.words(metric.name)} is too noisy to quote: {units.span(*metric.interval, metric.unit)}"
-    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}: {MORE}, or use a quieter machine"
-
-
-def not_settled(settled: Sequence[bool]) -> str | None:
-    """Returns a warning on repeats that may still have been in their warm-up, or None. `settled` is per repeat."""
-    number = settled.count(False)
-    return f"{number} of {len(settled)} repeats may not have reached the end of the warm-up" if number else None
-
-
-def not_closed(errors: Sequence[float]) -> str | None:
-    """Returns a warning on the largest closure error, or None.
-
-    `errors` holds for each repeat the difference between the sum of its steps and the wall time, as a fraction.
-    """
-    worst = max(errors, default=0.0)
-    return (
-        f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
-        if worst > CLOSURE_LIMIT
-        else None
-    )
-
-
-def imprecise(reached: float | None, wanted: float) -> str | None:
-    """Returns a warning that the target precision was not reached.
-
-    `reached` is the relative half-width of the throughput's interval after the last repeat; None without an interval.
-    """
-    if reached is not None and reached <= wanted:
-        return None
-    known = "has no interval" if reached is None else f"is known to {units.percent(reached)}"
-    return f"the throughput {known}, and the target is {units.percent(wanted)}: raise measurement.max_repeats"
 
 
 EXPOSED = "exposed_communication"
@@ -288,7 +207,14 @@ def summarise(
         peak=peak,
         measured_peak=measured_peak if measured_peak and measured_peak.flops_per_s else None,
         throttled=slowed,
-        warnings=_warnings(metrics, slowed, peak, flops, measured_peak, device_name, precision),
+        warnings=warnings.of_training(
+            windows,
+            {metric.name: metric for metric in metrics.made},
+            slowed,
+            unknown_peak=(device_name, precision) if device_name and not peak else None,
+            flops=flops,
+            measured_peak=measured_peak,
+        ),
     )
 
 
@@ -299,12 +225,6 @@ def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[Ste
         for reason, share in throttled(telemetry, window.start, window.end).items():
             slowed[reason] = slowed.get(reason, 0.0) + share / len(windows)
     return slowed
-
-
-def shared_warnings(repeats: int, slowed: dict[str, float]) -> list[str]:
-    """Returns the warnings that apply to the measurement of any command."""
-    said = [f"{LONE}: {MORE}"] * (repeats == 1)
-    return said + list(filter(None, [held_down(slowed)]))
 
 
 def _times(metrics: Metrics[Measured]) -> None:
@@ -323,31 +243,29 @@ def _times(metrics: Metrics[Measured]) -> None:
     metrics.add("closure_error", _closure_error)
 
 
-def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Sequence[float]]]:
+def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Floats]]:
     return lambda m: m.phase(phase), lambda m: m.steps.phase(phase)
 
 
 def _mean_of_rates(measured: Measured) -> float:
-    columns = zip(*measured.ranks.values(), strict=True)
-    samples = (sum(step.samples for step in steps if not step.skipped) for steps in columns)
-    return fmean(made / total for made, total in zip(samples, measured.totals, strict=True))
+    made = measured.by_step(lambda steps: steps.counted_samples).sum(axis=0)
+    return _mean(made / measured.totals)
 
 
-def _busy(step: Step) -> float:
-    return step.total - step.phases.get(EXPOSED, 0.0)
+def _busy(steps: StepTable) -> Floats:
+    return steps.total - steps.phase(EXPOSED)
 
 
 def _skew(measured: Measured) -> float:
-    columns = zip(*measured.ranks.values(), strict=True)
-    return fmean(
-        (max(busy := [_busy(step) for step in steps]) - median_low(busy)) / max(step.total for step in steps)
-        for steps in columns
-    )
+    """Returns by how much the busiest rank exceeds the lower median of all, as a fraction of the step; the mean."""
+    busy = np.sort(measured.by_step(_busy), axis=0)
+    return _mean((busy[-1] - busy[(len(busy) - 1) // 2]) / measured.totals)
 
 
 def _idle_at_start(measured: Measured) -> float | None:
-    known = [step.starved for step in measured.steps if step.starved is not None]
-    return fmean(known) if known else None
+    starved = measured.steps.starved
+    known = starved[~np.isnan(starved)]
+    return _mean(known) if len(known) else None
 
 
 def _closure_error(measured: Measured) -> float | None:
@@ -355,9 +273,9 @@ def _closure_error(measured: Measured) -> float | None:
     done = measured.repeat.done.get(measured.slowest_rank)
     if done is None:
         return None
-    every = measured.repeat.steps[measured.slowest_rank]
-    phases = max(abs(sum(step.phases.values()) / step.total - 1) for step in every)
-    return max(phases, abs(sum(every.totals) / done.wall - 1))
+    steps = measured.recorded[measured.slowest_rank]
+    phases = np.abs(sum(steps.phases.values()) / steps.total - 1).max()
+    return max(float(phases), abs(steps.wall / done.wall - 1))
 
 
 def _efficiency(
@@ -388,7 +306,7 @@ def _efficiency(
 
 def _costs(metrics: Metrics[Measured]) -> None:
     def first_steps(measured: Measured, count: int) -> float:
-        return max(sum(steps.totals[:count]) for steps in measured.repeat.steps.values())
+        return max(steps[:count].wall for steps in measured.recorded.values())
 
     metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))
     metrics.add("peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "peak_reserved"))
@@ -400,55 +318,26 @@ def _costs(metrics: Metrics[Measured]) -> None:
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
     metrics.add("yardstick_time", lambda m: m.repeat.reference_time)
     metrics.add("final_loss", _final_loss)
-    metrics.add("skipped_steps", lambda m: float(sum(step.skipped for step in m.steps)))
+    metrics.add("skipped_steps", lambda m: float(np.count_nonzero(m.steps.skipped)))
 
 
 def _final_loss(measured: Measured) -> float | None:
-    losses = [steps[-1].loss for steps in measured.ranks.values()]
-    known = [loss for loss in losses if loss is not None]
-    return fmean(known) if len(known) == len(losses) else None
+    losses = measured.by_step(lambda steps: steps.loss)[:, -1]
+    return None if np.isnan(losses).any() else _mean(losses)
 
 
 def _ranks(found: Sequence[Measured]) -> list[Rank]:
     if not found or len(found[0].ranks) < 2:
         return []
-    steps = {rank: [step for m in found for step in m.ranks[rank]] for rank in found[0].ranks}
-    busiest = [max(_busy(step) for step in column) for column in zip(*steps.values(), strict=True)]
+    total = np.concatenate([measured.by_step(lambda steps: steps.total) for measured in found], axis=1)
+    busy = np.concatenate([measured.by_step(_busy) for measured in found], axis=1)
+    slowest = busy >= busy.max(axis=0)
     return [
-        Rank(
-            rank=rank,
-            step_time=fmean(step.total for step in own),
-            busy_time=fmean(_busy(step) for step in own),
-            slowest=fmean(_busy(step) >= most for step, most in zip(own, busiest, strict=True)),
-        )
-        for rank, own in steps.items()
+        Rank(rank=rank, step_time=_mean(total[row]), busy_time=_mean(busy[row]), slowest=_mean(slowest[row]))
+        for row, rank in enumerate(found[0].ranks)
     ]
 
 
-def _warnings(
-    metrics: Metrics[Measured],
-    slowed: dict[str, float],
-    peak: hardware.Peak | None,
-    flops: FlopsCounted | None,
-    measured_peak: PeakMeasured | None,
-    device_name: str | None,
-    precision: str,
-) -> list[str]:
-    said = shared_warnings(len(metrics.found), slowed)
-    if unsettled := not_settled([measured.window.settled for measured in metrics.found]):
-        said.append(f"{unsettled}: {LONGER}")
-    closure = metrics.get("closure_error")
-    if closure and (unclosed := not_closed(closure.repeats)):
-        said.append(unclosed)
-    skipped = metrics.get("skipped_steps")
-    if skipped and sum(skipped.repeats):
-        said.append(
-            f"the gradient scaler skipped {sum(skipped.repeats):.0f} steady steps: they take time but count no samples"
-        )
-    if device_name and not peak:
-        said.append(f"no MFU: the dense {precision} peak of {device_name!r} is unknown")
-    if flops and flops.reason:
-        said.append(f"no FLOP count: {flops.reason}")
-    if measured_peak and measured_peak.reason:
-        said.append(f"no measured peak: {measured_peak.reason}")
-    return said
+def _mean(values: NDArray[Any]) -> float:
+    """Returns the mean of a column, with the sum exactly rounded."""
+    return fmean(values.tolist())

@@ -1,0 +1,237 @@
+"""All warnings that a run's figures are incomplete or less reliable than they look, with the conditions for each.
+
+Each function below `collected` returns the sentence of one warning, or None if its condition does not hold.
+`compare.warnings` has those that only a comparison makes, and repeats some of these with the name of a side.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from gpubench import units
+from gpubench.events import FlopsCounted, PeakMeasured
+from gpubench.metrics import Metric
+from gpubench.runs.steps import SteadyWindow
+from gpubench.telemetry import STEAL, OtherLoad
+
+CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
+LEAST_SAID = 0.05  # cores; a smaller load rounds to 0.0
+DEAR_REMAINDER = 0.05  # largest cost of an uneven split, as a fraction of a fair share
+SAMPLES_NAMED = 5  # number of samples that a warning lists
+LONGER = "raise training.warmup_steps or --steps"
+MORE = "raise --repeats"
+
+
+def of_training(
+    windows: Sequence[SteadyWindow],
+    metrics: Mapping[str, Metric],
+    throttled: Mapping[str, float],
+    *,
+    unknown_peak: tuple[str, str] | None,
+    flops: FlopsCounted | None,
+    measured_peak: PeakMeasured | None,
+) -> list[str]:
+    """Returns the warnings on training, in the order of summary.json.
+
+    `unknown_peak` is the GPU and the precision whose published peak is unknown; None if it is known or not needed.
+    """
+    return collected(
+        lone_repeat(len(windows)),
+        held_down(throttled),
+        not_settled([window.settled for window in windows]),
+        not_closed(metrics["closure_error"].repeats if "closure_error" in metrics else ()),
+        skipped_steps(metrics["skipped_steps"].repeats if "skipped_steps" in metrics else ()),
+        no_mfu(unknown_peak),
+        no_flop_count(flops),
+        no_measured_peak(measured_peak),
+    )
+
+
+def on_noise(load: OtherLoad | None, throughput: Metric | None) -> list[str]:
+    """Returns the warnings on noise, the most important first. Reports show them beside the figures."""
+    return collected(too_noisy(throughput), contended(load), others_on_gpus(load))
+
+
+def collected(*warnings: str | None) -> list[str]:
+    """Returns the warnings whose condition holds."""
+    return [warning for warning in warnings if warning]
+
+
+# Of any command
+
+
+def lone_repeat(repeats: int, more: str = MORE) -> str | None:
+    return f"one repeat only, so the variation between processes is unknown: {more}" if repeats == 1 else None
+
+
+def held_down(shares: Mapping[str, float]) -> str | None:
+    """Warns of any time with clocks held down. `shares` maps each reason to its share of the steady time."""
+    reasons = [f"{reason} for {units.percent(share)}" for reason, share in Counter(shares).most_common() if share]
+    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
+
+
+def too_noisy(metric: Metric | None) -> str | None:
+    """Warns of an interval that is wider than a factor of two."""
+    if metric is None or metric.interval is None or not metric.too_noisy:
+        return None
+    lies = f"{units.words(metric.name)} is too noisy to quote: {units.span(*metric.interval, metric.unit)}"
+    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}: {MORE}, or use a quieter machine"
+
+
+def contended(load: OtherLoad | None) -> str | None:
+    """Warns of other processes that kept cores busy (`OtherLoad.busy`), or of a share of the CPU for other guests
+    above `telemetry.STEAL`, with their possible effect on the times.
+    """
+    if load is None:
+        return None
+    if load.busy:
+        named = ", ".join(f"{name} {cores:.1f}" for name, cores in load.processes.items() if cores >= LEAST_SAID)
+        said = f"other processes kept {load.cores:.1f} cores busy while it ran{f' ({named})' if named else ''}"
+    elif load.steal and load.steal > STEAL:
+        said = f"the hypervisor gave {units.percent(load.steal)} of the CPU to other guests while it ran"
+    else:
+        return None
+    if load.slowdown is None:
+        return said
+    reliable = units.percent(load.slowdown) if load.slowdown < 1 else f"a factor of {1 + load.slowdown:.1f}"
+    return f"{said}: its times are reliable only to {reliable}"
+
+
+def others_on_gpus(load: OtherLoad | None) -> str | None:
+    """Warns of any check that found other processes on the run's GPUs."""
+    if load is None or not load.gpu_share:
+        return None
+    return f"other processes were on its GPUs in {units.percent(load.gpu_share)} of the checks around its repeats"
+
+
+def imprecise(throughput: Metric | None, target: float | None, repeats: int, most: int) -> str | None:
+    """Warns that the target precision was not reached, once all of the `most` repeats that were allowed are made.
+
+    `target` is the wanted relative half-width of the throughput's interval; None if none was wanted.
+    """
+    if throughput is None or target is None or repeats < most:
+        return None
+    reached = throughput.reach
+    if reached is not None and reached <= target:
+        return None
+    known = "has no interval" if reached is None else f"is known to {units.percent(reached)}"
+    return f"the throughput {known}, and the target is {units.percent(target)}: raise measurement.max_repeats"
+
+
+# Of training
+
+
+def not_settled(settled: Sequence[bool], longer: str | None = LONGER) -> str | None:
+    """Warns of repeats whose warm-up may reach beyond half of their steps. `settled` has one entry per repeat."""
+    number = settled.count(False)
+    said = f"{number} of {len(settled)} repeats may not have reached the end of the warm-up"
+    return (f"{said}: {longer}" if longer else said) if number else None
+
+
+def not_closed(errors: Sequence[float]) -> str | None:
+    """Warns of a closure error above CLOSURE_LIMIT.
+
+    `errors` holds for each repeat the difference between the sum of its steps and the wall time, as a fraction.
+    """
+    worst = max(errors, default=0.0)
+    if worst <= CLOSURE_LIMIT:
+        return None
+    return f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
+
+
+def skipped_steps(skipped: Sequence[float]) -> str | None:
+    """Warns of any steady step whose update the gradient scaler skipped. `skipped` has one count per repeat."""
+    number = sum(skipped)
+    said = f"the gradient scaler skipped {number:.0f} steady steps: they take time but count no samples"
+    return said if number else None
+
+
+def no_mfu(unknown_peak: tuple[str, str] | None) -> str | None:
+    """Warns of a GPU and a precision whose published peak is unknown."""
+    if unknown_peak is None:
+        return None
+    gpu, precision = unknown_peak
+    return f"no MFU: the dense {precision} peak of {gpu!r} is unknown"
+
+
+def no_flop_count(flops: FlopsCounted | None) -> str | None:
+    """Warns if the FLOPs of the model could not be counted, with the worker's reason."""
+    return f"no FLOP count: {flops.reason}" if flops and flops.reason else None
+
+
+def no_measured_peak(peak: PeakMeasured | None) -> str | None:
+    """Warns if the attainable FLOP/s could not be measured, with the worker's reason."""
+    return f"no measured peak: {peak.reason}" if peak and peak.reason else None
+
+
+# Of a pipeline
+
+
+def unlike_reference(repeat: int, samples: Sequence[int]) -> str | None:
+    """Warns of samples whose bits differ from those of the reference."""
+    return f"repeat {repeat}: {_samples(samples)} not bit-identical to single-process diffusers" if samples else None
+
+
+def not_reproduced(repeat: int, samples: Sequence[int]) -> str | None:
+    """Warns of samples whose bits differ from those of the first repeat that made them."""
+    if not samples:
+        return None
+    return f"repeat {repeat}: {_samples(samples)} different from an earlier repeat with the same seed"
+
+
+def unpaired(repeat: int, rank: int, sent: int, received: int) -> str | None:
+    """Warns if the next rank received another number of hand-overs than `rank` sent."""
+    if sent == received:
+        return None
+    return (
+        f"repeat {repeat}: rank {rank} sent {units.counted(sent, 'hand-over')}, and rank {rank + 1} received {received}"
+    )
+
+
+def missing_samples(repeat: int, made: Collection[int], wanted: int) -> str | None:
+    """Warns if a repeat made some of the samples 0 to `wanted` - 1 but not all."""
+    missing = sorted(set(range(wanted)) - set(made))
+    return f"repeat {repeat}: {_samples(missing)} missing; --resume makes them" if made and missing else None
+
+
+def uneven_split(rank: int, evaluations: int, total: int, cost: float, better: tuple[str, float] | None) -> str | None:
+    """Warns if `rank` has DEAR_REMAINDER more of the evaluations than a fair share, and another split is better.
+
+    `better` is the value of --split for the better one and its own cost.
+    """
+    if better is None or cost <= DEAR_REMAINDER:
+        return None
+    split, its_cost = better
+    return (
+        f"rank {rank} has {evaluations} of {total} evaluations, {units.percent(cost)} more than a fair share: "
+        f"--split balanced ({split}) comes to {units.percent(its_cost)}"
+    )
+
+
+def unused_prompts(prompts: int, samples: int) -> str | None:
+    """Warns if there are more prompts than samples."""
+    if prompts <= samples:
+        return None
+    which = f"prompt {prompts} is" if prompts == samples + 1 else f"prompts {samples + 1} to {prompts} are"
+    return f"{which} not used: --samples {samples} is less than the {prompts} prompts; leave it out for one of each"
+
+
+def other_threads(threads: int | None, cores: int) -> str | None:
+    """Warns if the number of threads of each rank on a CPU differs from the machine's `cores`.
+
+    The last bits of a sample depend on the number of threads, because a sum is split into as many parts.
+    """
+    if not threads or threads == cores:
+        return None
+    return (
+        f"the samples were made with {units.counted(threads, 'thread')} a rank, not with this machine's {cores}: "
+        f"a run or a diffusers process with {cores} can differ from them in the last bits"
+    )
+
+
+def _samples(numbers: Sequence[int]) -> str:
+    """Returns "sample 3 is" or "samples 3, 4 and 7 more are"."""
+    if len(numbers) == 1:
+        return f"sample {numbers[0]} is"
+    named = ", ".join(map(str, numbers[:SAMPLES_NAMED]))
+    rest = len(numbers) - SAMPLES_NAMED
+    return f"samples {named}{f' and {rest} more' if rest > 0 else ''} are"
