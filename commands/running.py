@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.defaults import Choice
+    from gpubench.settings.defaults import C, Choice
     from gpubench.settings.loading import Configuration, S
 
 
 def resolved(
-    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[S, list[Choice]]]"
-) -> "list[Configuration[S]]":
+    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[C, list[Choice]]]"
+) -> "list[Configuration[C]]":
     """Returns the complete configuration, and that of `--vs`. Raises errors before a run directory is created."""
     from gpubench.settings.defaults import completed
-    from gpubench.settings.loading import parse_assignments, told
+    from gpubench.settings.loading import naming_origins, parse_assignments
 
     precision = base.settings.measurement.target_precision
     if launched_by_torchrun() and precision is not None:
-        said = "a target precision takes fresh processes, which torchrun does not start"
-        raise UsageError(told(f"{said}: measurement.target_precision={precision}", base.origins), "use --repeats")
+        message = "a target precision takes fresh processes, which torchrun does not start"
+        with naming_origins(base.origins):
+            key = "measurement.target_precision"
+            raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
     if launched_by_torchrun() and vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]

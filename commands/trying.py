@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpubench.host.schedule import Outcome
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import MemorySettings
+    from gpubench.settings.schema import CompletedMemorySettings
     from gpubench.verify import Searched, Tried
 
 T = TypeVar("T")
@@ -21,16 +21,17 @@ T = TypeVar("T")
 def check(run: "Configuration[Any]") -> None:
     """Raises SettingsError if the name of the trials' folder would be too long. Call it before the first run."""
     from gpubench.foreign_files import TRIALS
-    from gpubench.settings.loading import source
+    from gpubench.settings.loading import about, naming_origins
     from gpubench.settings.schema import MOST_OF_A_NAME
 
     name, most = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
     if (size := len(name.encode())) > most:
-        raise SettingsError(
-            f"experiment: {name!r} takes {size} bytes, and at most {most} where trials are run in a folder beside it "
-            f"that adds {TRIALS}{source(run.origins.get('experiment'))}",
-            f"give an --experiment of at most {most} bytes",
-        )
+        with naming_origins(run.origins), about("experiment"):
+            raise SettingsError(
+                f"{name!r} takes {size} bytes, and at most {most} where trials are run in a folder beside it that adds "
+                f"{TRIALS}",
+                f"give an --experiment of at most {most} bytes",
+            )
 
 
 def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
@@ -46,7 +47,7 @@ def fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -
 
 
 def memory(
-    run: "Configuration[MemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
+    run: "Configuration[CompletedMemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
 ) -> GpubenchError | None:
     """Tries batch sizes and memory fixes and records the results. Returns an error or None, as `fixes` does."""
     from gpubench import verify as advised

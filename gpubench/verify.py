@@ -18,7 +18,7 @@ from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
 from gpubench.report.finding_phrases import options
 from gpubench.settings.loading import FIX, THE_RUN, TRIAL, Configuration, flatten
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings
 
 log = logging.getLogger("gpubench.verify")
 
@@ -224,13 +224,13 @@ def untold(run: Configuration[Any]) -> Configuration[Any]:
     return as_it_was(run, {"memory.find_batch_size": False, "memory.explain": False, "memory.advise": False})
 
 
-def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[TrainSettings]:
+def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[CompletedTrainSettings]:
     """Returns the configuration as a run of train-bench, for timing."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
     quick = length | {"measurement.count_flops": False, "logging.graph": False}
-    found = Configuration(TrainSettings.model_validate(own), origins)
+    found = Configuration(CompletedTrainSettings.model_validate(own), origins)
     return found.with_overrides(quick | {"measurement.repeats": repeats} | changes, "--verify")
 
 

@@ -247,10 +247,10 @@ def test_each_prompt_makes_a_sample_where_no_number_is_given(tmp_path: Path) -> 
     prompts.write_text("\n".join(f"a house with {number} windows" for number in range(12)))
     given = {"work.prompts": prompts}
     done, choices = defaults.complete(apply_overrides(PipeSettings(), given))
-    assert done.work.total == 12
+    assert done.work.samples == 12
     assert next(choice.reason for choice in choices if choice.key == "work.samples") == "one for each of 12 prompts"
-    assert defaults.complete(apply_overrides(PipeSettings(), given | {"work.samples": 8}))[0].work.total == 8
-    assert defaults.complete(PipeSettings())[0].work.total == 8
+    assert defaults.complete(apply_overrides(PipeSettings(), given | {"work.samples": 8}))[0].work.samples == 8
+    assert defaults.complete(PipeSettings())[0].work.samples == 8
 
 
 def test_prompts_that_are_left_over_are_named() -> None:
@@ -365,6 +365,6 @@ def test_expandable_segments_go_into_the_variable_that_pytorch_reads(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    made = thread_environment(settings(performance__expandable_segments=True, performance__cpu_threads=1))
+    made = thread_environment(complete(settings(device="cpu", performance__expandable_segments=True))[0])
     parts = [part for part in (given.get(set_variable), "expandable_segments:True") if part]
     assert {name: value for name, value in made.items() if "ALLOC" in name} == {set_variable: ",".join(parts)}

@@ -15,7 +15,7 @@ from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.runs.summary import Summary, metric_of
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import MemorySettings
+from gpubench.settings.schema import CompletedMemorySettings
 
 
 @dataclass
@@ -24,7 +24,7 @@ class MemoryProgress(Progress):
     steps: int = 1
 
 
-class MemoryRecorder(Recorder[MemorySettings]):
+class MemoryRecorder(Recorder[CompletedMemorySettings]):
     """One run of `gpubench memory`."""
 
     command = "memory"
@@ -32,7 +32,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
     lighter = LIGHTER
     progress: MemoryProgress
 
-    def __init__(self, configuration: Configuration[MemorySettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.progress = self.at_start()
         self._found: dict[tuple[int, int], Footprint] = {}

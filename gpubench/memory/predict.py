@@ -31,7 +31,13 @@ from gpubench.memory.target import Target, predicted
 from gpubench.memory.tracker import Tracker, follow, load
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides, flatten
-from gpubench.settings.schema import DataSettings, MemorySettings, ModelSettings, Precision, TrainSettings
+from gpubench.settings.schema import (
+    CompletedMemorySettings,
+    CompletedTrainSettings,
+    DataSettings,
+    ModelSettings,
+    Precision,
+)
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import map_tensors
 from gpubench.worker.models import Workload, build
@@ -168,7 +174,7 @@ class _Scaled(Autocast):
 
 
 def predict(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     target: Target,
     activity: Activity,
     steps: int,
@@ -179,7 +185,6 @@ def predict(
     `without` names corrections to leave out. Raises ModelError with the name of an operator that cannot be traced.
     """
     settings = _as_predicted(settings, target)
-    assert settings.precision
     tracker = _Tracker(target)
     world_size = settings.distributed.world_size
     ranks = Ranks(0, 0, world_size, world_size)
@@ -214,7 +219,9 @@ def predict(
     return Predicted(history, applied)
 
 
-def _moved(settings: TrainSettings, tracker: Tracker) -> Callable[[ModelSettings, DataSettings, int], Workload]:
+def _moved(
+    settings: CompletedTrainSettings, tracker: Tracker
+) -> Callable[[ModelSettings, DataSettings, int], Workload]:
     """Builds the model now, and returns what moves it to the GPU: building it takes memory of the host alone."""
     workload = build_without_memory(settings.model, settings.data, settings.seed)
 
@@ -234,7 +241,7 @@ def _unpredictable(reading: str) -> ModelError:
     )
 
 
-def samples(settings: TrainSettings) -> int | None:
+def samples(settings: CompletedTrainSettings) -> int | None:
     """Return the number of samples for each rank; None if the data is synthetic or the number is unknown."""
     if settings.data.source.startswith("synthetic"):
         return None
@@ -246,11 +253,11 @@ def samples(settings: TrainSettings) -> int | None:
         return feed.batches_per_epoch
 
 
-def _one_sample(settings: TrainSettings) -> TrainSettings:
+def _one_sample(settings: CompletedTrainSettings) -> CompletedTrainSettings:
     return apply_overrides(settings, {"training.batch_size": 1, "data.workers": 0, "data.pin_memory": False})
 
 
-def _as_predicted(settings: TrainSettings, target: Target) -> TrainSettings:
+def _as_predicted(settings: CompletedTrainSettings, target: Target) -> CompletedTrainSettings:
     """Return the settings with the target's defaults made explicit, so that the local CPU does not choose others."""
     changes: dict[str, Any] = {"performance.compile": False, "training.read_loss": False}
     changes["training.optimizer_impl"] = optimizer_impl(settings, target.cuda)
@@ -261,9 +268,8 @@ def _arithmetic(precision: Precision) -> Arithmetic:
     return _Scaled(HOST) if precision is Precision.amp else arithmetic(precision, HOST)
 
 
-def _batches(settings: TrainSettings, ranks: Ranks, workload: Workload) -> Any:
+def _batches(settings: CompletedTrainSettings, ranks: Ranks, workload: Workload) -> Any:
     """Return the batches: synthetic ones are on the device; of other data one sample is read, whose shape is used."""
-    assert settings.training.batch_size
     if settings.data.source == "synthetic":
         return Epochs(open_feed(settings, ranks, HOST, workload), settings.training.batch_size)
     if workload.make_batch is not None and settings.data.source == "synthetic-host":
@@ -304,7 +310,7 @@ SETTLED = 3
 
 @dataclass(frozen=True)
 class Forecast:
-    settings: MemorySettings
+    settings: CompletedMemorySettings
     target: Target
     activity: Activity
 

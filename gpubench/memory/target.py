@@ -15,7 +15,7 @@ from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
 from gpubench.settings.defaults import Choice, Gaps, complete, fill_training, required_torch
 from gpubench.settings.loading import about, apply_overrides
-from gpubench.settings.schema import Device, FollowSettings, MemorySettings, Precision
+from gpubench.settings.schema import CompletedMemorySettings, Device, FollowSettings, MemorySettings, Precision
 
 UNKNOWN = (9, 0)
 """The compute capability assumed for an unknown GPU model: no other one takes larger workspaces."""
@@ -95,7 +95,7 @@ def _below(found: Footprint, context: int) -> list[Correction]:
     ]
 
 
-def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
+def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, list[Choice]]:
     """Return complete settings and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
     required_torch()
     memory = settings.memory
@@ -111,7 +111,7 @@ def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choi
     return filled, choices
 
 
-def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
+def _predicted(settings: MemorySettings) -> tuple[CompletedMemorySettings, list[Choice]]:
     """Complete the settings as on the predicted GPU, whatever device this machine has."""
     gaps = Gaps(settings)
     here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name, gpu.memory_bytes))]
@@ -123,6 +123,5 @@ def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
     capability = target_of(chosen.memory, Device.cuda).capability
     old = capability is not None and capability < AMPERE
     gaps.fill("precision", Precision.amp if old else Precision.bf16, "the fastest that trains safely there")
-    known = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
-    filled, choices = fill_training(known, Gaps(known), on_gpu=True)
-    return filled, gaps.choices + choices
+    fill_training(settings, gaps, on_gpu=True)
+    return gaps.filled(), gaps.choices

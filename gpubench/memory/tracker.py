@@ -24,7 +24,7 @@ from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
 from gpubench.memory.sharding import trials_unseen, watching
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, DataSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic
@@ -328,7 +328,7 @@ class PhaseMarks(StepTimer[int]):
 
 
 def load(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     ranks: Ranks,
     device: torch.device,
     activity: Activity,
@@ -351,7 +351,6 @@ def load(
 def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> None:
     """Train `steps` steps under `tracker`."""
     training, module = trainer.settings.training, trainer.workload.module
-    assert training.batch_size
     with tracker.following(module), _claiming(trainer, tracker):
         for step in range(steps):
             trainer.timer.begin(step)
@@ -398,11 +397,14 @@ class DeviceMemory:
 
 
 def measure(
-    settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, tracker: Tracker, steps: int
+    settings: CompletedTrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    activity: Activity,
+    tracker: Tracker,
+    steps: int,
 ) -> None:
     """Train `steps` steps under `tracker`, and close it at their end or at an error."""
-    assert settings.precision
-    assert settings.training.batch_size
     with trials_unseen() if ranks.world_size > 1 else nullcontext(), tracker:
         try:
             trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))

@@ -18,7 +18,7 @@ from gpubench.memory.predict import Forecast
 from gpubench.memory.target import Target, target_of
 from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import MemorySettings
+from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
 from gpubench.worker.environment import capture_env_metadata
@@ -33,7 +33,7 @@ log = logging.getLogger("gpubench.memory")
 def work(given: Assignment) -> Iterator[Event]:
     """Yield the events of every repeat of the job."""
     job, ranks, store, activity = given.job, given.ranks, given.store, given.activity
-    settings = MemorySettings.model_validate(job.settings)
+    settings = CompletedMemorySettings.model_validate(job.settings)
     predicting = settings.memory.predict
     device = torch.device("cpu") if predicting else set_up(settings, ranks, store)
     if ranks.is_rank_zero:
@@ -46,7 +46,7 @@ def work(given: Assignment) -> Iterator[Event]:
     distributed.cleanup_ddp()
 
 
-def _predict(settings: MemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
+def _predict(settings: CompletedMemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
     forecast = Forecast(settings, target, activity)
     if settings.memory.find_batch_size:
         found = forecast.batch_sizes()
@@ -62,7 +62,7 @@ def _predict(settings: MemorySettings, target: Target, activity: Activity, repea
 
 
 def _measure(
-    settings: MemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
+    settings: CompletedMemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
 ) -> Iterator[Event]:
     forecast = Forecast(settings, _here(settings, device), activity)
     if settings.memory.find_batch_size:
@@ -94,7 +94,7 @@ def _measure(
             log.warning("no advice: %s", error)
 
 
-def _here(settings: MemorySettings, device: torch.device) -> Target:
+def _here(settings: CompletedMemorySettings, device: torch.device) -> Target:
     """Return the local device as a target for predictions."""
     space, limit = device_memory(device), settings.memory.device_memory
     if space is None:
@@ -104,7 +104,7 @@ def _here(settings: MemorySettings, device: torch.device) -> Target:
 
 
 def _found(
-    settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
+    settings: CompletedMemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
 ) -> Footprint | None:
     """Return the footprint; None if an error came before the first tensor."""
     history = tracker.history()

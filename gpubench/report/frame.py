@@ -15,7 +15,7 @@ from gpubench.report import comparison, phrases
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, noise
 from gpubench.settings.loading import FILLED_IN, flatten
-from gpubench.settings.schema import Device, RunSettings
+from gpubench.settings.schema import CompletedSettings, Device
 from gpubench.text import Fitting, plain_table, say, say_unbroken
 
 
@@ -79,7 +79,7 @@ def differences(base: Outcome, other: Outcome) -> tuple[str, str]:
     return first or "the first", second or "the same again"
 
 
-def by_key(settings: RunSettings) -> dict[str, Any]:
+def by_key(settings: CompletedSettings) -> dict[str, Any]:
     """Return the settings by dot-key, as in config.yaml."""
     return flatten(settings.model_dump(mode="json"))
 
@@ -121,7 +121,7 @@ def speed(summary: Summary) -> str:
     return f": {phrases.figure(throughput)}" + (f", {told}" if told else "")
 
 
-def gpu(settings: RunSettings, summary: Summary) -> str:
+def gpu(settings: CompletedSettings, summary: Summary) -> str:
     """Return the GPU's name in parentheses, for "on cuda"; an empty string on a CPU and if it is unknown."""
     name = summary.environment.device if summary.environment and settings.device is Device.cuda else None
     return f" ({name})" if name else ""

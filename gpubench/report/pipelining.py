@@ -12,7 +12,7 @@ from gpubench.host.schedule import Outcome
 from gpubench.report import frame, phrases
 from gpubench.runs.stages import PARTS, Pipeline, Stage
 from gpubench.runs.summary import Summary
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.text import Fitting, plain_table, say
 
 HEADLINES = (
@@ -48,7 +48,7 @@ def show(outcomes: Sequence[Outcome], comparisons: Comparisons | None, console: 
     frame.show(outcomes, comparisons, console, _show_run)
 
 
-def headline(settings: PipeSettings, summary: Summary) -> str:
+def headline(settings: CompletedPipeSettings, summary: Summary) -> str:
     """Return the run in one line."""
     model = summary.pipeline.model if summary.pipeline else settings.model.name or settings.model.unet
     scheduler = summary.pipeline.scheduler if summary.pipeline else settings.sampling.scheduler
@@ -73,7 +73,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
             console.print(_baselines(summary, pipeline))
             console.print()
     else:
-        made = f"{len(pipeline.samples)} of {units.counted(settings.work.total, 'sample')}"
+        made = f"{len(pipeline.samples)} of {units.counted(settings.work.samples, 'sample')}"
         say(console, f"no repeat was completed: {made} finished")
     for line in _words(pipeline):
         say(console, line)

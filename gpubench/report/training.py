@@ -11,7 +11,7 @@ from gpubench.compare.result import Comparisons
 from gpubench.host.schedule import Outcome
 from gpubench.report import frame
 from gpubench.runs.summary import Summary
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.text import Fitting, bar, plain_table, say
 
 HEADLINES = (
@@ -54,7 +54,7 @@ def _show_run(outcome: Outcome, console: Console) -> None:
         console.print(_ranks(summary))
 
 
-def headline(settings: TrainSettings, summary: Summary) -> str:
+def headline(settings: CompletedTrainSettings, summary: Summary) -> str:
     """Return the run in one line."""
     what = comparability.training(frame.by_key(settings), settings.distributed.world_size)
     return f"{what} on {settings.device}{frame.gpu(settings, summary)}{frame.speed(summary)}"
