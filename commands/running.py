@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.defaults import C, Choice
+    from gpubench.settings.defaults import C
     from gpubench.settings.loading import Configuration, S
 
 
 def resolved(
-    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[C, list[Choice]]]"
+    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[C, dict[str, str]]]"
 ) -> "list[Configuration[C]]":
     """Returns the complete configuration, and that of `--vs`. Raises errors before a run directory is created."""
     from gpubench.settings.defaults import completed

@@ -22,7 +22,6 @@ from gpubench.memory.target import Target, complete_memory, target_of
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
-from gpubench.settings.defaults import complete
 from gpubench.settings.loading import load
 from gpubench.settings.schema import CompletedMemorySettings, DataSettings, MemorySettings, ModelSettings
 from gpubench.worker.channel import Activity
@@ -36,7 +35,7 @@ MI300X = target_of(MemorySettings().memory.model_copy(update={"device_model": "m
 
 def settings(model: str, **changes: Any) -> CompletedMemorySettings:
     given = {"model": model, "device": "cpu"} | {key.replace("__", "."): value for key, value in changes.items()}
-    return complete(load(MemorySettings, None, given).settings)[0]
+    return complete_memory(load(MemorySettings, None, given).settings)[0]
 
 
 def on_gpu(model: str, **changes: Any) -> CompletedMemorySettings:

@@ -194,7 +194,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
         """Yields the warnings that follow from the settings alone."""
         yield from unused_prompts(self._prompts, self.settings.work.samples)
         threads = self.settings.performance.cpu_threads
-        if self.settings.device is Device.cpu and threads:
+        if self.settings.device is Device.cpu:
             yield from of_threads(threads, devices.physical_cores())
 
     def _crowding(self) -> float:
@@ -202,7 +202,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
         ranks = local_ranks(self.settings)
         if self.settings.device is Device.cuda:
             return max(1.0, ranks / max(1, len(devices.visible_gpus())))
-        return max(1.0, ranks * (self.settings.performance.cpu_threads or 1) / devices.physical_cores())
+        return max(1.0, ranks * self.settings.performance.cpu_threads / devices.physical_cores())
 
     def _follow(self, event: events.Message) -> None:
         if isinstance(event, events.PipelineBuilt):

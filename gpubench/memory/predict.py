@@ -278,7 +278,7 @@ def _batches(settings: CompletedTrainSettings, ranks: Ranks, workload: Workload)
     one = _one_sample(settings)
     with _disable_current_modes(), open_feed(one, ranks, HOST, workload) as feed:
         sample = next(feed.epoch(0))
-    return Copied(lambda: map_tensors(lambda tensor: _grown(tensor, settings.training.batch_size or 1), sample))
+    return Copied(lambda: map_tensors(lambda tensor: _grown(tensor, settings.training.batch_size), sample))
 
 
 def _grown(tensor: Tensor, batch_size: int) -> Tensor:

@@ -17,7 +17,7 @@ from gpubench.pipeline.scheduler_names import (
     evaluations,
     parse_options,
 )
-from gpubench.settings.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
+from gpubench.settings.defaults import Gaps, check_wandb, find_device, local_ranks, refuse_ranks
 from gpubench.settings.loading import about
 from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, PipeSettings
 
@@ -36,8 +36,8 @@ SMALL = ("dummy", "tiny")
 SAMPLES = 8  # the default without prompts
 
 
-def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, list[Choice]]:
-    """Returns complete settings, and the choices that were made.
+def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, str]]:
+    """Returns complete settings, and the reasons for those that were chosen, by dot-key.
 
     Raises DeviceError, ModelError, DataError or SettingsError for settings that cannot work on this machine.
     """
@@ -72,7 +72,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, list[Choice
         gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
     else:  # the last bits of a CPU's results depend on it, and must not depend on the number of ranks
         gaps.fill("performance.cpu_threads", cores, f"{units.counted(cores, 'core')}, for any number of ranks")
-    return gaps.filled(), gaps.choices
+    return gaps.filled(), gaps.reasons
 
 
 def check_request(settings: PipeSettings, samples: int) -> None:

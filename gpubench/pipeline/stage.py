@@ -427,7 +427,7 @@ class Passage:
             session.stage.denoiser.device,
             bound=session.settings.pipeline.in_flight,
             keep_latents=session.settings.output.latents,
-            retain=self.announce and bool(session.settings.verify),
+            retain=self.announce and session.settings.verify,
             inspect=self._finiteness.check,
             deadline=session.stage.deadline,
             evaluating=session.stage.patience(session.stage.sampler.total),

@@ -87,8 +87,7 @@ def work(given: Assignment) -> Iterator[events.Message]:
     """Runs every repeat of the job and yields its events."""
     job, ranks, store, activity, tell = given
     settings = CompletedPipeSettings.model_validate(job.settings)
-    if settings.performance.cpu_threads:
-        torch.set_num_threads(settings.performance.cpu_threads)
+    torch.set_num_threads(settings.performance.cpu_threads)
     set_float32_matmul(Precision.fp32, None)  # what is asked for in fp32 is computed in it; the rest is half
     if settings.performance.deterministic:
         make_deterministic()

@@ -8,9 +8,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Never, TypeVar, overload
+from typing import Any, Never, TypeVar
 
 import psutil
 
@@ -20,7 +19,6 @@ from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings.loading import FILLED_IN, Configuration, S, flatten, naming_origins, validate
 from gpubench.settings.schema import (
-    CompletedMemorySettings,
     CompletedSettings,
     CompletedTrainSettings,
     Device,
@@ -48,60 +46,45 @@ C = TypeVar("C", bound=CompletedSettings)
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A setting that gpubench chose, with the reason."""
-
-    key: str
-    value: Any
-    reason: str
-
-
 class Gaps:
-    """The settings as given, and the choices for those that are not set."""
+    """The values of all settings by dot-key, and the reasons for those that gpubench chose."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._class = type(settings)
-        self._given = flatten(settings.model_dump())
-        self.choices: list[Choice] = []
+        self._values = flatten(settings.model_dump())
+        self.reasons: dict[str, str] = {}
 
     def fill(self, key: str, value: Any, reason: str) -> Any:
         """Returns the given value of `key`, or else chooses `value`."""
-        if self._given[key] is not None:
-            return self._given[key]
-        self.choices.append(Choice(key, value, reason))
-        return value
+        if self._values[key] is None:
+            self._values[key], self.reasons[key] = value, reason
+        return self._values[key]
 
     def filled(self) -> Any:
-        """Returns the settings with the choices, as an instance of the completed class. Raises SettingsError."""
+        """Returns the settings as an instance of the completed class. Raises SettingsError."""
         cls: Any = self._class.__pydantic_generic_metadata__["origin"] or self._class
-        return validate(cls[Never], self._given | {choice.key: choice.value for choice in self.choices}, {})
+        return validate(cls[Never], self._values, {})
 
 
-def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, list[Choice]]]) -> Configuration[C]:
+def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, dict[str, str]]]) -> Configuration[C]:
     """Returns the complete configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
 
     `complete` is the command's own function. Its errors pass through, with the origins of the settings.
     """
     with naming_origins(configuration.origins):
-        settings, choices = complete(configuration.settings)
-    reasons = {choice.key: FILLED_IN + choice.reason for choice in choices}
-    return Configuration(settings, configuration.origins | reasons)
+        settings, reasons = complete(configuration.settings)
+    chosen = {key: FILLED_IN + reason for key, reason in reasons.items()}
+    return Configuration(settings, configuration.origins | chosen)
 
 
-@overload
-def complete(settings: MemorySettings) -> tuple[CompletedMemorySettings, list[Choice]]: ...
-@overload
-def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, list[Choice]]: ...
-def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, list[Choice]]:
-    """Returns complete settings, and the choices that were made.
+def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str, str]]:
+    """Returns complete settings, and the reasons for those that were chosen, by dot-key.
 
     Raises DeviceError, ModelError, DataError or SettingsError for settings that cannot work on this machine.
     """
     gaps = Gaps(settings)
-    on_gpu = fill_device(settings, gaps) is Device.cuda
-    fill_training(settings, gaps, on_gpu)
-    return gaps.filled(), gaps.choices
+    fill_training(settings, gaps, on_gpu=fill_device(settings, gaps) is Device.cuda)
+    return gaps.filled(), gaps.reasons
 
 
 def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:

@@ -47,7 +47,7 @@ def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]
     if batch is None:  # the stream of samples has ended
         log.warning("no batch is left to count FLOPs on")
         return
-    batch = to_device(batch, trainer.device, channels_last=bool(settings.performance.channels_last))
+    batch = to_device(batch, trainer.device, channels_last=settings.performance.channels_last)
     if settings.measurement.count_flops:
         activity.doing = "counting FLOPs"
         counted = _flops(trainer, batch)
@@ -197,8 +197,7 @@ def work(given: Assignment) -> Iterator[Event]:
 
 def set_up(settings: CompletedTrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
     """Configures the process as the settings ask and joins the process group. Returns this rank's device."""
-    if settings.performance.cpu_threads:
-        torch.set_num_threads(settings.performance.cpu_threads)
+    torch.set_num_threads(settings.performance.cpu_threads)
     device = distributed.pick_device(settings.device, ranks)
     set_float32_matmul(settings.precision, settings.performance.matmul_precision)
     torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
@@ -353,5 +352,5 @@ def open_feed(settings: CompletedTrainSettings, ranks: Ranks, device: torch.devi
         ranks.world_size,
         settings.seed,
         device,
-        channels_last=bool(settings.performance.channels_last),
+        channels_last=settings.performance.channels_last,
     )

@@ -54,7 +54,7 @@ class Trainer:
     def step(self, batches: Batches, samples: int) -> None:
         """Runs one optimizer step over `grad_accumulation` batches. Marks every phase border, without synchronising."""
         timer, accumulation = self.timer, self.settings.training.grad_accumulation
-        channels_last = bool(self.settings.performance.channels_last)
+        channels_last = self.settings.performance.channels_last
         total: Tensor | None = None
         for micro in range(accumulation):
             if micro:
