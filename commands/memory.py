@@ -22,7 +22,7 @@ from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import MemorySettings
+    from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 
 EPILOG = """Examples:
 
@@ -134,10 +134,10 @@ def memory(
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
     from gpubench.memory.target import complete_memory
-    from gpubench.settings.loading import load, telling
+    from gpubench.settings.loading import load, naming_origins
 
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
-    with telling(base.origins):
+    with naming_origins(base.origins):
         _refuse_idle(base, verify=verify, check=check)
     (run,) = complete_all(base, None, complete_memory)
     if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
@@ -155,38 +155,55 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
 
     memory, device = base.settings.memory, base.settings.device
     predicting, finding = memory.predict, memory.find_batch_size
-    for wrong, message, hint in (
-        (verify and predicting, "--verify runs each fix, and memory.predict=true runs nothing", "leave one out"),
+    for wrong, message, hint, *keys in (
+        (
+            verify and predicting,
+            "--verify runs each fix, and memory.predict=true runs nothing",
+            "leave one out",
+            "memory.predict",
+        ),
         (
             verify and finding,
             "--verify needs one batch size, and memory.find_batch_size=true tries several",
             "leave one out",
+            "memory.find_batch_size",
         ),
         (check and not predicting, "--check compares a prediction with a measurement", "add --predict"),
         (
             check and finding,
             "--check needs one batch size, and memory.find_batch_size=true tries several",
             "leave one out",
+            "memory.find_batch_size",
         ),
         (
             bool(memory.device_model) and not predicting,
             f"memory.device_model={memory.device_model} is for predictions only",
             "add --predict, or leave it out",
+            "memory.device_model",
         ),
         (
             bool(memory.device_model) and device == "cpu",
             f"memory.device_model={memory.device_model} is a GPU, but device is cpu",
             "use --device cuda to predict for the GPU",
+            "memory.device_model",
+            "device",
         ),
         (
             launched_by_torchrun() and predicting,
             "memory.predict=true: one process predicts for all ranks, and torchrun started several",
             "run it without torchrun, with --world-size",
+            "memory.predict",
         ),
         (
-            launched_by_torchrun() and (verify or finding),
-            ("--verify" if verify else "memory.find_batch_size=true") + " starts fresh processes; torchrun does not",
+            launched_by_torchrun() and verify,
+            "--verify starts fresh processes; torchrun does not",
             "run it without torchrun, with --world-size",
+        ),
+        (
+            launched_by_torchrun() and finding,
+            "memory.find_batch_size=true starts fresh processes; torchrun does not",
+            "run it without torchrun, with --world-size",
+            "memory.find_batch_size",
         ),
         (
             base.origins.get("memory.spare") == COMMAND_LINE and not finding,
@@ -195,10 +212,10 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
         ),
     ):
         if wrong:
-            raise UsageError(message, hint)
+            raise UsageError(message, hint, keys=keys)
 
 
-def _checking(run: "Configuration[MemorySettings]") -> "Configuration[MemorySettings]":
+def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[CompletedMemorySettings]":
     """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
     from gpubench.memory.target import complete_memory
     from gpubench.settings.defaults import completed
@@ -235,8 +252,8 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
 
 
 def _of_run(
-    run: "Configuration[MemorySettings]",
-    measurements: "Sequence[Configuration[MemorySettings]]",
+    run: "Configuration[CompletedMemorySettings]",
+    measurements: "Sequence[Configuration[CompletedMemorySettings]]",
     *,
     verify: bool,
     json: bool,

@@ -92,7 +92,8 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 
     Raises UsageError for an unknown option, or one that contradicts torchrun.
     """
-    from gpubench.settings.loading import canonical, fields, parse_unknown_overrides
+    from gpubench.settings.field import fields
+    from gpubench.settings.loading import canonical, parse_unknown_overrides
 
     known = fields(cls)
     named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}

@@ -123,8 +123,9 @@ def pipe_infer(
     if print_config:
         print_configurations(runs, "pipe-infer")
         return
-    if done and not done.missing(base.settings.work.total):
-        print(f"nothing to do: all {base.settings.work.total} samples of {resume} are finished", file=sys.stderr)
+    total = runs[0].settings.work.samples
+    if done and not done.missing(total):
+        print(f"nothing to do: all {total} samples of {resume} are finished", file=sys.stderr)
         show_finished(done.path, json=json)
         return
 
@@ -165,8 +166,8 @@ def resumed(
     """
     from gpubench.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
     from gpubench.runs.directory import CONFIG
-    from gpubench.settings.loading import canonical, load
-    from gpubench.settings.schema import PipeSettings
+    from gpubench.settings.loading import canonical, flatten, load, validate
+    from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
     if vs:
         raise UsageError("--resume completes one run, and --vs starts two", "leave one of them out")
@@ -182,6 +183,7 @@ def resumed(
         raise UsageError(f"--resume makes each missing sample once, so {conflicts[0]} cannot be set", "leave it out")
     run = load(PipeSettings, str(path / CONFIG), {"inject": None} | single | requested)
     refuse_changes(before.settings, run.settings)
-    done = finished(old, run.settings)
-    refuse_other_files(done, run.settings)
+    settings = validate(CompletedPipeSettings, flatten(run.settings.model_dump()), run.origins)
+    done = finished(old, settings)
+    refuse_other_files(done, settings)
     return done, run

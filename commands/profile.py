@@ -13,7 +13,7 @@ from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import ProfileSettings
+    from gpubench.settings.schema import CompletedTrainSettings
 
 EPILOG = """Examples:
 
@@ -101,15 +101,16 @@ def profile(
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
 
     from gpubench.settings.defaults import complete
-    from gpubench.settings.loading import load, telling
+    from gpubench.settings.loading import load, naming_origins
 
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
     base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
     (run,) = complete_all(base, None, complete)
-    with telling(run.origins):
-        if not run.settings.profiling.enabled:
-            raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
+    if not run.settings.profiling.enabled:
+        with naming_origins(run.origins):
+            message = "profiling.enabled=false records no profile to diagnose"
+            raise UsageError(message, "add --profiling.enabled=true", keys=["profiling.enabled"])
     if verify:
         check_trial_name(run)
     if print_config:
@@ -147,7 +148,9 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     output.write(text, "gpubench profile --trace FILE --html PAGE")
 
 
-def _of_run(run: "Configuration[ProfileSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int) -> None:
+def _of_run(
+    run: "Configuration[CompletedTrainSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int
+) -> None:
     from gpubench.host import live
     from gpubench.host.recorder import ProfileRecorder
     from gpubench.report.terminal import Terminal

@@ -14,28 +14,30 @@ if TYPE_CHECKING:
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.defaults import Choice
+    from gpubench.settings.defaults import C
     from gpubench.settings.loading import Configuration, S
-    from gpubench.settings.schema import MemorySettings
+    from gpubench.settings.schema import CompletedMemorySettings
     from gpubench.verify import Searched, Tried
 
 T = TypeVar("T")
 
 
 def complete_all(
-    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[S, list[Choice]]]"
-) -> "list[Configuration[S]]":
+    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[C, dict[str, str]]]"
+) -> "list[Configuration[C]]":
     """Returns the complete configuration, followed by that of `--vs` if it is given.
 
     Raises an error for settings that cannot be run, before a run directory is created.
     """
     from gpubench.settings.defaults import completed
-    from gpubench.settings.loading import parse_assignments, told
+    from gpubench.settings.loading import naming_origins, parse_assignments
 
     precision = base.settings.measurement.target_precision
     if launched_by_torchrun() and precision is not None:
         message = "a target precision takes fresh processes, which torchrun does not start"
-        raise UsageError(told(f"{message}: measurement.target_precision={precision}", base.origins), "use --repeats")
+        with naming_origins(base.origins):
+            key = "measurement.target_precision"
+            raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
     if launched_by_torchrun() and vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
@@ -117,16 +119,17 @@ def finish(
 def check_trial_name(run: "Configuration[Any]") -> None:
     """Raises SettingsError if the name of the folder for trials would be too long. Call it before the first run."""
     from gpubench.foreign_files import TRIALS
-    from gpubench.settings.loading import source
+    from gpubench.settings.loading import about, naming_origins
     from gpubench.settings.schema import MOST_OF_A_NAME
 
     name, limit = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
     if (size := len(name.encode())) > limit:
-        raise SettingsError(
-            f"experiment: {name!r}{source(run.origins.get('experiment'))} has {size} bytes; the limit is {limit}, "
-            f"because the folder of the trial runs adds {TRIALS} to the name",
-            f"give an --experiment of at most {limit} bytes",
-        )
+        with naming_origins(run.origins), about("experiment"):
+            raise SettingsError(
+                f"{name!r} has {size} bytes; the limit is {limit}, because the folder of the trial runs adds {TRIALS} to "
+                "the name",
+                f"give an --experiment of at most {limit} bytes",
+            )
 
 
 def try_fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
@@ -145,7 +148,7 @@ def try_fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal
 
 
 def try_memory_advice(
-    run: "Configuration[MemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
+    run: "Configuration[CompletedMemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
 ) -> GpubenchError | None:
     """Runs the batch sizes that were predicted to fit or, with `verify`, each memory fix; records the results.
 

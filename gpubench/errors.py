@@ -42,7 +42,13 @@ class GpubenchError(Exception):
 
 
 class UsageError(GpubenchError):
+    """A request that cannot be carried out as asked. `keys` are the dot-keys of the settings that the message names."""
+
     exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None, *, keys: Iterable[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.keys = tuple(keys)
 
 
 class SettingsError(UsageError):

@@ -20,7 +20,7 @@ from gpubench.memory.target import Target, target_of
 from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import flatten
-from gpubench.settings.schema import MemorySettings
+from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
 from gpubench.worker.environment import capture_env_metadata
@@ -35,7 +35,7 @@ log = logging.getLogger("gpubench.memory")
 def work(assignment: Assignment) -> Iterator[Event]:
     """Run every repeat of the job and yield the events."""
     job, ranks, store, activity = assignment.job, assignment.ranks, assignment.store, assignment.activity
-    settings = MemorySettings.model_validate(job.settings)
+    settings = CompletedMemorySettings.model_validate(job.settings)
     predicting = settings.memory.predict
     device = torch.device("cpu") if predicting else set_up(settings, ranks, store)
     if ranks.is_rank_zero:
@@ -48,7 +48,7 @@ def work(assignment: Assignment) -> Iterator[Event]:
     distributed.cleanup_ddp()
 
 
-def _predict(settings: MemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
+def _predict(settings: CompletedMemorySettings, target: Target, activity: Activity, repeat: int) -> Iterator[Event]:
     forecast = Forecast(settings, target, activity)
     if settings.memory.find_batch_size:
         sizes = forecast.batch_sizes()
@@ -64,7 +64,7 @@ def _predict(settings: MemorySettings, target: Target, activity: Activity, repea
 
 
 def _measure(
-    settings: MemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
+    settings: CompletedMemorySettings, ranks: Ranks, device: torch.device, activity: Activity, repeat: int
 ) -> Iterator[Event]:
     forecast = Forecast(settings, _local_target(settings, device), activity)
     if settings.memory.find_batch_size:
@@ -100,7 +100,7 @@ def _advice(forecast: Forecast, found: Footprint) -> Findings:
     return forecast.with_savings(advise(found, flatten(forecast.settings.model_dump(mode="json"))), found)
 
 
-def _local_target(settings: MemorySettings, device: torch.device) -> Target:
+def _local_target(settings: CompletedMemorySettings, device: torch.device) -> Target:
     """Return this rank's device as a target for predictions."""
     space, limit = device_memory(device), settings.memory.device_memory
     if space is None:
@@ -110,7 +110,7 @@ def _local_target(settings: MemorySettings, device: torch.device) -> Target:
 
 
 def _found(
-    settings: MemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
+    settings: CompletedMemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
 ) -> Footprint | None:
     """Return the recorded footprint; None if an error occurred before the first allocation."""
     history = tracker.history()

@@ -18,7 +18,7 @@ from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
 from gpubench.report.findings import options
 from gpubench.settings.loading import FIX, THE_RUN, TRIAL, Configuration, flatten
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings
 
 log = logging.getLogger("gpubench.verify")
 
@@ -242,13 +242,13 @@ def memory_baseline(run: Configuration[Any]) -> Configuration[Any]:
     return trial_of(run, {"memory.find_batch_size": False, "memory.explain": False, "memory.advise": False})
 
 
-def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[TrainSettings]:
+def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[CompletedTrainSettings]:
     """Returns the configuration of a short train-bench run with the same settings and `changes`."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
     quick = length | {"measurement.count_flops": False, "logging.graph": False}
-    found = Configuration(TrainSettings.model_validate(own), origins)
+    found = Configuration(CompletedTrainSettings.model_validate(own), origins)
     return found.with_overrides(quick | {"measurement.repeats": repeats} | changes, "--verify")
 
 

@@ -317,4 +317,5 @@ def find(name: str) -> ModelSpec:
     raise ModelError(
         f"model.name: there is no built-in model, and no folder, called {name!r}",
         f"{guess}; a model of your own is module:callable, or a folder holding config.json",
+        keys=["model.name"],
     )

@@ -7,8 +7,8 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.settings.loading import flatten
-from gpubench.settings.schema import PipeSettings, RunSettings, TrainSettings
+from gpubench.settings.loading import flatten, validate
+from gpubench.settings.schema import CompletedPipeSettings, PipeSettings, RunSettings, TrainSettings
 from gpubench.trace.profile import (
     CAUSES,
     HOST_PARTS,
@@ -34,6 +34,24 @@ PERCENT = WALL // 100
 
 H100 = "NVIDIA H100 80GB HBM3"
 V100 = "Tesla V100-SXM2-16GB"
+
+
+COMPLETED_PIPELINE: dict[str, Any] = {
+    "device": "cpu",
+    "precision": "fp32",
+    "verify": True,
+    "sampling.steps": 4,
+    "sampling.guidance_scale": 7.5,
+    "work.samples": 8,
+    "performance.cpu_threads": 1,
+    "performance.deterministic": True,
+    "distributed.backend": "gloo",
+}
+
+
+def completed_pipeline(given: Mapping[str, Any]) -> CompletedPipeSettings:
+    """Settings of a pipeline by dot-key, and small values for those that the model and the device decide."""
+    return validate(CompletedPipeSettings, COMPLETED_PIPELINE | dict(given), {})
 
 
 def gpu(**parts: Any) -> Rank:

@@ -13,8 +13,9 @@ import typer
 
 from gpubench.commands import app
 from gpubench.metrics import DEFINITIONS
-from gpubench.settings.loading import COMMANDS, canonical, fields
-from gpubench.settings.schema import RunSettings
+from gpubench.settings.field import aliases, fields
+from gpubench.settings.loading import canonical
+from gpubench.settings.schema import COMMANDS, RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -121,7 +122,7 @@ def settings() -> str:
 
 
 def _aliases(key: str, group: Iterable[str]) -> list[str]:
-    return sorted({name for command in group for name, meant in COMMANDS[command].aliases.items() if meant == key})
+    return sorted({name for command in group for name, meant in aliases(COMMANDS[command]).items() if meant == key})
 
 
 def _default(by_command: Mapping[str, str]) -> str:

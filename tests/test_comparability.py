@@ -23,8 +23,9 @@ from gpubench.runs.directory import CONFIG, RunRecord
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import SteadyWindow
 from gpubench.settings.defaults import complete, completed
-from gpubench.settings.loading import fields, flatten, load
-from gpubench.settings.schema import MemorySettings, PipeSettings, TrainSettings
+from gpubench.settings.field import fields, setting
+from gpubench.settings.loading import flatten, load
+from gpubench.settings.schema import COMMANDS, TrainSettings
 
 DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
 GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "power_cap_w": 700.0, "sm_clock_mhz": 345, "index": 0}
@@ -90,11 +91,14 @@ def keys(baseline: RunEvidence, candidate: RunEvidence) -> list[str]:
     return [difference.key for difference in differences(baseline, candidate)]
 
 
-def test_every_setting_is_given_one_kind() -> None:
-    classified = [key for group in SETTINGS.values() for key in group]
-    assert len(classified) == len(set(classified))
-    assert set(classified) == {*fields(TrainSettings), *fields(PipeSettings), *fields(MemorySettings)}
-    assert set(SETTINGS) == {"workload", "scale", "treatment", "protocol", None}
+def test_a_setting_is_the_same_to_a_comparison_whichever_command_has_it() -> None:
+    for cls in COMMANDS.values():
+        roles = {key: setting(field).role for key, field in fields(cls).items()}
+        assert roles == {key: SETTINGS[key].role for key in roles}
+
+
+def test_what_settings_depend_on_are_settings() -> None:
+    assert {key for declared in SETTINGS.values() for key in declared.depends_on} <= SETTINGS.keys()
 
 
 def test_the_same_run_differs_in_nothing() -> None:

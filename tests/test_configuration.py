@@ -8,21 +8,21 @@ import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_settings import BaseSettings
 
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
+from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import (
-    COMMANDS,
     Configuration,
     apply_overrides,
-    fields,
     load,
     nearest,
     negations,
     parse_assignments,
     parse_unknown_overrides,
 )
-from gpubench.settings.schema import RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:
@@ -64,12 +64,12 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
     assert load(TrainSettings, write(tmp_path, text)).settings == TrainSettings()
 
 
-@pytest.mark.parametrize("alias", TrainSettings.aliases)
+@pytest.mark.parametrize("alias", aliases(TrainSettings))
 def test_an_alias_means_its_dot_key(tmp_path: Path, alias: str) -> None:
     value = {"model": "text", "data": "text", "target_precision": "1%", "measure_peak": "true"}.get(alias, "3")
     by_alias = load(TrainSettings, write(tmp_path, f"{alias}: {value}"))
-    assert by_alias.settings == load(TrainSettings, None, {TrainSettings.aliases[alias]: value}).settings
-    assert list(by_alias.origins) == [TrainSettings.aliases[alias]]
+    assert by_alias.settings == load(TrainSettings, None, {aliases(TrainSettings)[alias]: value}).settings
+    assert list(by_alias.origins) == [aliases(TrainSettings)[alias]]
 
 
 @pytest.mark.parametrize("text", ["training: {epochs: 3}", "training.epochs: 3", "epochs: 3"])
@@ -88,7 +88,8 @@ def test_null_takes_a_setting_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_settings_once_loaded_no_longer_see_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(TrainSettings).settings
     monkeypatch.setenv("GPUBENCH_SEED", "7")
-    assert type(settings) is TrainSettings
+    assert isinstance(settings, TrainSettings)
+    assert not isinstance(settings, BaseSettings)
     assert TrainSettings.model_validate(settings.model_dump()).seed == 0
 
 
@@ -322,7 +323,7 @@ def test_a_negation_takes_no_value() -> None:
 def test_every_switch_has_a_negation_and_none_means_anything_else(command: str, cls: type[RunSettings]) -> None:
     switches = {key for key, field in fields(cls).items() if "bool" in str(field.annotation)}
     assert set(negations(cls).values()) == switches
-    assert not negations(cls).keys() & {*fields(cls), *cls.aliases}
+    assert not negations(cls).keys() & {*fields(cls), *aliases(cls)}
     for option in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
         for name in (*option.opts, *option.secondary_opts):
             key = negations(cls).get(name.removeprefix("--").replace("-", "_"))
@@ -338,7 +339,7 @@ def test_a_misspelt_negation_is_offered_what_it_may_mean() -> None:
         with pytest.raises(SettingsError) as refused:
             load(TrainSettings, None, parse_unknown_overrides([f"--{typed}"], TrainSettings))
         assert refused.value.hint == f"did you mean '{meant}'?"
-    assert nearest(TrainSettings, "profiling.no_record_shapes") == "did you mean 'profiling.record_shapes'?"
+    assert nearest(TrainSettings, "profiling.no_record_shapes") == "profiling.record_shapes"
 
 
 def test_a_file_has_no_negations(tmp_path: Path) -> None:

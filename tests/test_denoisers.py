@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from cases_made import completed_pipeline
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 
 from gpubench.errors import SettingsError
 from gpubench.pipeline import base, denoisers
 from gpubench.pipeline.denoisers import Denoiser
 from gpubench.pipeline.scheduler_names import RANDOM_WEIGHTS
-from gpubench.settings.schema import DenoiserSettings, PipeSettings, SamplingSettings
+from gpubench.settings.loading import flatten
 
 CPU = torch.device("cpu")
 
@@ -18,11 +19,8 @@ CPU = torch.device("cpu")
 def load(
     unet: Any = "tiny", *, seed: int = 0, dtype: torch.dtype = torch.float32, model: Any = None, **sampling: Any
 ) -> Denoiser:
-    settings = PipeSettings(
-        seed=seed,
-        model=DenoiserSettings(unet=unet, step_ms=0, **(model or {})),
-        sampling=SamplingSettings(**{"steps": 4, "guidance_scale": 7.5} | sampling),
-    )
+    model = {"unet": unet, "step_ms": 0} | (model or {})
+    settings = completed_pipeline(flatten({"seed": seed, "model": model, "sampling": sampling}))
     loaded = denoisers.load(settings, CPU, dtype, first=True, last=True, images=False)
     loaded.admit(loaded.encode(["one", "two", "three"]))
     return loaded
@@ -178,9 +176,7 @@ def test_random_text_has_the_shape_that_the_xl_unet_takes(monkeypatch: pytest.Mo
 
 
 def test_an_evaluation_of_the_dummy_fills_up_its_time_and_most_of_it_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = PipeSettings(
-        model=DenoiserSettings(unet="dummy", step_ms=250), sampling=SamplingSettings(steps=4, guidance_scale=1)
-    )
+    settings = completed_pipeline({"model.unet": "dummy", "model.step_ms": 250, "sampling.guidance_scale": 1})
     loaded = denoisers.Dummy(settings, CPU, torch.float32)
     sampler = sampler_of(loaded)
     batch = loaded.prepare(sampler, [0, 1], [1, 2])

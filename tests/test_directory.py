@@ -9,13 +9,14 @@ from typing import Any
 import pipelines_made
 import pytest
 import torch
+from cases_made import completed_pipeline
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
 from gpubench.errors import ModelError, SettingsError
 from gpubench.pipeline import base, denoisers, folders
 from gpubench.pipeline.denoisers import Denoiser
-from gpubench.settings.schema import DenoiserSettings, PipeSettings, SamplingSettings, WorkSettings
+from gpubench.settings.loading import flatten
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
 TRANSFORMERS = ("pixart_alpha", "pixart_sigma", "stable_diffusion_3", "flux")
@@ -59,11 +60,9 @@ def load(
     width: int | None = None,
     **sampling: Any,
 ) -> Denoiser:
-    settings = PipeSettings(
-        model=DenoiserSettings(name=folder, height=height, width=width),
-        sampling=SamplingSettings(**{"steps": 4, "guidance_scale": 7.5} | sampling),
-        work=WorkSettings(negative_prompt=negative_prompt),
-    )
+    model = {"name": folder, "height": height, "width": width}
+    work = {"negative_prompt": negative_prompt}
+    settings = completed_pipeline(flatten({"model": model, "sampling": sampling, "work": work}))
     loaded = denoisers.load(settings, CPU, dtype, first=first, last=last, images=True)
     if first:
         loaded.admit(loaded.encode(["a cat", "two dogs"]))

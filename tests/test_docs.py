@@ -10,7 +10,9 @@ import typer
 import yaml
 
 from gpubench.commands import app
-from gpubench.settings.loading import COMMANDS, canonical, fields, parse_unknown_overrides
+from gpubench.settings.field import fields
+from gpubench.settings.loading import canonical, parse_unknown_overrides
+from gpubench.settings.schema import COMMANDS
 
 ROOT = documents.ROOT
 PAGES = documents.pages()

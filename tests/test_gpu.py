@@ -13,16 +13,13 @@ import pytest
 import torch
 from running import Finished, gpubench, simulated
 from waiting import nothing_waits
+from worked import small
 
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import (
     DataSettings,
-    Device,
     ModelSettings,
-    PerformanceSettings,
     Precision,
-    TrainingSettings,
-    TrainSettings,
 )
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import Feed
@@ -114,13 +111,8 @@ def test_marks_are_recycled(device: torch.device) -> None:
 
 
 def trainer_of(precision: Precision, device: torch.device, model: str = "resnet-tiny", **training: Any) -> Trainer:
-    settings = TrainSettings(
-        device=Device.cuda,
-        precision=precision,
-        model=ModelSettings(name=model),
-        training=TrainingSettings(batch_size=16, **training),
-        performance=PerformanceSettings(channels_last=False, cpu_threads=1),
-    )
+    training = {"batch_size": 16} | training
+    settings = small(device="cuda", precision=precision, model={"name": model}, training=training)
     workload = build(settings.model, settings.data, settings.seed)
     timer = StepTimer(CudaClock(device), Activity(), 0, 0)
     return build_trainer(settings, Ranks(0, 0, 1, 1), device, workload, arithmetic(precision, device), timer)

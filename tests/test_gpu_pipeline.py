@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases_made import completed_pipeline
 from running import Finished, gpubench
 from waiting import nothing_waits
 
 from gpubench.pipeline.denoisers import load
 from gpubench.pipeline.schedulers import build
 from gpubench.pipeline.stage import Finiteness, SpanTimer
-from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker.timing import CudaClock
 
 pytestmark = [
@@ -25,9 +25,9 @@ TINY = ("--device=cuda", "--unet=tiny", "--steps=8", "--samples=3", "--repeats=1
 DEVICE = torch.device("cuda", 0)
 
 
-def settings(**given: str) -> PipeSettings:
+def settings(**given: str) -> CompletedPipeSettings:
     known = {"model.unet": "tiny", "sampling.steps": "8", "sampling.guidance_scale": "7.5", "precision": "fp32"}
-    return apply_overrides(PipeSettings(), known | given)
+    return completed_pipeline(known | given)
 
 
 def identical(done: Finished) -> None:

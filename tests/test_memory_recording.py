@@ -9,7 +9,8 @@ from footprints_made import MIB, of_phases, phase, predicted
 
 from gpubench import events
 from gpubench.host.memory_recorder import MemoryRecorder
-from gpubench.settings.defaults import complete, completed
+from gpubench.memory.target import complete_memory
+from gpubench.settings.defaults import completed
 from gpubench.settings.loading import load
 from gpubench.settings.schema import MemorySettings
 from gpubench.telemetry import TelemetrySample
@@ -18,7 +19,7 @@ from gpubench.telemetry import TelemetrySample
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[MemoryRecorder]:
     given = {"model": "gpt2-tiny", "device": "cpu", "results": str(tmp_path), "memory.steps": 4}
-    opened = MemoryRecorder(completed(load(MemorySettings, None, given), complete), ["gpubench", "memory"])
+    opened = MemoryRecorder(completed(load(MemorySettings, None, given), complete_memory), ["gpubench", "memory"])
     yield opened
     opened.close("completed", opened.summary())
 

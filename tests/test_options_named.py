@@ -10,7 +10,8 @@ import typer
 
 import gpubench
 from gpubench.commands import app
-from gpubench.settings.loading import COMMANDS, fields
+from gpubench.settings.field import aliases, fields
+from gpubench.settings.schema import COMMANDS
 
 SOURCES = Path(gpubench.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")
@@ -29,7 +30,7 @@ def known() -> set[str]:
     command = typer.main.get_command(app)
     everywhere = [command, *getattr(command, "commands", {}).values()]
     named = {name for one in everywhere for option in one.params for name in (*option.opts, *option.secondary_opts)}
-    keys = {key for cls in COMMANDS.values() for key in (*fields(cls), *cls.aliases)}
+    keys = {key for cls in COMMANDS.values() for key in (*fields(cls), *aliases(cls))}
     return named | {f"--{key.replace('_', '-')}" for key in keys} | {f"--{key}" for key in keys} | {"--help"}
 
 

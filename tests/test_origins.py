@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli import complaint
 from running import Finished
 
-from gpubench.errors import DeviceError
-from gpubench.settings.loading import FIX, THE_RUN, TRIAL, telling, told
+from gpubench.errors import DataError, DeviceError, SettingsError
+from gpubench.settings.loading import FIX, THE_RUN, TRIAL, about, apply_overrides, naming_origins
+from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]
 
@@ -97,19 +99,18 @@ def test_variables_of_other_commands_are_left_aside(command_line: CommandLine, m
 
 
 @pytest.mark.parametrize(
-    ("message", "behind"),
+    ("message", "keys", "behind"),
     [
-        ("data.path x does not exist", " (from mine.yaml)"),
-        ("data.paths x and my.data.path do not exist", ""),
-        ("seed = 'x': no number", " (from GPUBENCH_SEED)"),
-        ("a seed of the device", ""),
-        ("device=cuda, but there is none", ""),
-        ("model.name: none is called so", ""),
-        ("data.path and training.steps", " (data.path from mine.yaml)"),
-        ("data.path x (from mine.yaml)", ""),
+        ("data.path x does not exist", ["data.path"], " (from mine.yaml)"),
+        ("data.path x does not exist", [], ""),
+        ("seed = 'x': no number", ["seed"], " (from GPUBENCH_SEED)"),
+        ("device=cuda, but there is none", ["device"], ""),
+        ("model.name: none is called so", ["model.name"], ""),
+        ("data.path and training.steps", ["data.path", "training.steps"], " (data.path from mine.yaml)"),
+        ("data.path x (from mine.yaml)", ["data.path"], ""),
     ],
 )
-def test_only_settings_that_a_message_names_are_told(message: str, behind: str) -> None:
+def test_an_error_names_the_origins_of_its_settings(message: str, keys: list[str], behind: str) -> None:
     origins = {
         "data.path": "mine.yaml",
         "seed": "GPUBENCH_SEED",
@@ -117,11 +118,35 @@ def test_only_settings_that_a_message_names_are_told(message: str, behind: str) 
         "model.name": "command line",
         "training.steps": "command line",
     }
-    assert told(message, origins) == message + behind
+    with pytest.raises(DataError) as refusal, naming_origins(origins):
+        raise DataError(message, "a hint", keys=keys)
+    assert (refusal.value.message, refusal.value.hint) == (message + behind, "a hint")
+    assert refusal.value.keys == tuple(keys)
 
 
 @pytest.mark.parametrize("origin", [FIX, THE_RUN, TRIAL])
 def test_why_a_fix_cannot_be_tried_is_told_without_the_trial(origin: str) -> None:
-    with pytest.raises(DeviceError) as refusal, telling({"data.workers": origin, "precision": origin}):
-        raise DeviceError("data.workers=9 is more than there are")
+    with pytest.raises(DeviceError) as refusal, naming_origins({"data.workers": origin, "precision": origin}):
+        raise DeviceError("data.workers=9 is more than there are", keys=["data.workers"])
     assert refusal.value.message == "data.workers=9 is more than there are"
+
+
+def test_an_error_about_a_setting_begins_with_it_and_carries_it() -> None:
+    with pytest.raises(DataError) as refusal, about("data.path"):
+        raise DataError("there is none")
+    assert (refusal.value.message, refusal.value.keys) == ("data.path: there is none", ("data.path",))
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ({"seed": "x"}, ["seed"]),
+        ({"seed": "x", "data.workers": -1}, ["seed", "data.workers"]),
+        ({"training.steps": 1, "training.epochs": 1}, ["training.steps", "training.epochs"]),
+        ({"training.stepz": 1}, ["training.stepz"]),
+    ],
+)
+def test_what_is_wrong_with_settings_carries_their_keys(given: dict[str, Any], keys: list[str]) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        apply_overrides(TrainSettings(), given)
+    assert sorted(refusal.value.keys) == sorted(keys)

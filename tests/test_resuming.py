@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pipelines_made
 import pytest
+from cases_made import completed_pipeline
 from safetensors.numpy import load_file, save, save_file
 
 from gpubench.errors import SettingsError, UsageError
 from gpubench.events import Sample
 from gpubench.pipeline.resuming import change, files_of, finished, made_with, refuse_changes, refuse_other_files, run_at
 from gpubench.runs.directory import ENVIRONMENT, FAILED, LATENT, SAMPLES, RunWriter, sample_file
-from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 
 
-def settings(**given: Any) -> PipeSettings:
+def settings(**given: Any) -> CompletedPipeSettings:
     known = {"work.samples": 4, "seed": 7}
-    return apply_overrides(PipeSettings(), known | {key.replace("__", "."): value for key, value in given.items()})
+    return completed_pipeline(known | {key.replace("__", "."): value for key, value in given.items()})
 
 
 def run_of(

@@ -10,7 +10,8 @@ import yaml
 from cli import complaint
 from running import Finished
 
-from gpubench.settings.loading import COMMANDS, flatten
+from gpubench.settings.loading import flatten
+from gpubench.settings.schema import COMMANDS
 
 CommandLine = Callable[..., Finished]
 RUN = "run/config.yaml"

@@ -22,7 +22,8 @@ from gpubench.events import Sample
 from gpubench.host.launch import listen, private_folder
 from gpubench.report.terminal import Terminal
 from gpubench.runs import directory
-from gpubench.settings.loading import COMMANDS, fields
+from gpubench.settings.field import fields
+from gpubench.settings.schema import COMMANDS
 from gpubench.text import cell
 from gpubench.worker.environment import SECRET_PARTS
 

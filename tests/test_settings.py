@@ -3,8 +3,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gpubench.settings.loading import fields
-from gpubench.settings.schema import MeasurementSettings, MemorySettings, TrainingSettings, TrainSettings
+from gpubench.settings.field import Section, fields
+from gpubench.settings.schema import (
+    CompletedTrainSettings,
+    MeasurementSettings,
+    MemorySettings,
+    TrainingSettings,
+    TrainSettings,
+)
 
 
 @pytest.mark.parametrize("key", fields(TrainSettings))
@@ -13,6 +19,19 @@ def test_every_setting_says_what_it_means(key: str) -> None:
     assert description
     assert not description.endswith(".")
     assert "\n" not in description
+
+
+def test_a_setting_cannot_be_declared_without_its_role_in_a_comparison() -> None:
+    with pytest.raises(TypeError, match=r"Undeclared\.steps: declare it"):
+
+        class Undeclared(Section):
+            steps: int = 3
+
+
+def test_completed_settings_have_no_open_ones() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        CompletedTrainSettings.model_validate({"device": None, "training": {"batch_size": None}})
+    assert [problem["loc"] for problem in refusal.value.errors()] == [("device",), ("training", "batch_size")]
 
 
 def test_every_setting_has_a_default() -> None:

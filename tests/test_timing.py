@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor, nn
+from worked import small
 
 from gpubench.events import Planned, Step, StepsMeasured
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import DataSettings, TrainingSettings, TrainSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.models import Workload
@@ -237,9 +237,8 @@ def test_a_limit_in_seconds_is_turned_into_steps_by_those_after_the_first(clock:
         output: Tensor = module(batch)
         return output.mean()
 
-    settings = TrainSettings(
-        data=DataSettings(samples=16), training=TrainingSettings(batch_size=2, seconds=10, warmup_steps=0)
-    )
+    training = {"batch_size": 2, "steps": None, "seconds": 10, "warmup_steps": 0}
+    settings = small(data={"samples": 16}, training=training)
     module = nn.Linear(3, 1)
     trainer = Trainer(
         settings=settings,

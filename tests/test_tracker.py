@@ -22,9 +22,8 @@ from gpubench.memory.target import Target, complete_memory, target_of
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
-from gpubench.settings.defaults import complete
 from gpubench.settings.loading import load
-from gpubench.settings.schema import DataSettings, MemorySettings, ModelSettings
+from gpubench.settings.schema import CompletedMemorySettings, DataSettings, MemorySettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import Workload, build
 
@@ -34,18 +33,18 @@ H200 = Target("h200", 141 * 2**30, (9, 0))
 MI300X = target_of(MemorySettings().memory.model_copy(update={"device_model": "mi300x"}), None)
 
 
-def settings(model: str, **changes: Any) -> MemorySettings:
+def settings(model: str, **changes: Any) -> CompletedMemorySettings:
     given = {"model": model, "device": "cpu"} | {key.replace("__", "."): value for key, value in changes.items()}
-    return complete(load(MemorySettings, None, given).settings)[0]
+    return complete_memory(load(MemorySettings, None, given).settings)[0]
 
 
-def on_gpu(model: str, **changes: Any) -> MemorySettings:
+def on_gpu(model: str, **changes: Any) -> CompletedMemorySettings:
     given = {"model": model, "predict": True, "device_model": "h200"}
     given |= {key.replace("__", "."): value for key, value in changes.items()}
     return complete_memory(load(MemorySettings, None, given).settings)[0]
 
 
-def followed(asked: MemorySettings, steps: int = 3) -> History:
+def followed(asked: CompletedMemorySettings, steps: int = 3) -> History:
     tracker = Tracker(CPU)
     measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
     history = tracker.history()
@@ -53,7 +52,7 @@ def followed(asked: MemorySettings, steps: int = 3) -> History:
     return history
 
 
-def predicted(asked: MemorySettings, target: Target = HOST, steps: int = 3) -> History:
+def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int = 3) -> History:
     history = predict(asked, target, Activity(), steps).history
     classify(history)
     return history

@@ -30,7 +30,7 @@ from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import build
 
@@ -43,7 +43,9 @@ LIKE_HERE = Target("cpu", 2**40, None, cuda=False)
 MIB = 2**20
 
 
-def _settings(model: str = "gpt2-tiny", strategy: str = "ddp", world_size: int = 2, **changes: Any) -> TrainSettings:
+def _settings(
+    model: str = "gpt2-tiny", strategy: str = "ddp", world_size: int = 2, **changes: Any
+) -> CompletedTrainSettings:
     asked = {
         "device": "cpu",
         "precision": "fp32",
@@ -56,13 +58,13 @@ def _settings(model: str = "gpt2-tiny", strategy: str = "ddp", world_size: int =
     return apply_overrides(completed, ranks | {key.replace("__", "."): value for key, value in changes.items()})
 
 
-def _predicted(settings: TrainSettings, steps: int = 2, target: Target = LIKE_HERE) -> History:
+def _predicted(settings: CompletedTrainSettings, steps: int = 2, target: Target = LIKE_HERE) -> History:
     history = predict(settings, target, Activity(), steps).history
     classify(history)
     return history
 
 
-def _weights(settings: TrainSettings) -> list[nn.Parameter]:
+def _weights(settings: CompletedTrainSettings) -> list[nn.Parameter]:
     return list(build(settings.model, settings.data, 0).module.parameters())
 
 

@@ -24,7 +24,7 @@ from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import complete, completed
 from gpubench.settings.loading import Configuration, flatten, load
-from gpubench.settings.schema import MemorySettings, TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, MemorySettings
 from gpubench.verify import (
     MOST_TRIES,
     NOTABLE,
@@ -318,7 +318,7 @@ def test_a_batch_is_confirmed_in_a_run_like_the_one_asked_for(run: Configuration
         "training.batch_size": 64,
         **({"data.samples": 128} if before["data.samples"] < 128 else {}),
     }
-    assert {type(one.settings) for one in machine.timed} == {TrainSettings}
+    assert {type(one.settings) for one in machine.timed} == {CompletedTrainSettings}
     assert [one.settings.training.batch_size for one in machine.timed] == [16, 32, 64]
     assert {one.settings.measurement.repeats for one in machine.timed} == {2}
 

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import FileStore
 
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
 from gpubench.worker.process import leave
@@ -38,7 +38,7 @@ def main(rank: int, folder: Path) -> None:
     ranks, cpu = Ranks(rank, rank, RANKS, RANKS), torch.device("cpu")
     store = FileStore(str(folder / "store"), RANKS)
     found = [
-        (path.name.split(".")[0], TrainSettings.model_validate_json(path.read_text()))
+        (path.name.split(".")[0], CompletedTrainSettings.model_validate_json(path.read_text()))
         for path in sorted(folder.glob("*.settings.json"))
     ]
     distributed.setup_ddp(found[0][1].distributed, ranks, store, cpu)

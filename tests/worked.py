@@ -11,7 +11,7 @@ import torch
 
 from gpubench import events
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import train_bench
 from gpubench.worker.channel import Activity
 from gpubench.worker.process import Assignment
@@ -24,17 +24,18 @@ SMALL: dict[str, Any] = {
     "training": {"batch_size": 4, "steps": 4, "warmup_steps": 2},
     "data": {"workers": 0, "pin_memory": False},
     "performance": {"channels_last": False, "cpu_threads": 1},
+    "distributed": {"backend": "gloo"},
     "logging": {"graph": False},
 }
 
 
-def small(**sections: Any) -> TrainSettings:
+def small(**sections: Any) -> CompletedTrainSettings:
     """Settings of a run on a small model; `sections` are added to them."""
     changed = {
         name: SMALL[name] | section if isinstance(section, dict) and name in SMALL else section
         for name, section in sections.items()
     }
-    return TrainSettings.model_validate(SMALL | changed)
+    return CompletedTrainSettings.model_validate(SMALL | changed)
 
 
 def working(activity: Activity | None = None, repeats: int = 2, **sections: Any) -> Iterator[Event]:

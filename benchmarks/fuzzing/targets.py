@@ -8,7 +8,8 @@ from random import Random
 
 from fuzzing.mutations import ESCAPES, HOSTILE, YAMLS, mutate
 from fuzzing.seeds import Seeds
-from gpubench.settings.loading import COMMANDS, fields
+from gpubench.settings.field import aliases, fields
+from gpubench.settings.schema import COMMANDS
 
 FORMATS = ("terminal", "json", "html", "markdown", "csv")
 SKIPPED = {"tensorboard", "profiler_traces", "report.html", "run.log", "wandb"}
@@ -41,7 +42,7 @@ def configs(seeds: Seeds, folder: Path, random: Random) -> Case:
 
 def dotkeys(seeds: Seeds, folder: Path, random: Random) -> Case:
     command = random.choice(list(COMMANDS))
-    keys = [*fields(COMMANDS[command]), *COMMANDS[command].aliases, "config", "vs", "x", "training", "__class__", ""]
+    keys = [*fields(COMMANDS[command]), *aliases(COMMANDS[command]), "config", "vs", "x", "training", "__class__", ""]
     arguments = [command]
     for _ in range(random.choice([1, 1, 2, 4])):
         key, text = random.choice(keys), random.choice(TEXTS)

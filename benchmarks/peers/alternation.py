@@ -26,7 +26,7 @@ from gpubench import events
 from gpubench.host.launch import listen
 from gpubench.ranks import Ranks, machine
 from gpubench.settings.defaults import complete
-from gpubench.settings.schema import TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.worker.channel import Activity, Channel
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.models import build
@@ -72,7 +72,7 @@ def timed(block: Block) -> float:
     return time.perf_counter() - began
 
 
-def settings_for(subject: Subject, steps: int) -> TrainSettings:
+def settings_for(subject: Subject, steps: int) -> CompletedTrainSettings:
     given = {
         "device": subject.device,
         "precision": "fp32",
@@ -89,10 +89,9 @@ def settings_for(subject: Subject, steps: int) -> TrainSettings:
     return complete(TrainSettings.model_validate(given))[0]
 
 
-def loops(subject: Subject, settings: TrainSettings, channel: Channel) -> tuple[Block, Block]:
+def loops(subject: Subject, settings: CompletedTrainSettings, channel: Channel) -> tuple[Block, Block]:
     """One block of the bare loop and one of gpubench's; either returns when the device is done."""
     settle(subject)
-    assert settings.precision
     device, ranks, steps = torch.device(subject.device), Ranks(0, 0, 1, 1), settings.training.steps
     workload = build(settings.model, settings.data, settings.seed)
     clock = clock_of(device)
@@ -116,7 +115,7 @@ def loops(subject: Subject, settings: TrainSettings, channel: Channel) -> tuple[
     return bare, ours
 
 
-def read(listener: socket.socket, settings: TrainSettings) -> None:
+def read(listener: socket.socket, settings: CompletedTrainSettings) -> None:
     """The host: answers the worker's hello, and reads all that follows."""
     connection, _ = listener.accept()
     job = events.Job(

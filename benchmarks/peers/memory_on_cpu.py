@@ -20,18 +20,18 @@ from gpubench.memory.target import Target, complete_memory
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import load
-from gpubench.settings.schema import MemorySettings
+from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 from gpubench.worker.channel import Activity
 
 CPU = torch.device("cpu")
 STEPS = 3
 
 
-def predicted(settings: MemorySettings) -> History:
+def predicted(settings: CompletedMemorySettings) -> History:
     return predict(settings, Target("cpu", 2**40, None, cuda=False), Activity(), STEPS).history
 
 
-def tracked(settings: MemorySettings) -> tuple[History, int]:
+def tracked(settings: CompletedMemorySettings) -> tuple[History, int]:
     """The history of a real run, and the most bytes that the allocator had given out in it."""
     tracker = Tracker(CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:

@@ -1,6 +1,6 @@
 """Decides whether two sides did the same work, in what else they differ, and which figures are comparable."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
 from gpubench.runs.directory import RunRecord
+from gpubench.settings.field import Setting, fields, setting
+from gpubench.settings.schema import COMMANDS
 
 
 def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
@@ -41,76 +43,18 @@ FEW = 3  # number of keys that a sentence lists
 PER_DEVICE = "_per_device"  # suffix of the name of a figure that is divided by the ranks
 ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
 
-# The role of each setting in a comparison. A setting that is not listed is a treatment.
-SETTINGS: dict[Kind | None, tuple[str, ...]] = {
-    "workload": (
-        "model.name", "data.source", "data.path", "data.image_size", "data.sequence_length", "data.tokenizer",
-        "training.optimizer", "model.unet", "model.step_ms", "model.height", "model.width", "sampling.scheduler",
-        "sampling.options", "sampling.steps", "sampling.guidance_scale", "sampling.eta", "work.samples", "work.prompts",
-        "work.negative_prompt", "output.images",
-    ),
-    "scale": ("work.micro_batch", "training.batch_size", "training.grad_accumulation", "distributed.world_size"),
-    "treatment": (
-        "seed", "device", "precision", "model.activation_checkpointing", "data.workers", "data.pin_memory",
-        "data.prefetch", "training.optimizer_impl", "training.learning_rate", "training.momentum",
-        "training.weight_decay", "performance.channels_last", "performance.compile", "performance.compile_mode",
-        "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads",
-        "performance.omp_wait_policy", "distributed.strategy", "distributed.backend", "distributed.bucket_mb",
-        "distributed.separate_reduce_scatter",
-        "training.read_loss", "distributed.sync_gradients", "performance.expandable_segments", "memory.predict",
-        "memory.device_model", "memory.device_memory",
-        "performance.deterministic", "pipeline.split", "pipeline.in_flight", "output.latents", "inject",
-    ),
-    "protocol": (
-        "data.samples", "training.steps", "training.epochs", "training.seconds", "training.warmup_steps",
-        "distributed.timeout", "measurement.repeats", "measurement.target_precision", "measurement.max_repeats",
-        "measurement.count_flops", "measurement.measure_peak", "measurement.telemetry_interval",
-        "measurement.stall_timeout", "measurement.baseline", "pipeline.deadline", "verify", "memory.steps",
-    ),
-    None: (
-        "experiment", "results", "logging.level", "logging.graph", "logging.wandb", "logging.wandb_project",
-        "logging.wandb_mode", "profiling.enabled", "profiling.unit", "profiling.wait", "profiling.warmup",
-        "profiling.active", "profiling.repeat", "profiling.record_shapes", "profiling.profile_memory",
-        "profiling.with_stack", "profiling.modules", "profiling.all_ranks", "profiling.keep_compile",
-        "profiling.compress", "memory.spare", "memory.explain", "memory.advise", "memory.find_batch_size",
-    ),
-}  # fmt: skip
-_KINDS = {key: kind for kind, keys in SETTINGS.items() for key in keys}
-
-# Settings that request a shape. The shape of the built model takes precedence over them.
-_ASKED_SHAPE = ("data.image_size", "data.sequence_length")
 _OF_MEMORY = "memory."  # settings that only one command has
+UNKNOWN = Setting("treatment")  # a setting of another version of gpubench
 # Keys that are not conditions of the run: names, momentary readings, and duplicates of other keys.
 _PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
 PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 
 
-_MATMUL = ("performance.matmul_precision", "precision")
-_THREADS = ("performance.cpu_threads", "distributed.world_size")
-CONSEQUENCES: dict[str, tuple[str, ...]] = {
-    "math.float32_matmul_precision": _MATMUL,
-    "math.matmul_allow_tf32": _MATMUL,
-    "math.cudnn_allow_tf32": _MATMUL,
-    "math.cudnn_benchmark": ("performance.cudnn_benchmark",),
-    "math.cudnn_deterministic": ("performance.deterministic",),
-    "math.deterministic_algorithms": ("performance.deterministic",),
-    "threads.intra_op": _THREADS,
-    "variables.OMP_NUM_THREADS": _THREADS,
-    "variables.MKL_NUM_THREADS": _THREADS,
-    "variables.OMP_WAIT_POLICY": ("performance.omp_wait_policy",),
-    "variables.PYTORCH_ALLOC_CONF": ("performance.expandable_segments",),
-    "variables.CUDA_VISIBLE_DEVICES": ("device",),
-    "variables.GLOO_SOCKET_IFNAME": ("distributed.world_size",),
-    "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING": ("distributed.world_size",),
-    "precision": ("device",),
-    "model.name": ("device",),
-    "data.image_size": ("device",),
-    "data.pin_memory": ("device",),
-    "data.workers": ("device", "data.source", "distributed.world_size"),
-    "distributed.backend": ("device",),
-    "performance.channels_last": ("device", "model.name", "distributed.strategy"),
-    "performance.cpu_threads": ("distributed.world_size",),
-    "training.batch_size": ("model.name", "device"),
+# Settings that several commands have are compared as those of train-bench, the first of them.
+SETTINGS = {key: setting(field) for cls in reversed(list(COMMANDS.values())) for key, field in fields(cls).items()}
+CONSEQUENCES: Mapping[str, Sequence[str]] = {
+    **{key: declared.depends_on for key, declared in SETTINGS.items()},
+    **{fact: (key, *declared.depends_on) for key, declared in SETTINGS.items() for fact in declared.environment},
 }
 """Facts that gpubench derives, each with the settings that it is derived from, the closest first.
 
@@ -163,7 +107,7 @@ def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> di
     direct = {
         key: cause
         for key in keys & CONSEQUENCES.keys()
-        if key not in _KINDS or key in baseline.chosen & candidate.chosen
+        if key not in SETTINGS or key in baseline.chosen & candidate.chosen
         if (cause := next((cause for cause in CONSEQUENCES[key] if cause in keys), None))
     }
     found = {}
@@ -255,21 +199,21 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
     """Yields the differences in settings, and in the facts of the built model."""
     if baseline.record and candidate.record and _measured_by(baseline.record) != _measured_by(candidate.record):
         yield Difference("command", "workload", baseline.record.command, candidate.record.command)
-    shape_known = "sample_shape" in baseline.workload and "sample_shape" in candidate.workload
+    built = baseline.workload.keys() & candidate.workload.keys()
     if baseline.settings and candidate.settings:
         for key, ours, theirs in _changes(baseline.settings, candidate.settings):
-            kind = _KINDS.get(key, "treatment")
-            if kind is None or (shape_known and key in _ASKED_SHAPE):
+            declared = SETTINGS.get(key, UNKNOWN)
+            if declared.role == "uncompared" or declared.superseded_by in built:
                 continue
-            needed = kind in ("workload", "scale") or key.startswith(_OF_MEMORY)
+            needed = declared.role in ("workload", "scale") or key.startswith(_OF_MEMORY)
             if needed and not (key in baseline.settings and key in candidate.settings):
                 continue
-            yield Difference(key, kind, ours, theirs)
+            yield Difference(key, declared.role, ours, theirs)
     other_bits = any(baseline.settings.get(key) != candidate.settings.get(key) for key in ("precision", "seed"))
     for key, ours, theirs in _changes(baseline.workload, candidate.workload):
         if key == "weights" and other_bits:  # the same model, with weights that differ in their last bits
             continue
-        if key in baseline.workload and key in candidate.workload:
+        if key in built:
             yield Difference(key, "workload", ours, theirs)
 
 

@@ -18,7 +18,7 @@ from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.runs.summary import Summary, metric_of
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import MemorySettings
+from gpubench.settings.schema import CompletedMemorySettings
 
 
 @dataclass
@@ -43,7 +43,7 @@ def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
     return Group(Text(experiment, style="bold"), table)
 
 
-class MemoryRecorder(Recorder[MemorySettings]):
+class MemoryRecorder(Recorder[CompletedMemorySettings]):
     """Records one run of `gpubench memory`."""
 
     command = "memory"
@@ -51,7 +51,7 @@ class MemoryRecorder(Recorder[MemorySettings]):
     lighter = LIGHTER
     progress: MemoryProgress
 
-    def __init__(self, configuration: Configuration[MemorySettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.progress = self.at_start()
         self._found: dict[tuple[int, int], Footprint] = {}

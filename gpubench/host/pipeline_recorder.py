@@ -22,7 +22,7 @@ from gpubench.runs.stages import Times
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.loading import Configuration, flatten
-from gpubench.settings.schema import Device, PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings, Device
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples
 
@@ -92,7 +92,7 @@ def _take_spans(state: RankProgress, spans: list[Span]) -> None:
             state.evaluation, state.step = span.total, span.step
 
 
-class PipeRecorder(Recorder[PipeSettings]):
+class PipeRecorder(Recorder[CompletedPipeSettings]):
     """One run of `gpubench pipe-infer`."""
 
     command = "pipe-infer"
@@ -101,7 +101,7 @@ class PipeRecorder(Recorder[PipeSettings]):
     progress: PipeProgress
 
     def __init__(
-        self, configuration: Configuration[PipeSettings], argv: Sequence[str], finished: Finished | None = None
+        self, configuration: Configuration[CompletedPipeSettings], argv: Sequence[str], finished: Finished | None = None
     ) -> None:
         """Takes over the samples in `finished`; the run makes the others. Raises the same errors as `Recorder`."""
         self._files = files_of(configuration.settings)
@@ -109,7 +109,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         super().__init__(configuration, argv)
         self._repeats: dict[int, PipeRepeat] = {}
         self._evaluations: Counter[tuple[int, int]] = Counter()
-        self.samples = finished.missing(self.settings.work.total) if finished else None
+        self.samples = finished.missing(self.settings.work.samples) if finished else None
         self._finished = finished
         self.progress = self.at_start()
         if finished:
@@ -127,7 +127,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         return min(super().patience, self.settings.pipeline.deadline)
 
     def at_start(self) -> PipeProgress:
-        total = self.settings.work.total if self.samples is None else len(self.samples)
+        total = self.settings.work.samples if self.samples is None else len(self.samples)
         return PipeProgress(ranks=self.processes, total=total)
 
     def begin_repeat(self, number: int, repeats: int) -> None:
@@ -187,11 +187,11 @@ class PipeRecorder(Recorder[PipeSettings]):
 
     def sum_up(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
-        found = summarise(repeats, self.settings.work.total, self.telemetry, self.gpus, self._crowding())
+        found = summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus, self._crowding())
         settings = self.settings
         threads = settings.performance.cpu_threads if settings.device is Device.cpu else None
         remarks = warnings.collected(
-            warnings.unused_prompts(self._prompts, settings.work.total),
+            warnings.unused_prompts(self._prompts, settings.work.samples),
             warnings.other_threads(threads, devices.physical_cores()),
         )
         return msgspec.structs.replace(found, warnings=found.warnings + remarks)
@@ -201,7 +201,7 @@ class PipeRecorder(Recorder[PipeSettings]):
         ranks = local_ranks(self.settings)
         if self.settings.device is Device.cuda:
             return max(1.0, ranks / max(1, len(devices.visible_gpus())))
-        return max(1.0, ranks * (self.settings.performance.cpu_threads or 1) / devices.physical_cores())
+        return max(1.0, ranks * self.settings.performance.cpu_threads / devices.physical_cores())
 
     def _follow(self, event: events.Message) -> None:
         if isinstance(event, events.PipelineBuilt):

@@ -35,7 +35,7 @@ from gpubench.runs.directory import (
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise
 from gpubench.settings.loading import FILLED_IN, Configuration, flatten
-from gpubench.settings.schema import Device, RunSettings, TrainSettings
+from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares
 
@@ -45,7 +45,7 @@ SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.r
 
 log = logging.getLogger("gpubench.run")
 
-S = TypeVar("S", bound=RunSettings)
+S = TypeVar("S", bound=CompletedSettings)
 
 
 @dataclass
@@ -398,7 +398,7 @@ class TrainProgress(Progress):
         self.steps += steps
 
 
-class TrainRecorder(Recorder[TrainSettings]):
+class TrainRecorder(Recorder[CompletedTrainSettings]):
     """One run of `gpubench train-bench`."""
 
     command = "train-bench"
@@ -406,7 +406,7 @@ class TrainRecorder(Recorder[TrainSettings]):
     lighter = LIGHTER
     progress: TrainProgress
 
-    def __init__(self, configuration: Configuration[TrainSettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[CompletedTrainSettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.progress = self.at_start()
         self._repeats: dict[int, Repeat] = {}
@@ -449,7 +449,6 @@ class TrainRecorder(Recorder[TrainSettings]):
         return sum(bool(repeat.done) for repeat in self._repeats.values())
 
     def sum_up(self) -> Summary:
-        assert self.settings.precision
         return summarise(
             [repeat for _, repeat in sorted(self._repeats.items())],
             self.settings.training.warmup_steps,

@@ -20,7 +20,7 @@ from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import Device, RepeatSettings, RunSettings
+from gpubench.settings.schema import CompletedSettings, Device, RepeatSettings
 from gpubench.telemetry import Telemetry
 from gpubench.worker.channel import calendar
 
@@ -230,7 +230,7 @@ def _listen(
     recorder.sample(telemetry.sample(processes=True))  # energy needs a reading at the end of the window
 
 
-def thread_environment(settings: RunSettings) -> Mapping[str, str]:
+def thread_environment(settings: CompletedSettings) -> Mapping[str, str]:
     """Returns the environment variables that a worker needs before it imports torch.
 
     performance.cpu_threads replaces OMP settings of the user, so that the recorded number of threads is right.
@@ -255,14 +255,14 @@ def thread_environment(settings: RunSettings) -> Mapping[str, str]:
     return variables
 
 
-def _gpu_indices(settings: RunSettings) -> list[int]:
+def _gpu_indices(settings: CompletedSettings) -> list[int]:
     if settings.device is not Device.cuda:
         return []
     gpus = devices.visible_gpus()[: local_ranks(settings)]
     return [gpu.index for gpu in gpus if gpu.index is not None]
 
 
-def become_worker(settings: RunSettings) -> NoReturn:
+def become_worker(settings: CompletedSettings) -> NoReturn:
     """Turns this process, which the user's own torchrun has started, into a worker. Does not return."""
     os.environ.update(thread_environment(settings))  # before torch loads
 

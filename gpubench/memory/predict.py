@@ -45,12 +45,12 @@ from gpubench.memory.tracker import Tracker, follow, hide_shape_propagation, loa
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides, flatten
 from gpubench.settings.schema import (
+    CompletedMemorySettings,
+    CompletedTrainSettings,
     DataSettings,
     DistributedSettings,
-    MemorySettings,
     ModelSettings,
     Precision,
-    TrainSettings,
 )
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import map_tensors
@@ -285,7 +285,7 @@ class _UnscaledAmp(Autocast):
 
 
 def predict(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     target: Target,
     activity: Activity,
     steps: int,
@@ -296,7 +296,6 @@ def predict(
     `without` names rules to leave out. Raises ModelError with the name of an operator that cannot be predicted.
     """
     settings = _for_target(settings, target)
-    assert settings.precision
     tracker = _Tracker(target)
     world_size = settings.distributed.world_size
     ranks = Ranks(0, 0, world_size, world_size)
@@ -331,7 +330,9 @@ def predict(
     return Prediction(history, applied)
 
 
-def _moved(settings: TrainSettings, tracker: Tracker) -> Callable[[ModelSettings, DataSettings, int], Workload]:
+def _moved(
+    settings: CompletedTrainSettings, tracker: Tracker
+) -> Callable[[ModelSettings, DataSettings, int], Workload]:
     """Build the model in host memory, which is not recorded, and return a function that moves it to the GPU."""
     workload = build_without_memory(settings.model, settings.data, settings.seed)
 
@@ -352,7 +353,7 @@ def _unpredictable(reading: str) -> ModelError:
     )
 
 
-def samples(settings: TrainSettings) -> int | None:
+def samples(settings: CompletedTrainSettings) -> int | None:
     """Return the number of samples per rank; None if the data is synthetic or the number is unknown."""
     if settings.data.source.startswith("synthetic"):
         return None
@@ -364,11 +365,11 @@ def samples(settings: TrainSettings) -> int | None:
         return feed.batches_per_epoch
 
 
-def _one_sample(settings: TrainSettings) -> TrainSettings:
+def _one_sample(settings: CompletedTrainSettings) -> CompletedTrainSettings:
     return apply_overrides(settings, {"training.batch_size": 1, "data.workers": 0, "data.pin_memory": False})
 
 
-def _for_target(settings: TrainSettings, target: Target) -> TrainSettings:
+def _for_target(settings: CompletedTrainSettings, target: Target) -> CompletedTrainSettings:
     """Return the settings with the defaults of the target, which would otherwise be those of the local device."""
     changes: dict[str, Any] = {"performance.compile": False, "training.read_loss": False}
     changes["training.optimizer_impl"] = optimizer_impl(settings, target.cuda)
@@ -379,12 +380,11 @@ def _arithmetic(precision: Precision) -> Arithmetic:
     return _UnscaledAmp(HOST) if precision is Precision.amp else arithmetic(precision, HOST)
 
 
-def _batches(settings: TrainSettings, ranks: Ranks, workload: Workload) -> Any:
+def _batches(settings: CompletedTrainSettings, ranks: Ranks, workload: Workload) -> Any:
     """Return an endless iterator over batches.
 
     Synthetic batches are on the device. Of other data, one sample is read, and enlarged to a batch.
     """
-    assert settings.training.batch_size
     if settings.data.source == "synthetic":
         return Epochs(open_feed(settings, ranks, HOST, workload), settings.training.batch_size)
     if workload.make_batch is not None and settings.data.source == "synthetic-host":
@@ -393,9 +393,7 @@ def _batches(settings: TrainSettings, ranks: Ranks, workload: Workload) -> Any:
     single = _one_sample(settings)
     with _disable_current_modes(), open_feed(single, ranks, HOST, workload) as feed:
         sample = next(feed.epoch(0))
-    return CopiedBatches(
-        lambda: map_tensors(lambda tensor: _enlarged(tensor, settings.training.batch_size or 1), sample)
-    )
+    return CopiedBatches(lambda: map_tensors(lambda tensor: _enlarged(tensor, settings.training.batch_size), sample))
 
 
 def _enlarged(tensor: Tensor, batch_size: int) -> Tensor:
@@ -429,7 +427,7 @@ SETTLED = 3
 class Forecast:
     """Predictions for a model on a target, and for changes of its settings."""
 
-    settings: MemorySettings
+    settings: CompletedMemorySettings
     target: Target
     activity: Activity
 

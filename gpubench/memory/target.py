@@ -13,9 +13,9 @@ from gpubench.memory.allocator import CONTEXT, Rules, capability
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
-from gpubench.settings.defaults import Choice, Gaps, complete, fill_training, required_torch
-from gpubench.settings.loading import about, apply_overrides
-from gpubench.settings.schema import Device, FollowSettings, MemorySettings, Precision
+from gpubench.settings.defaults import Gaps, fill_device, fill_training, required_torch
+from gpubench.settings.loading import about
+from gpubench.settings.schema import CompletedMemorySettings, Device, FollowSettings, MemorySettings, Precision
 
 UNKNOWN = (9, 0)
 """The compute capability assumed for an unknown GPU model: no other one takes larger workspaces."""
@@ -95,34 +95,35 @@ def _below(found: Footprint, context: int) -> list[Correction]:
     ]
 
 
-def complete_memory(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
-    """Return complete settings and what was chosen. Raises what `complete` does, and DeviceError for an unknown GPU."""
+def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:
+    """Return what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
     required_torch()
-    memory = settings.memory
+    memory, gaps = settings.memory, Gaps(settings)
     if memory.predict and settings.distributed.world_size > 1 and not releases.installed().predicts_ranks:
         raise SettingsError(
             f"predicting more than one rank needs PyTorch 2.7 or later; this is {releases.installed()}",
             "predict --world-size 1, or measure on a machine with as many GPUs",
         )
-    on_gpu = memory.predict and settings.device is not Device.cpu
-    filled, choices = _predicted(settings) if on_gpu else complete(settings)
-    if memory.find_batch_size and filled.device is Device.cpu and memory.device_memory is None:
+    if memory.predict and settings.device is not Device.cpu:
+        device = _fill_predicted(settings, gaps)
+    else:
+        device = fill_device(settings, gaps)
+    fill_training(settings, gaps, on_gpu=device is Device.cuda)
+    if memory.find_batch_size and device is Device.cpu and memory.device_memory is None:
         raise SettingsError("no limit for a CPU's memory, which other programs share", "--device-memory 4GiB")
-    return filled, choices
+    return gaps.filled(), gaps.reasons
 
 
-def _predicted(settings: MemorySettings) -> tuple[MemorySettings, list[Choice]]:
-    """Complete the settings as on the predicted GPU, whatever device this machine has."""
-    gaps = Gaps(settings)
+def _fill_predicted(settings: MemorySettings, gaps: Gaps) -> Device:
+    """Choose the device and what depends on it as on the predicted GPU, whatever device this machine has."""
+    follow = settings.memory
     here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name, gpu.memory_bytes))]
-    if here and not settings.memory.device_memory:
-        gaps.fill("memory.device_model", here[0], "the GPU that is here")
+    if here and not follow.device_memory:
+        model = gaps.fill("memory.device_model", here[0], "the GPU that is here")
+        follow = follow.model_copy(update={"device_model": model})
     gaps.fill("device", Device.cuda, "predicted")
     gaps.fill("data.workers", 0, "a prediction reads one sample")
-    chosen = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
-    capability = target_of(chosen.memory, Device.cuda).capability
+    capability = target_of(follow, Device.cuda).capability
     old = capability is not None and capability < AMPERE
     gaps.fill("precision", Precision.amp if old else Precision.bf16, "the fastest that trains safely there")
-    known = apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices})
-    filled, choices = fill_training(known, Gaps(known), on_gpu=True)
-    return filled, gaps.choices + choices
+    return Device.cuda

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_iter
 from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, DataSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic
@@ -375,7 +375,7 @@ class PhaseMarks(StepTimer[int]):
 
 
 def load(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     ranks: Ranks,
     device: torch.device,
     activity: Activity,
@@ -398,7 +398,6 @@ def load(
 def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> None:
     """Train `steps` steps, and record their phases and the categories of their tensors in `tracker`."""
     training, module = trainer.settings.training, trainer.workload.module
-    assert training.batch_size
     with tracker.following(module), _claiming(trainer, tracker):
         for step in range(steps):
             trainer.timer.begin(step)
@@ -445,11 +444,14 @@ class DeviceMemory:
 
 
 def measure(
-    settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, tracker: Tracker, steps: int
+    settings: CompletedTrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    activity: Activity,
+    tracker: Tracker,
+    steps: int,
 ) -> None:
     """Build the model and train `steps` steps under `tracker`, which is closed at the end or at an error."""
-    assert settings.precision
-    assert settings.training.batch_size
     with hide_shape_propagation() if ranks.world_size > 1 else nullcontext(), tracker:
         try:
             trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))

@@ -15,7 +15,7 @@ from gpubench.errors import SettingsError
 from gpubench.pipeline.batch import TERMINAL, Batch, quiet, schedule_arguments, step_of
 from gpubench.pipeline.scheduler_names import SEEDED, OwnScheduler, parse_options
 from gpubench.pipeline.schedulers import Sampler, create
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -125,15 +125,13 @@ class DenoiserBase:
         self,
         name: str,
         model: nn.Module,
-        settings: PipeSettings,
+        settings: CompletedPipeSettings,
         *,
         device: torch.device,
         dtype: torch.dtype,
         latent_shape: tuple[int, ...],
         scheduler: OwnScheduler,
     ) -> None:
-        if settings.sampling.steps is None:
-            raise ValueError("sampling.steps is not set")
         self.name = name
         self.model: Any = model.eval().requires_grad_(False)
         self.device = device
@@ -232,7 +230,7 @@ class DenoiserBase:
         return loop(batch, evaluated, output, self.sampling.eta, on_step)
 
 
-def image_size(settings: PipeSettings, own: Any, *, scale: int, multiple: int) -> tuple[int, int]:
+def image_size(settings: CompletedPipeSettings, own: Any, *, scale: int, multiple: int) -> tuple[int, int]:
     """Returns (height, width) in pixels: the requested size, or else the size that the model was trained on.
 
     `own` is the latter in diffusers' configuration: one number or (height, width) in units of `scale` pixels, or None.

@@ -17,9 +17,9 @@ from gpubench.pipeline.scheduler_names import (
     evaluations,
     parse_options,
 )
-from gpubench.settings.defaults import Choice, Gaps, check_wandb, find_device, local_ranks, refuse_ranks
-from gpubench.settings.loading import about, apply_overrides
-from gpubench.settings.schema import Arithmetic, Device, PipeSettings
+from gpubench.settings.defaults import Gaps, check_wandb, find_device, local_ranks, refuse_ranks
+from gpubench.settings.loading import about
+from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, PipeSettings
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
 GUIDANCE = {
@@ -36,8 +36,8 @@ SMALL = ("dummy", "tiny")
 SAMPLES = 8  # the default without prompts
 
 
-def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
-    """Returns complete settings, and the choices that were made.
+def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, str]]:
+    """Returns complete settings, and the reasons for those that were chosen, by dot-key.
 
     Raises DeviceError, ModelError, DataError or SettingsError for settings that cannot work on this machine.
     """
@@ -72,7 +72,7 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
         gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
     else:  # the last bits of a CPU's results depend on it, and must not depend on the number of ranks
         gaps.fill("performance.cpu_threads", cores, f"{units.counted(cores, 'core')}, for any number of ranks")
-    return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
+    return gaps.filled(), gaps.reasons
 
 
 def check_request(settings: PipeSettings, samples: int) -> None:
@@ -90,11 +90,14 @@ def check_request(settings: PipeSettings, samples: int) -> None:
         raise SettingsError(
             f"work.micro_batch={settings.work.micro_batch} is more than the {samples} samples to make",
             f"use --micro-batch {samples} or less, or more --samples",
+            keys=["work.micro_batch"],
         )
     if settings.model.name and settings.model.unet:
-        raise SettingsError("model.name and model.unet both select the model", "leave one of them out")
+        message = "model.name and model.unet both select the model"
+        raise SettingsError(message, "leave one of them out", keys=["model.name", "model.unet"])
     if settings.output.images and not settings.model.name:
-        raise SettingsError("output.images: random weights have no decoder", "give --model PIPELINE_FOLDER")
+        message = "output.images: random weights have no decoder"
+        raise SettingsError(message, "give --model PIPELINE_FOLDER", keys=["output.images"])
 
 
 def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model: str, steps: int, samples: int) -> None:

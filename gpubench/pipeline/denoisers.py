@@ -26,7 +26,7 @@ from gpubench.pipeline.text_to_image import (
     StableDiffusion3,
     StableDiffusionXL,
 )
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +41,7 @@ _SPIN = 50_000_000  # cycles; tens of milliseconds, long beside the events that 
 class Dummy(DenoiserBase):
     """Each evaluation takes `model.step_ms`, whatever the number of samples, and does bounded arithmetic on them."""
 
-    def __init__(self, settings: PipeSettings, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> None:
         height, width = image_size(settings, _SIDE, scale=_PIXELS, multiple=_PIXELS)
         super().__init__(
             "dummy",
@@ -104,7 +104,7 @@ class Unconditional(DenoiserBase):
         self,
         pipe: Any,
         name: str,
-        settings: PipeSettings,
+        settings: CompletedPipeSettings,
         device: torch.device,
         dtype: torch.dtype,
         scheduler: OwnScheduler,
@@ -193,7 +193,7 @@ def build(unet: str) -> nn.Module:
     return model
 
 
-def load_unet(settings: PipeSettings, device: torch.device, dtype: torch.dtype) -> DenoiserBase:
+def load_unet(settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> DenoiserBase:
     """Returns the denoiser `settings.model.unet`. Its weights are drawn in fp32 on the CPU, so all devices agree."""
     unet = settings.model.unet
     if unet is None:
@@ -264,7 +264,7 @@ _NOT_LOADED: Mapping[str, Mapping[str, Any]] = {
 
 
 def load_folder(
-    settings: PipeSettings, device: torch.device, dtype: torch.dtype, *, encoders: bool, vae: bool
+    settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype, *, encoders: bool, vae: bool
 ) -> DenoiserBase:
     """The denoiser of the folder `settings.model.name`, on `device`; see `gpubench.pipeline.denoisers.load`.
 
@@ -397,7 +397,7 @@ class Denoiser(Protocol):
 
 
 def load(
-    settings: PipeSettings, device: torch.device, dtype: torch.dtype, *, first: bool, last: bool, images: bool
+    settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype, *, first: bool, last: bool, images: bool
 ) -> Denoiser:
     """Loads the denoiser that `settings.model` names, in evaluation mode, on `device`.
 

@@ -14,6 +14,7 @@ from typing import Any
 from gpubench import foreign_files
 from gpubench.errors import DataError, ModelError, SettingsError, did_you_mean
 from gpubench.pipeline.scheduler_names import OwnScheduler
+from gpubench.settings.loading import about
 
 FORM = "KIND,rank=R,sample=S[,seconds=T]"
 DEFAULT_SECONDS = 1.0
@@ -51,6 +52,7 @@ class Fault:
     """The delay of `late` and `slow` in seconds."""
 
 
+@about("inject")
 def parse(text: str, world_size: int, samples: int) -> Fault:
     """Parses a fault in the form of `FORM`.
 
@@ -62,11 +64,11 @@ def parse(text: str, world_size: int, samples: int) -> Fault:
     given: dict[str, str] = {}
     for key, value in map(_pair, pairs):
         if key in given:
-            raise SettingsError(f"inject: {key} is given twice", f"{given[key]!r} and {value!r}; keep one")
+            raise SettingsError(f"{key} is given twice", f"{given[key]!r} and {value!r}; keep one")
         given[key] = value
     known = ("rank", "sample", "seconds") if kind in TIMED else ("rank", "sample")
     if unknown := [key for key in given if key not in known]:
-        raise SettingsError(f"inject: {kind} takes no {unknown[0]!r}", f"{kind} takes {' and '.join(known)}")
+        raise SettingsError(f"{kind} takes no {unknown[0]!r}", f"{kind} takes {' and '.join(known)}")
     fault = Fault(
         kind,
         _whole(given, "rank"),
@@ -81,22 +83,22 @@ def _kind(name: str) -> FaultKind:
     if name in set(FaultKind):
         return FaultKind(name)
     near = did_you_mean(name, FaultKind, cutoff=0)
-    raise SettingsError(f"inject: there is no fault {name!r}", f"{near} (one of {', '.join(FaultKind)})")
+    raise SettingsError(f"there is no fault {name!r}", f"{near} (one of {', '.join(FaultKind)})")
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise SettingsError(f"inject: {text!r} is no key=value", f"write {FORM}")
+        raise SettingsError(f"{text!r} is no key=value", f"write {FORM}")
     return key.strip(), value.strip()
 
 
 def _whole(given: dict[str, str], key: str) -> int:
     value = given.get(key)
     if value is None:
-        raise SettingsError(f"inject: no {key} is given", f"write {FORM}")
+        raise SettingsError(f"no {key} is given", f"write {FORM}")
     if not (value.isascii() and value.isdigit()):
-        raise SettingsError(f"inject: {key} is {value!r}, not a whole number from 0", f"write {FORM}")
+        raise SettingsError(f"{key} is {value!r}, not a whole number from 0", f"write {FORM}")
     return int(value)
 
 
@@ -106,22 +108,23 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise SettingsError(f"inject: seconds is {text!r}, not a time", f"write {FORM}")
+        raise SettingsError(f"seconds is {text!r}, not a time", f"write {FORM}")
     return value
 
 
 def _refuse_impossible(fault: Fault, world_size: int, samples: int) -> None:
     if fault.rank >= world_size:
-        raise SettingsError(f"inject: there is no rank {fault.rank} among {world_size}", "ranks count from 0")
+        raise SettingsError(f"there is no rank {fault.rank} among {world_size}", "ranks count from 0")
     if fault.sample >= samples:
-        raise SettingsError(f"inject: there is no sample {fault.sample} among {samples}", "samples count from 0")
+        raise SettingsError(f"there is no sample {fault.sample} among {samples}", "samples count from 0")
     if fault.kind not in OF_THE_RANK and fault.rank == world_size - 1:
         raise SettingsError(
-            f"inject: {fault.kind} is a fault of what a rank sends, and rank {fault.rank}, the last, sends nothing",
+            f"{fault.kind} is a fault of what a rank sends, and rank {fault.rank}, the last, sends nothing",
             f"name a rank below {world_size - 1}" if world_size > 1 else "use two ranks or more",
         )
 
 
+@about("work.prompts")
 def read_prompts(path: Path | None) -> list[str]:
     """Returns the lines of a text file that are not blank; none if `path` is None.
 
@@ -133,12 +136,10 @@ def read_prompts(path: Path | None) -> list[str]:
         text = foreign_files.content(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise DataError(
-            f"work.prompts: the file {path} cannot be read: {reason}", "give a text file, one prompt a line"
-        ) from None
+        raise DataError(f"the file {path} cannot be read: {reason}", "give a text file, one prompt a line") from None
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise DataError(f"work.prompts: the file {path} is empty", "write one prompt a line")
+        raise DataError(f"the file {path} is empty", "write one prompt a line")
     return prompts
 
 
@@ -198,7 +199,8 @@ def schedule_keywords(pipeline: str, config: Mapping[str, Any]) -> tuple[str, ..
 def check_negative_prompt(pipeline: str, prompt: str | None) -> None:
     """Raises SettingsError for a negative prompt that the pipeline cannot take."""
     if prompt and pipeline == "FluxPipeline":
-        raise SettingsError("work.negative_prompt is given, and Flux is guided without one", "leave it out")
+        message = "work.negative_prompt is given, and Flux is guided without one"
+        raise SettingsError(message, "leave it out", keys=["work.negative_prompt"])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from gpubench.pipeline.folders import prompt_of, read_prompts
 from gpubench.runs.directory import IMAGE, LATENT, sample_file
 from gpubench.runs.reader import Run
 from gpubench.settings.loading import flatten
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
 FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "results", "inject", "verify")
 """Settings, or sections of settings, that do not affect the samples."""
@@ -53,7 +53,7 @@ def run_at(path: Path) -> Run:
     return run
 
 
-def finished(run: Run, settings: PipeSettings) -> Finished:
+def finished(run: Run, settings: CompletedPipeSettings) -> Finished:
     """Returns the samples of a run with intact latents, and with their images if `settings` request images.
 
     Samples of one micro-batch are all taken or none. Raises SettingsError if `settings` would make a sample of another
@@ -92,7 +92,7 @@ def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> di
     return {name: value for name, value in known.items() if value is not None}
 
 
-def files_of(settings: PipeSettings) -> dict[str, str]:
+def files_of(settings: CompletedPipeSettings) -> dict[str, str]:
     """Digests of what samples are made with, as run.json keeps them: by component, and of all samples' prompts.
 
     Random weights have no components, and without a file of prompts there is no digest of them.
@@ -100,12 +100,12 @@ def files_of(settings: PipeSettings) -> dict[str, str]:
     name, prompts = settings.model.name, read_prompts(settings.work.prompts)
     found = folders.digests(folders.check(name)) if name else {}
     if prompts:
-        used = [prompt_of(sample, prompts) for sample in range(settings.work.total)]
+        used = [prompt_of(sample, prompts) for sample in range(settings.work.samples)]
         found |= {PROMPTS: hashlib.sha256(json.dumps(used).encode()).hexdigest()}
     return {part: digest[:DIGITS] for part, digest in found.items()}
 
 
-def refuse_other_files(done: "Finished", settings: PipeSettings) -> None:
+def refuse_other_files(done: "Finished", settings: CompletedPipeSettings) -> None:
     """Raises SettingsError where a file of the model, or a prompt, has changed since the finished samples were made."""
     if changed := change(done.made_with, _named(files_of(settings))):
         raise SettingsError(changed, ANEW)
@@ -125,11 +125,11 @@ def _named(files: Mapping[str, str]) -> dict[str, str]:
     return {known.get(name, f"{name} folder"): digest for name, digest in files.items()}
 
 
-def _mates(sample: int, settings: PipeSettings) -> range:
+def _mates(sample: int, settings: CompletedPipeSettings) -> range:
     """Returns the samples of the same micro-batch."""
     size = settings.work.micro_batch
     first = sample // size * size
-    return range(first, min(first + size, settings.work.total))
+    return range(first, min(first + size, settings.work.samples))
 
 
 def refuse_changes(before: PipeSettings, after: PipeSettings) -> None:

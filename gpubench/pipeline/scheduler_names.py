@@ -246,7 +246,8 @@ def check_calls(name: str, step: Parameters, set_timesteps: Parameters, keywords
             f"{name}.step() needs {', '.join(unknown)}, which gpubench does not have", "choose another --scheduler"
         )
     if eta and "eta" not in step:
-        raise SettingsError(f"sampling.eta is {eta}, and {name} takes none", "leave sampling.eta at 0")
+        message = f"sampling.eta is {eta}, and {name} takes none"
+        raise SettingsError(message, "leave sampling.eta at 0", keys=["sampling.eta"])
     if unknown := [key for key in keywords if key not in set_timesteps]:
         raise SettingsError(
             f"{name} does not fit this model: its pipeline sets {units.listed(unknown)}, which "

@@ -13,6 +13,7 @@ from gpubench.settings.schema import ProfilingSettings
 
 Range = tuple[int, int]
 
+SETTING = "pipeline.split"
 EVEN = "even"
 BALANCED = "balanced"
 
@@ -54,7 +55,8 @@ def refuse_short(profiling: ProfilingSettings, ranges: Sequence[Range], batches:
     start, end = min(ranges, key=lambda one: one[1] - one[0]) if profiling.all_ranks else ranges[0]
     source = f"{end - start} evaluations of {batches} micro-batches"
     if short := profiling.shortfall(batches * (end - start), source):
-        raise SettingsError(short, "raise --samples or --steps, or lower profiling.wait or profiling.repeat")
+        hint = "raise --samples or --steps, or lower profiling.wait or profiling.repeat"
+        raise SettingsError(short, hint, keys=profiling.SCHEDULE)
 
 
 def _parse(split: str, total: int, world_size: int) -> list[int]:
@@ -63,9 +65,8 @@ def _parse(split: str, total: int, world_size: int) -> list[int]:
     counts = _counts(split, world_size, hint)
     if sum(counts) != total:
         arithmetic = " + ".join(map(str, counts))
-        raise SettingsError(
-            f"pipeline.split: {arithmetic} = {sum(counts)}, but the scheduler makes {_evaluations(total)}", hint
-        )
+        message = f"pipeline.split: {arithmetic} = {sum(counts)}, but the scheduler makes {_evaluations(total)}"
+        raise SettingsError(message, hint, keys=[SETTING])
     return counts
 
 
@@ -73,12 +74,14 @@ def _counts(split: str, world_size: int, hint: str) -> list[int]:
     try:
         counts = [int(count) for count in split.split(",")]
     except ValueError:
-        raise SettingsError(f"pipeline.split = {split!r} is not even, balanced or counts like 13,13,12", hint) from None
+        message = f"pipeline.split = {split!r} is not even, balanced or counts like 13,13,12"
+        raise SettingsError(message, hint, keys=[SETTING]) from None
     if len(counts) != world_size:
         have = f"{units.counted(len(counts), 'count')} for {units.counted(world_size, 'rank')}"
-        raise SettingsError(f"pipeline.split = {split!r} has {have}", hint)
+        raise SettingsError(f"pipeline.split = {split!r} has {have}", hint, keys=[SETTING])
     if min(counts) < 1:
-        raise SettingsError(f"pipeline.split = {split!r} gives rank {counts.index(min(counts))} nothing to do", hint)
+        message = f"pipeline.split = {split!r} gives rank {counts.index(min(counts))} nothing to do"
+        raise SettingsError(message, hint, keys=[SETTING])
     return counts
 
 

@@ -22,7 +22,7 @@ from gpubench.pipeline.schedulers import Sampler
 from gpubench.pipeline.transfer import Inbox, Outbox, before_evaluations, faulty_edge, faulty_pack
 from gpubench.pipeline.wire import Edge, Route
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import EVERYONE, Activity, Doing
 from gpubench.worker.timing import Clock, Mark
@@ -294,7 +294,7 @@ class Finiteness:
 class Session:
     """The pipeline on one rank, with its edges to the neighbouring ranks."""
 
-    settings: PipeSettings
+    settings: CompletedPipeSettings
     ranks: Ranks
     repeat: int
     stage: Stage
@@ -427,7 +427,7 @@ class Passage:
             session.stage.denoiser.device,
             bound=session.settings.pipeline.in_flight,
             keep_latents=session.settings.output.latents,
-            retain=self.announce and bool(session.settings.verify),
+            retain=self.announce and session.settings.verify,
             inspect=self._finiteness.check,
             deadline=session.stage.deadline,
             evaluating=session.stage.patience(session.stage.sampler.total),

@@ -15,7 +15,7 @@ from gpubench.pipeline.base import DenoiserBase, Scale, image_size
 from gpubench.pipeline.batch import Batch, quiet
 from gpubench.pipeline.folders import check_negative_prompt, prompt_of, schedule_keywords
 from gpubench.pipeline.scheduler_names import OwnScheduler
-from gpubench.settings.schema import PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +33,7 @@ class TextToImage(DenoiserBase):
         self,
         pipe: Any,
         name: str,
-        settings: PipeSettings,
+        settings: CompletedPipeSettings,
         device: torch.device,
         dtype: torch.dtype,
         scheduler: OwnScheduler,

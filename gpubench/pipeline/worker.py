@@ -28,7 +28,7 @@ from gpubench.pipeline.stage import Passage, Session, SpanTimer, Stage
 from gpubench.pipeline.verification import verify
 from gpubench.pipeline.wire import Edge, open_edges
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import Arithmetic, Device, PipeSettings, Precision
+from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, Precision
 from gpubench.worker import distributed
 from gpubench.worker.channel import EVERYONE, Activity, calendar
 from gpubench.worker.environment import capture_env_metadata
@@ -86,9 +86,8 @@ WARM_UP = 2  # evaluations: the first allocates and tunes, the second is like al
 def work(given: Assignment) -> Iterator[events.Message]:
     """Runs every repeat of the job and yields its events."""
     job, ranks, store, activity, tell = given
-    settings = PipeSettings.model_validate(job.settings)
-    if settings.performance.cpu_threads:
-        torch.set_num_threads(settings.performance.cpu_threads)
+    settings = CompletedPipeSettings.model_validate(job.settings)
+    torch.set_num_threads(settings.performance.cpu_threads)
     set_float32_matmul(Precision.fp32, None)  # what is asked for in fp32 is computed in it; the rest is half
     if settings.performance.deterministic:
         make_deterministic()
@@ -97,7 +96,6 @@ def work(given: Assignment) -> Iterator[events.Message]:
     if ranks.is_rank_zero:
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
     activity.enter("opening the links to its neighbours")
-    assert settings.distributed.backend
     edges = open_edges(ranks.rank, ranks.world_size, settings.distributed.backend, device)
     for repeat in job.repeats:
         if device.type == "cuda":
@@ -116,9 +114,8 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def pick_device(settings: PipeSettings, ranks: Ranks) -> torch.device:
+def pick_device(settings: CompletedPipeSettings, ranks: Ranks) -> torch.device:
     """Returns this rank's device. With gloo, ranks may share a GPU. Raises DeviceError without a usable GPU."""
-    assert settings.device
     if settings.device is Device.cpu or settings.distributed.backend == "nccl":
         return distributed.pick_device(settings.device, ranks)
     distributed.refuse_without_gpu()
@@ -128,7 +125,7 @@ def pick_device(settings: PipeSettings, ranks: Ranks) -> torch.device:
 
 
 def run_repeat(
-    settings: PipeSettings,
+    settings: CompletedPipeSettings,
     job: events.Job,
     ranks: Ranks,
     repeat: int,
@@ -180,7 +177,7 @@ def run_repeat(
         activity=activity,
         deadline=settings.pipeline.deadline,
         beat=lambda: tell(activity.heartbeat(ranks.rank)),
-        fault=folders.parse(settings.inject, ranks.world_size, settings.work.total) if settings.inject else None,
+        fault=folders.parse(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
     )
     session = Session(
         settings=settings,
@@ -201,18 +198,16 @@ def run_repeat(
     yield from record(session) if records else passes(session)
 
 
-def load_part(settings: PipeSettings, ranks: Ranks, device: torch.device) -> Denoiser:
+def load_part(settings: CompletedPipeSettings, ranks: Ranks, device: torch.device) -> Denoiser:
     """Loads the denoiser, and the other components that this rank needs."""
-    assert settings.precision
     finishes = ranks.rank == ranks.world_size - 1 or settings.measurement.baseline == "replicas"
     dtype = DTYPES[settings.precision]
     return load(settings, device, dtype, first=ranks.is_rank_zero, last=finishes, images=settings.output.images)
 
 
-def plan(settings: PipeSettings, denoiser: Denoiser, world_size: int) -> tuple[Sampler, list[tuple[int, int]]]:
+def plan(settings: CompletedPipeSettings, denoiser: Denoiser, world_size: int) -> tuple[Sampler, list[tuple[int, int]]]:
     """Returns the sampler and each rank's evaluations [start, end), after the proof that hand-overs lose nothing."""
     sampling = settings.sampling
-    assert sampling.steps
     more = denoiser.set_timesteps_kwargs(sampling.steps)
     sampler = build(denoiser.scheduler(), sampling.steps, denoiser.device, eta=sampling.eta, **more)
     ranges = assign(sampler.total, world_size, settings.pipeline.split)
@@ -220,7 +215,9 @@ def plan(settings: PipeSettings, denoiser: Denoiser, world_size: int) -> tuple[S
     return sampler, ranges
 
 
-def share_prompts(settings: PipeSettings, denoiser: Denoiser, ranks: Ranks, activity: Activity) -> float | None:
+def share_prompts(
+    settings: CompletedPipeSettings, denoiser: Denoiser, ranks: Ranks, activity: Activity
+) -> float | None:
     """Encodes the prompts on rank 0, for all ranks. Returns the seconds it took there; None where there are none."""
     began = time.perf_counter()
     encoded = None
@@ -298,15 +295,15 @@ def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
         )
 
 
-def due(settings: PipeSettings, samples: list[int] | None) -> list[list[int]]:
+def due(settings: CompletedPipeSettings, samples: list[int] | None) -> list[list[int]]:
     """Returns the micro-batches with a missing sample. They stay whole: a sample's bits depend on its micro-batch."""
-    size, total = settings.work.micro_batch, settings.work.total
+    size, total = settings.work.micro_batch, settings.work.samples
     every = [list(range(first, min(first + size, total))) for first in range(0, total, size)]
     return [batch for batch in every if samples is None or any(sample in samples for sample in batch)]
 
 
 def facts(
-    settings: PipeSettings, ranges: list[tuple[int, int]], sampler: Sampler, denoiser: Denoiser, weights: str
+    settings: CompletedPipeSettings, ranges: list[tuple[int, int]], sampler: Sampler, denoiser: Denoiser, weights: str
 ) -> dict[str, str | int | float | list[str] | list[int] | list[float]]:
     """Returns the facts that must be equal on all ranks before the first evaluation."""
     import diffusers
@@ -324,7 +321,7 @@ def facts(
         "latent shape": list(denoiser.latent_shape),
         "precision": str(denoiser.dtype),
         "seed": settings.seed,
-        "samples": settings.work.total,
+        "samples": settings.work.samples,
         "micro-batch": settings.work.micro_batch,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(denoiser.device) if denoiser.device.type == "cuda" else "cpu",

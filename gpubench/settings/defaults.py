@@ -8,9 +8,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import psutil
 
@@ -18,8 +17,17 @@ from gpubench import devices, foreign_files, releases
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.settings.loading import FILLED_IN, Configuration, S, apply_overrides, flatten, telling
-from gpubench.settings.schema import Device, DistributedSettings, MemorySettings, Precision, RunSettings, TrainSettings
+from gpubench.settings.loading import FILLED_IN, Configuration, S, flatten, naming_origins, validate
+from gpubench.settings.schema import (
+    CompletedSettings,
+    CompletedTrainSettings,
+    Device,
+    DistributedSettings,
+    MemorySettings,
+    Precision,
+    RunSettings,
+    TrainSettings,
+)
 from gpubench.settings.sources import (
     SYNTHETIC,
     batches_each,
@@ -33,58 +41,54 @@ from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
-T = TypeVar("T", bound=TrainSettings)
+C = TypeVar("C", bound=CompletedSettings)
 
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A setting that gpubench chose, with the reason."""
-
-    key: str
-    value: Any
-    reason: str
-
-
 class Gaps:
-    """The settings as given, and the choices for those that are not set."""
+    """The values of all settings by dot-key, and the reasons for those that gpubench chose."""
 
     def __init__(self, settings: RunSettings) -> None:
-        self._given = flatten(settings.model_dump())
-        self.choices: list[Choice] = []
+        self._class = type(settings)
+        self._values = flatten(settings.model_dump())
+        self.reasons: dict[str, str] = {}
 
     def fill(self, key: str, value: Any, reason: str) -> Any:
         """Returns the given value of `key`, or else chooses `value`."""
-        if self._given[key] is not None:
-            return self._given[key]
-        self.choices.append(Choice(key, value, reason))
-        return value
+        if self._values[key] is None:
+            self._values[key], self.reasons[key] = value, reason
+        return self._values[key]
+
+    def filled(self) -> Any:
+        """Returns the settings as an instance of the completed class. Raises SettingsError."""
+        cls: Any = self._class.__pydantic_generic_metadata__["origin"] or self._class
+        return validate(cls[Never], self._values, {})
 
 
-def completed(configuration: Configuration[S], complete: Callable[[S], tuple[S, list[Choice]]]) -> Configuration[S]:
+def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, dict[str, str]]]) -> Configuration[C]:
     """Returns the complete configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
 
-    `complete` is the command's own function; its errors pass through.
+    `complete` is the command's own function. Its errors pass through, with the origins of the settings.
     """
-    with telling(configuration.origins):
-        settings, choices = complete(configuration.settings)
-    reasons = {choice.key: FILLED_IN + choice.reason for choice in choices}
-    return Configuration(settings, configuration.origins | reasons)
+    with naming_origins(configuration.origins):
+        settings, reasons = complete(configuration.settings)
+    chosen = {key: FILLED_IN + reason for key, reason in reasons.items()}
+    return Configuration(settings, configuration.origins | chosen)
 
 
-def complete(settings: T) -> tuple[T, list[Choice]]:
-    """Returns complete settings, and the choices that were made.
+def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str, str]]:
+    """Returns complete settings, and the reasons for those that were chosen, by dot-key.
 
     Raises DeviceError, ModelError, DataError or SettingsError for settings that cannot work on this machine.
     """
     gaps = Gaps(settings)
-    on_gpu = fill_device(settings, gaps) is Device.cuda
-    return fill_training(settings, gaps, on_gpu)
+    fill_training(settings, gaps, on_gpu=fill_device(settings, gaps) is Device.cuda)
+    return gaps.filled(), gaps.reasons
 
 
-def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice]]:
-    """Does the same as `complete` once device and precision are known."""
+def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:
+    """Chooses what is left open besides device and precision. Raises the errors of `complete`."""
     name = settings.model.name
     if name is None:
         suited = "resnet50" if on_gpu else "resnet18"
@@ -110,7 +114,6 @@ def fill_training(settings: T, gaps: Gaps, on_gpu: bool) -> tuple[T, list[Choice
     gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
     gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
     gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
-    return apply_overrides(settings, {choice.key: choice.value for choice in gaps.choices}), gaps.choices
 
 
 def required_torch() -> str:
@@ -133,9 +136,11 @@ def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
         why = "a GPU is there, but this torch is a CPU build"
     device = Device(gaps.fill("device", Device.cuda if usable else Device.cpu, why))
     if device is Device.cuda and build == "cpu":
-        raise DeviceError(f"device=cuda, but torch {devices.torch_version()} is a CPU build", "use --device cpu")
+        message = f"device=cuda, but torch {devices.torch_version()} is a CPU build"
+        raise DeviceError(message, "use --device cpu", keys=["device"])
     if device is Device.cuda and not gpus and not build.startswith("rocm"):
-        raise DeviceError("device=cuda, but CUDA's driver shows no GPU", "see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        message = "device=cuda, but CUDA's driver shows no GPU"
+        raise DeviceError(message, "see nvidia-smi and CUDA_VISIBLE_DEVICES", keys=["device"])
     return device, gpus
 
 
@@ -152,6 +157,7 @@ def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
             raise SettingsError(
                 f"distributed.strategy=fsdp2 on a CPU needs PyTorch 2.7 or later; this is {releases.installed()}",
                 "use --distributed.strategy=ddp",
+                keys=["distributed.strategy"],
             )
     return device
 
@@ -159,7 +165,8 @@ def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
 def refuse_on_cpu(precision: Precision) -> None:
     """Raises DeviceError for a precision that no CPU has."""
     if precision is Precision.tf32:
-        raise DeviceError("precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none", "use fp32 or bf16")
+        message = "precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none"
+        raise DeviceError(message, "use fp32 or bf16", keys=["precision"])
 
 
 def refuse_loaders(settings: TrainSettings, ranks: int) -> None:
@@ -170,6 +177,7 @@ def refuse_loaders(settings: TrainSettings, ranks: int) -> None:
             f"data.workers={settings.data.workers} x {ranks} ranks x {WORKER_BYTES >> 20} MiB exceeds the "
             f"{memory >> 20} MiB of memory available",
             f"use --data.workers={memory // WORKER_BYTES // ranks} or less",
+            keys=["data.workers"],
         )
 
 
@@ -182,11 +190,13 @@ def refuse_combinations(settings: TrainSettings) -> None:
     """Raises SettingsError for valid settings that do not work together."""
     check_wandb(settings)
     if settings.distributed.strategy == "fsdp2" and settings.distributed.world_size == 1:
-        raise SettingsError("distributed.strategy=fsdp2 shards among ranks, and there is one", "use --world-size 2")
+        message = "distributed.strategy=fsdp2 shards among ranks, and there is one"
+        raise SettingsError(message, "use --world-size 2", keys=["distributed.strategy"])
     if settings.distributed.strategy == "fsdp2" and settings.performance.channels_last:
         raise SettingsError(
             "performance.channels_last: FSDP2 cannot shard parameters in that layout",
             "use --performance.channels_last=false or --distributed.strategy=ddp",
+            keys=["performance.channels_last"],
         )
     if settings.distributed.separate_reduce_scatter:
         refuse_separate_reduce_scatter(settings.distributed)
@@ -194,6 +204,7 @@ def refuse_combinations(settings: TrainSettings) -> None:
         raise SettingsError(
             "training.optimizer_impl=fused: PyTorch has no fused SGD for parameters that FSDP2 has sharded",
             "use --training.optimizer_impl=foreach or --training.optimizer=adamw",
+            keys=["training.optimizer_impl"],
         )
     graphs = settings.performance.compile and settings.performance.compile_mode in ("reduce-overhead", "max-autotune")
     if graphs and settings.training.grad_accumulation > 1:
@@ -201,6 +212,7 @@ def refuse_combinations(settings: TrainSettings) -> None:
             f"performance.compile_mode={settings.performance.compile_mode}: CUDA graphs do not survive "
             f"training.grad_accumulation={settings.training.grad_accumulation}",
             "use --performance.compile_mode=default or max-autotune-no-cudagraphs",
+            keys=["performance.compile_mode", "training.grad_accumulation"],
         )
 
 
@@ -211,12 +223,14 @@ def refuse_separate_reduce_scatter(settings: DistributedSettings) -> None:
         raise SettingsError(
             f"distributed.separate_reduce_scatter: {settings.strategy} does not reduce-scatter",
             f"use --distributed.strategy=fsdp2, or {without}",
+            keys=["distributed.separate_reduce_scatter"],
         )
     if not releases.installed().reduces_scatter_separately:
         raise SettingsError(
             "distributed.separate_reduce_scatter: FSDP2 has it since PyTorch 2.13, and this is "
             f"{devices.torch_version()}",
             f"install a later PyTorch, or {without}",
+            keys=["distributed.separate_reduce_scatter"],
         )
 
 
@@ -228,7 +242,8 @@ def sharded_sgd(settings: TrainSettings) -> bool:
 def check_wandb(settings: RunSettings) -> None:
     """Raises SettingsError if wandb is requested but not installed."""
     if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
-        raise SettingsError("logging.wandb needs the wandb package", "pip install 'gpubench[wandb]'")
+        hint = "pip install 'gpubench[wandb]'"
+        raise SettingsError("logging.wandb needs the wandb package", hint, keys=["logging.wandb"])
 
 
 def local_ranks(settings: RunSettings) -> int:
@@ -243,6 +258,7 @@ def refuse_ranks(settings: RunSettings, device: Device, gpus: list[devices.Gpu],
         raise DeviceError(
             f"distributed.world_size={ranks_here} needs as many GPUs, and {len(gpus)} are visible",
             f"use --world-size {len(gpus)} or less",
+            keys=["distributed.world_size"],
         )
     if device is Device.cpu:
         memory = available_memory()
@@ -251,9 +267,11 @@ def refuse_ranks(settings: RunSettings, device: Device, gpus: list[devices.Gpu],
                 f"distributed.world_size={ranks_here} x {WORKER_BYTES >> 20} MiB a rank exceeds the "
                 f"{memory >> 20} MiB of memory available",
                 f"use --world-size {max(1, memory // WORKER_BYTES)} or less",
+                keys=["distributed.world_size"],
             )
         if backend == "nccl":
-            raise SettingsError("distributed.backend=nccl moves data between GPUs only", "use gloo on a CPU")
+            message = "distributed.backend=nccl moves data between GPUs only"
+            raise SettingsError(message, "use gloo on a CPU", keys=["distributed.backend"])
 
 
 def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
@@ -267,6 +285,7 @@ def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
         raise ModelError(
             f"data.sequence_length {length} exceeds the {positions} positions of {name}",
             f"set data.sequence_length to {positions} or less",
+            keys=["data.sequence_length"],
         )
     ranks, training, profiling = settings.distributed.world_size, settings.training, settings.profiling
     if isinstance(settings, MemorySettings):
@@ -311,10 +330,13 @@ def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
     if os.path.isdir(name):  # noqa: PTH112 - Path's own raises for a name too long or a folder out of bounds
         if not (Path(name) / "config.json").is_file():
             raise ModelError(
-                f"model.name: folder {name!r} has no config.json", "give a folder as transformers saves it"
+                f"model.name: folder {name!r} has no config.json",
+                "give a folder as transformers saves it",
+                keys=["model.name"],
             )
     elif ":" not in name:
         find(name)
     elif not names_callable(name):
-        raise ModelError(f"model.name {name!r} is not module:callable", "for example mypackage.zoo:build, without .py")
+        message = f"model.name {name!r} is not module:callable"
+        raise ModelError(message, "for example mypackage.zoo:build, without .py", keys=["model.name"])
     return 32 if on_gpu else 8, False

@@ -10,25 +10,28 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, TRIALS
 from gpubench.settings import yaml_text
-from gpubench.settings.schema import MemorySettings, PipeSettings, ProfileSettings, RunSettings, Section, TrainSettings
+from gpubench.settings.field import Conflict, aliases, fields
+from gpubench.settings.schema import COMMANDS, RunSettings, TrainSettings
 from gpubench.units import listed
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -62,78 +65,50 @@ THE_RUN, FIX, TRIAL = "the run", "the fix of a finding", "a trial"
 """Origins in a run that tries a fix: of unchanged settings, of the fix, and of the changes of every such run."""
 
 
-def source(origin: str | None) -> str:
-    """Returns " (from mine.yaml)"; "" for the command line, chosen settings, and the changes of every trial."""
-    return f" (from {origin})" if _elsewhere(origin) else ""
+def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) -> str:
+    """Returns the message with the origins of the settings `keys`, as in "seed = 'x': no number (from mine.yaml)".
 
-
-def told(message: str, origins: Mapping[str, str]) -> str:
-    """Returns the message with the origins of the settings that it names, except the command line."""
-    named = {key: origin for key, origin in origins.items() if _names(message, key)}
-    found = {key: origin for key, origin in named.items() if _elsewhere(origin) and source(origin) not in message}
-    if not found:
+    Origins that the message has, the command line, chosen settings and the changes of every trial are not mentioned.
+    """
+    found = {key: origins[key] for key in dict.fromkeys(keys) if key in origins}
+    mentioned = {key: origin for key, origin in found.items() if _is_elsewhere(origin)}
+    mentioned = {key: origin for key, origin in mentioned.items() if f"(from {origin})" not in message}
+    if not mentioned:
         return message
-    if len(set(named.values())) == 1:
-        return message + source(next(iter(found.values())))
-    return f"{message} ({', '.join(f'{key} from {origin}' for key, origin in found.items())})"
+    if len(set(found.values())) == 1:
+        return f"{message} (from {next(iter(mentioned.values()))})"
+    return f"{message} ({', '.join(f'{key} from {origin}' for key, origin in mentioned.items())})"
+
+
+def _is_elsewhere(origin: str) -> bool:
+    return origin not in (COMMAND_LINE, THE_RUN, FIX, TRIAL) and not origin.startswith(FILLED_IN)
 
 
 @contextmanager
-def telling(origins: Mapping[str, str]) -> Iterator[None]:
-    """A context in which errors mention the origins of the settings that they name."""
+def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
+    """A context in which the messages of errors end with the origins of the settings that the errors are about."""
     try:
         yield
     except UsageError as error:
-        raise type(error)(told(error.message, origins), error.hint) from None
+        raise type(error)(with_origins(error.message, error.keys, origins), error.hint, keys=error.keys) from None
 
 
 @contextmanager
 def about(key: str) -> Iterator[None]:
-    """A context in which the messages of errors begin with the setting `key`."""
+    """A context in which errors are about the setting `key`, and their messages begin with it."""
     try:
         yield
     except UsageError as error:
-        raise type(error)(f"{key}: {error.message}", error.hint) from None
+        raise type(error)(f"{key}: {error.message}", error.hint, keys=(key, *error.keys)) from None
 
 
-def _elsewhere(origin: str | None) -> bool:
-    nowhere = (None, COMMAND_LINE, THE_RUN, FIX, TRIAL)
-    return origin not in nowhere and not str(origin).startswith(FILLED_IN)
-
-
-def _names(message: str, key: str) -> bool:
-    """Returns whether the message names the setting `key`. A key of one word must have its value or a colon."""
-    behind = r"(?![\w.]*\w)" if "." in key else r"(?= ?=|:)"
-    return re.search(rf"(?<![\w.]){re.escape(key)}{behind}", message) is not None
-
-
-COMMANDS: Mapping[str, type[RunSettings]] = {
-    "train-bench": TrainSettings,
-    "profile": ProfileSettings,
-    "memory": MemorySettings,
-    "pipe-infer": PipeSettings,
-}
 NEGATION = re.compile(r"(^|\.)no")
 SHOWN_BY = "--print-config shows every setting"
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:
     """Returns the dot-key of an alias, and any other key unchanged."""
-    return cls.aliases.get(key, key)
-
-
-@cache  # called for every key of a run's file; the models do not change
-def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
-    """Returns the leaves of a settings model by dot-key, without those that the command does not take."""
-    found: dict[str, FieldInfo] = {}
-    for name, field in cls.model_fields.items():
-        if field.exclude:
-            continue
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found |= fields(field.annotation, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = field
-    return found
+    return aliases(cls).get(key, key)
 
 
 @cache
@@ -150,8 +125,8 @@ def negations(cls: type[RunSettings]) -> Mapping[str, str]:
         head, dot, leaf = key.rpartition(".")
         names = [f"{head}{dot}no_{leaf}", f"no_{key}", *[f"no_{leaf}"] * (short[leaf] == 1)]
         found |= dict.fromkeys(names, key)
-    found |= {f"no_{alias}": key for alias, key in cls.aliases.items() if key in switches}
-    return {name: key for name, key in found.items() if name not in fields(cls) and name not in cls.aliases}
+    found |= {f"no_{alias}": key for alias, key in aliases(cls).items() if key in switches}
+    return {name: key for name, key in found.items() if name not in fields(cls) and name not in aliases(cls)}
 
 
 def section(cls: type[RunSettings], name: str) -> list[str]:
@@ -164,29 +139,29 @@ def owners(key: str) -> list[str]:
     return [command for command, cls in COMMANDS.items() if canonical(cls, key) in fields(cls)]
 
 
-def command_of(cls: type[RunSettings]) -> str:
-    return next(command for command, settings in COMMANDS.items() if settings is cls)
-
-
-def alike(cls: type[RunSettings], other: type[RunSettings]) -> bool:
+def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
     """Returns whether two commands run the same kind of work: three train a model, and one samples from a model."""
     return issubclass(cls, TrainSettings) == issubclass(other, TrainSettings)
 
 
-def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str:
-    """A hint that offers the valid key closest to `key`; in a section that only other commands have, closest there.
+def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
+    """Returns the valid key or alias closest to `key`; in a section that only other commands have, closest there.
 
-    `negated` offers negations too, to a key that looks like one.
+    `negated` includes negations, if `key` looks like one.
     """
-    name, dot, _ = key.rpartition(".")
+    name, dot, leaf = key.rpartition(".")
     if dot and not section(cls, name):
         cls = next((other for other in COMMANDS.values() if section(other, name)), cls)
-    known = [*fields(cls), *cls.aliases, *(negations(cls) if negated and NEGATION.search(key) else ())]
+    known = [*fields(cls), *aliases(cls), *(negations(cls) if negated and NEGATION.search(key) else ())]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
-    if near := did_you_mean(key, known):
-        return near
-    close = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)
-    return offer([leaves[name] for name in close]) or f"{SHOWN_BY}; --help the common ones"
+    close: list[str] = difflib.get_close_matches(key, known, n=1)
+    close += (leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1))
+    return next(iter(close), None)
+
+
+def suggestion(offered: str | None) -> str:
+    """Returns the hint of an error about an unknown setting."""
+    return offer([offered]) if offered else f"{SHOWN_BY}; --help the common ones"
 
 
 def is_of_a_run(path: Path) -> bool:
@@ -203,46 +178,45 @@ def writer_of(path: Path) -> str | None:
     return written if isinstance(written, str) and written in COMMANDS else None
 
 
-def repeats(cls: type[RunSettings], path: Path) -> bool:
+def reproduces(cls: type[RunSettings], path: Path) -> bool:
     """Returns whether the file is of a run of the same command, or of an unknown one, so that it is reproduced."""
-    mine = command_of(cls)
-    return is_of_a_run(path) and (writer_of(path) or mine) == mine
+    return is_of_a_run(path) and (writer_of(path) or cls.command) == cls.command
 
 
-def taken(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """The settings in the file `path`, called `name` by the user, that concern the command of `cls`.
+def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """Returns the settings in the file `path`, called `name` by the user, that concern the command of `cls`.
 
-    Those that only a command alike has are left aside; so is what a run of another command has only because it is that
+    Those that only a similar command has are left out; so is what a run of another command has only because it is that
     command's default, where this one's differs. Raises SettingsError for a run that this command cannot run.
     """
-    mine = command_of(cls)
-    writer = writer_of(path) or mine
-    if not alike(cls, COMMANDS[writer]):
-        said = f"{name} is of a run of {writer}, which {mine} cannot run"
-        raise SettingsError(said, f"gpubench {writer} --config {name}")
-    own = {key: value for key, value in values.items() if not _of_another(cls, key, value)}
-    if writer == mine:
+    writer = COMMANDS[writer_of(path) or cls.command]
+    if not same_work(cls, writer):
+        message = f"{name} is of a run of {writer.command}, which {cls.command} cannot run"
+        raise SettingsError(message, f"gpubench {writer.command} --config {name}")
+    own = {key: value for key, value in values.items() if not _is_of_another(cls, key, value)}
+    if writer.command == cls.command:
         return own
     if "experiment" in own:
-        own["experiment"] = _tried(writer, str(own["experiment"]))
-    return {key: value for key, value in own.items() if not _default_of(COMMANDS[writer], cls, key, value)}
+        own["experiment"] = _untried(writer, str(own["experiment"]))
+    return {key: value for key, value in own.items() if not _is_default(writer, cls, key, value)}
 
 
-def _tried(writer: str, experiment: str) -> str:
+def _untried(writer: type[RunSettings], experiment: str) -> str:
     """Returns the experiment whose fixes this one tried, or the writer's default if that is a command's default."""
     base = experiment.removesuffix(TRIALS) or experiment
-    defaults = {command: fields(cls)["experiment"].get_default() for command, cls in COMMANDS.items()}
+    defaults = {cls: fields(cls)["experiment"].get_default() for cls in COMMANDS.values()}
     return str(defaults[writer]) if base != experiment and base in defaults.values() else base
 
 
-def _of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
+def _is_of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
     """Returns whether only a similar command has the key, which is a setting or an empty section."""
     empty = value is None and not section(cls, key)
     having = owners(key) or [command for command, other in COMMANDS.items() if empty and section(other, key)]
-    return command_of(cls) not in having and any(alike(cls, COMMANDS[command]) for command in having)
+    return cls.command not in having and any(same_work(cls, COMMANDS[command]) for command in having)
 
 
-def _default_of(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
+def _is_default(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
+    """Returns whether the value is the default of the writer, and not that of the reader."""
     theirs, ours = (fields(cls).get(canonical(cls, key)) for cls in (writer, reader))
     if theirs is None or ours is None:
         return False
@@ -289,11 +263,11 @@ class Configuration(Generic[S]):
 
 
 def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configuration[S]:
-    """Settings from all sources.
+    """Returns the settings from all sources.
 
     `config` names a preset or a YAML file; `overrides` are the command line's, by dot-key or alias. A finished run's
-    config.yaml is complete, so the environment is left out and the run is reproduced; to another command it says what
-    was run (see `taken`), and the environment has a say in the rest.
+    config.yaml is complete, so the environment is left out and the run is reproduced. To another command it says what
+    was run (see `applicable`), and the environment may set the rest.
 
     Raises SettingsError for an unknown key at any depth (naming the nearest valid one), a value of the wrong type or
     out of range, and a file that is missing or not YAML.
@@ -301,10 +275,10 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     layers: list[tuple[str, Mapping[str, Any]]] = []
     path = None if config is None else find_config(config)
     if path:
-        layers.append((str(config), taken(cls, read_settings(path), str(config), path)))
-    if not (path and repeats(cls, path)):
-        said = {canonical(cls, key) for _, layer in layers for key in layer} if path and is_of_a_run(path) else set()
-        layers += [(name, layer) for name, layer in environment(cls).items() if said.isdisjoint(layer)]
+        layers.append((str(config), applicable(cls, read_settings(path), str(config), path)))
+    if not (path and reproduces(cls, path)):
+        fixed = {canonical(cls, key) for _, layer in layers for key in layer} if path and is_of_a_run(path) else set()
+        layers += [(name, layer) for name, layer in environment(cls).items() if fixed.isdisjoint(layer)]
     layers.append((COMMAND_LINE, overrides or {}))
 
     values: dict[str, Any] = {}
@@ -373,33 +347,52 @@ def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> di
     for name, text in layer.items():
         key, value = canonical(cls, name), parse_value(text)
         if key in found and found[key] != value:
-            raise SettingsError(f"{key} is {found[key]!r} and {value!r}{source(origin)}", "give each setting once")
+            message = with_origins(f"{key} is {found[key]!r} and {value!r}", [key], {key: origin})
+            raise SettingsError(message, "give each setting once", keys=[key])
         found[key] = value
     return found
 
 
 def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
+    """Returns the settings with these values by dot-key. Raises SettingsError with the origins of those at fault."""
     refuse_unknown(cls, values, origins)
+    # Where `Open` is not replaced, pydantic reports each error twice: the value does not fit the type, and is not None.
+    model: type[S] = cls[None] if cls.__pydantic_generic_metadata__["parameters"] else cls  # type: ignore[index]
     try:
-        return cls.model_validate(nest(values))
+        return model.model_validate(nest(values))
     except ValidationError as error:
-        problems = [_describe(problem, origins) for problem in error.errors(include_url=False, include_context=False)]
-        raise SettingsError("; ".join(problems), SHOWN_BY) from None
+        found = [_describe(problem) for problem in error.errors(include_url=False)]
+    messages = [with_origins(message, keys, origins) for message, keys in found]
+    raise SettingsError("; ".join(messages), SHOWN_BY, keys=[key for _, keys in found for key in keys])
+
+
+def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str]]:
+    """Returns the message of one of pydantic's errors, and the dot-keys that it is about."""
+    key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if problem["type"] == "value_error":
+        error = problem["ctx"]["error"]
+        return (message, error.keys) if isinstance(error, Conflict) else (f"{key}: {message}", [key])
+    if problem["type"] == "string_pattern_mismatch":
+        message = "should be a plain folder name, without '/' and not beginning with '.'"
+    return f"{key} = {problem['input']!r}: {message}", [key]
 
 
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Raises SettingsError for a dot-key that the command does not have."""
     known = fields(cls)
     for key in (key for key in values if key not in known):
-        origin = source(origins.get(key))
         if inside := section(cls, key):
-            said = f"{key} = {values[key]!r}: a section of settings takes no value{origin}"
-            raise SettingsError(said, f"for example {inside[0]}")
-        if others := owners(key):
-            said = f"{key!r} is a setting of {listed(others)}, not of {command_of(cls)}{origin}"
-            raise SettingsError(said, f"leave it out, or use gpubench {others[0]}")
-        typed = origins.get(key) in (None, COMMAND_LINE)
-        raise SettingsError(f"unknown setting {key!r}{origin}", nearest(cls, key, negated=typed))
+            message = f"{key} = {values[key]!r}: a section of settings takes no value"
+            hint = f"for example {inside[0]}"
+        elif others := owners(key):
+            message = f"{key!r} is a setting of {listed(others)}, not of {cls.command}"
+            hint = f"leave it out, or use gpubench {others[0]}"
+        else:
+            message = f"unknown setting {key!r}"
+            hint = suggestion(nearest(cls, key, negated=origins.get(key) in (None, COMMAND_LINE)))
+        raise SettingsError(with_origins(message, [key], origins), hint, keys=[key])
 
 
 def find_config(name: str) -> Path:
@@ -446,7 +439,8 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
             key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
             # the environment may serve several commands
             if not any(key in fields(command) for command in COMMANDS.values()):
-                hint = _variable(cls, nearest(cls, key))
+                offered = nearest(cls, key)
+                hint = suggestion(variable_of(canonical(cls, offered)) if offered else None)
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
             variables[key] = name
 
@@ -461,19 +455,6 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
     return {variables[key]: {key: value} for key, value in found.items() if key in own}
 
 
-def _variable(cls: type[RunSettings], hint: str) -> str:
-    quoted = hint.split("'")
-    if len(quoted) != 3:
-        return hint
-    return offer([f"{ENVIRONMENT_PREFIX}{canonical(cls, quoted[1]).upper().replace('.', '__')}"])
-
-
-def _describe(problem: Any, origins: Mapping[str, str]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    message: str = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if problem["type"] == "value_error":
-        return f"{key}: {message}{source(origins[key])}" if key in origins else told(message, origins)
-    if problem["type"] == "string_pattern_mismatch":
-        message = "should be a plain folder name, without '/' and not beginning with '.'"
-    return f"{key} = {problem['input']!r}: {message}{source(origins.get(key))}"
+def variable_of(key: str) -> str:
+    """Returns the environment variable that sets `key`."""
+    return f"{ENVIRONMENT_PREFIX}{key.upper().replace('.', '__')}"

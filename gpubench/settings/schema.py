@@ -1,15 +1,19 @@
 """What each command can be asked to do: one frozen model per command, every field with its meaning and unit.
 
-A field that is None is filled in from the model and the device before anything runs (see `defaults.py`), so that the
-config.yaml of a finished run holds no None that mattered. Durations are seconds, sizes bytes, unless a name says other.
+A field of type `X | Open` is filled in from the model and the device before anything runs (see `defaults.py`). It can
+be None in `TrainSettings`, but not in `CompletedTrainSettings`, which everything that runs takes. Durations are
+seconds, sizes bytes, unless a name says other.
 """
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+
+from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, workload
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 DEFAULT_STEPS = 50
@@ -97,172 +101,197 @@ def _blocks(value: Any) -> Any:
     raise ValueError(f"{value!r} is not true, false, a number k for every k-th block, or names such as layers.*.mlp")
 
 
-class Section(BaseModel):
-    """Immutable, and strict about names: a misspelt key is an error, never ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSettings(Section):
-    name: str | None = Field(
+class ModelSettings(Section, Generic[Open]):
+    name: str | Open = workload(
         None,
-        description="built-in name, module:callable, or folder with config.json; default: a ResNet sized for the "
-        "device",
+        "built-in name, module:callable, or folder with config.json; default: a ResNet sized for the device",
+        depends_on=("device",),
+        alias="model",
     )
-    activation_checkpointing: Annotated[bool | Positive | str, BeforeValidator(_blocks)] = Field(
+    activation_checkpointing: Annotated[bool | Positive | str, BeforeValidator(_blocks)] = treatment(
         False,
-        description="recompute activations in the backward pass instead of storing them: true for all blocks, k for "
+        "recompute activations in the backward pass instead of storing them: true for all blocks, k for "
         "every k-th block, or module names (layers.*.mlp,layers.0)",
     )
 
 
-class DataSettings(Section):
-    source: str = Field("synthetic", description="synthetic | synthetic-host | image-folder | text | module:callable")
-    path: Path | None = Field(None, description="file or folder to read, for image-folder and text")
-    samples: Positive = Field(10_000, description="samples in one epoch of synthetic data")
-    image_size: Positive | None = Field(None, description="image height and width in pixels; default: the model's own")
-    sequence_length: Positive | None = Field(None, description="tokens in a sequence; default: the model's own")
-    tokenizer: Path | None = Field(
-        None, description="folder of a local tokenizer, for text; default: one token per byte"
+class DataSettings(Section, Generic[Open]):
+    source: str = workload(
+        "synthetic", "synthetic | synthetic-host | image-folder | text | module:callable", alias="data"
     )
-    workers: Natural | None = Field(
-        None, description="DataLoader worker processes per rank; default: 0 on CPU, up to 8 on a GPU"
+    path: Path | None = workload(None, "file or folder to read, for image-folder and text")
+    samples: Positive = protocol(10_000, "samples in one epoch of synthetic data")
+    image_size: Positive | None = workload(
+        None,
+        "image height and width in pixels; default: the model's own",
+        depends_on=("device",),
+        superseded_by="sample_shape",
     )
-    pin_memory: bool | None = Field(
-        None, description="copy batches to page-locked memory first; default: true on a GPU"
+    sequence_length: Positive | None = workload(
+        None, "tokens in a sequence; default: the model's own", superseded_by="sample_shape"
     )
-    prefetch: Positive = Field(2, description="batches that each DataLoader worker loads ahead")
+    tokenizer: Path | None = workload(None, "folder of a local tokenizer, for text; default: one token per byte")
+    workers: Natural | Open = treatment(
+        None,
+        "DataLoader worker processes per rank; default: 0 on CPU, up to 8 on a GPU",
+        depends_on=("device", "data.source", "distributed.world_size"),
+    )
+    pin_memory: bool | Open = treatment(
+        None, "copy batches to page-locked memory first; default: true on a GPU", depends_on=("device",)
+    )
+    prefetch: Positive = treatment(2, "batches that each DataLoader worker loads ahead")
 
 
-class TrainingSettings(Section):
-    batch_size: Positive | None = Field(None, description="samples per rank and forward pass; default: the model's own")
-    grad_accumulation: Positive = Field(1, description="forward and backward passes per optimizer step")
-    steps: Positive | None = Field(
-        None, description="optimizer steps measured in each repeat; default: 50, unless epochs or seconds is set"
+class TrainingSettings(Section, Generic[Open]):
+    batch_size: Positive | Open = scale(
+        None,
+        "samples per rank and forward pass; default: the model's own",
+        depends_on=("model.name", "device"),
+        alias="batch_size",
     )
-    epochs: Positive | None = Field(
-        None, description="measure this many passes over the data instead of a number of steps"
+    grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step")
+    steps: Positive | None = protocol(
+        None, "optimizer steps measured in each repeat; default: 50, unless epochs or seconds is set", alias="steps"
     )
-    seconds: Seconds | None = Field(
-        None, description="measure for about this many seconds instead of a number of steps"
+    epochs: Positive | None = protocol(
+        None, "measure this many passes over the data instead of a number of steps", alias="epochs"
     )
-    warmup_steps: Natural = Field(
-        10,
-        description="minimum number of steps excluded at the start of each repeat; the steady window may begin later",
+    seconds: Seconds | None = protocol(
+        None, "measure for about this many seconds instead of a number of steps", alias="seconds"
     )
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="torch.optim optimizer")
-    optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = Field(
-        "auto", description="optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU"
+    warmup_steps: Natural = protocol(
+        10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
     )
-    read_loss: bool = Field(
-        False,
-        description="read the loss after every step, as a loop that logs it does; makes the host wait for the device",
+    optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer")
+    optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = treatment(
+        "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU"
     )
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(1e-3, description="learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum, for sgd")
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="weight decay")
+    read_loss: bool = treatment(
+        False, "read the loss after every step, as a loop that logs it does; makes the host wait for the device"
+    )
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(1e-3, "learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd")
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(0.0, "weight decay")
 
     @model_validator(mode="after")
     def _one_stop(self) -> Self:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"training.{' and training.'.join(given)} both say when to stop; set one of them to null")
+            keys = [f"training.{name}" for name in given]
+            raise Conflict(f"{' and '.join(keys)} both say when to stop; set one of them to null", *keys)
         return self
 
 
-class ProcessSettings(Section):
-    cpu_threads: Threads | None = Field(None, description="CPU threads of each rank; default: physical cores / ranks")
-    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = Field(
+class ProcessSettings(Section, Generic[Open]):
+    cpu_threads: Threads | Open = treatment(
+        None,
+        "CPU threads of each rank; default: physical cores / ranks",
+        depends_on=("distributed.world_size",),
+        environment=("threads.intra_op", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"),
+    )
+    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = treatment(
         "PASSIVE",
-        description="what idle OpenMP threads do: PASSIVE sleeps, ACTIVE spins and takes CPU time from other threads",
+        "what idle OpenMP threads do: PASSIVE sleeps, ACTIVE spins and takes CPU time from other threads",
+        environment=("variables.OMP_WAIT_POLICY",),
     )
-    expandable_segments: bool = Field(
-        False, description="use expandable segments in the CUDA caching allocator, which reduces fragmentation"
-    )
-
-
-class PerformanceSettings(ProcessSettings):
-    channels_last: bool | None = Field(
-        None, description="NHWC memory format for convolutional models; default: true on a GPU"
-    )
-    compile: bool = Field(False, description="torch.compile the model")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
-        "default", description="torch.compile mode"
-    )
-    cudnn_benchmark: bool = Field(True, description="let cuDNN time its algorithms and use the fastest")
-    matmul_precision: Literal["highest", "high", "medium"] | None = Field(
-        None, description="value for torch.set_float32_matmul_precision; default: highest for fp32, else high"
-    )
-
-
-class RankSettings(Section):
-    world_size: Positive = Field(1, description="number of ranks; each is one process")
-    backend: Literal["nccl", "gloo"] | None = Field(
-        None, description="communication library; default: nccl on GPUs, gloo on CPUs"
-    )
-
-
-class DistributedSettings(RankSettings):
-    strategy: Literal["ddp", "fsdp2"] = Field(
-        "ddp", description="how several ranks train together: DistributedDataParallel or FSDP2"
-    )
-    sync_gradients: Literal["last", "each"] = Field(
-        "last",
-        description="reduce gradients after the last accumulated pass, or after each one (which saves memory with "
-        "fsdp2)",
-    )
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = Field(25.0, description="size of a DDP gradient bucket in MiB")
-    separate_reduce_scatter: bool = Field(
+    expandable_segments: bool = treatment(
         False,
-        description="fsdp2: use a separate communicator for the reduce-scatter of gradients, so that it can overlap "
+        "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
+        environment=("variables.PYTORCH_ALLOC_CONF",),
+    )
+
+
+class PerformanceSettings(ProcessSettings[Open], Generic[Open]):
+    channels_last: bool | Open = treatment(
+        None,
+        "NHWC memory format for convolutional models; default: true on a GPU",
+        depends_on=("device", "model.name", "distributed.strategy"),
+    )
+    compile: bool = treatment(False, "torch.compile the model")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = treatment(
+        "default", "torch.compile mode"
+    )
+    cudnn_benchmark: bool = treatment(
+        True, "let cuDNN time its algorithms and use the fastest", environment=("math.cudnn_benchmark",)
+    )
+    matmul_precision: Literal["highest", "high", "medium"] | None = treatment(
+        None,
+        "value for torch.set_float32_matmul_precision; default: highest for fp32, else high",
+        depends_on=("precision",),
+        environment=("math.float32_matmul_precision", "math.matmul_allow_tf32", "math.cudnn_allow_tf32"),
+    )
+
+
+class RankSettings(Section, Generic[Open]):
+    world_size: Positive = scale(
+        1,
+        "number of ranks; each is one process",
+        environment=("variables.GLOO_SOCKET_IFNAME", "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        alias="world_size",
+    )
+    backend: Literal["nccl", "gloo"] | Open = treatment(
+        None, "communication library; default: nccl on GPUs, gloo on CPUs", depends_on=("device",)
+    )
+
+
+class DistributedSettings(RankSettings[Open], Generic[Open]):
+    strategy: Literal["ddp", "fsdp2"] = treatment(
+        "ddp", "how several ranks train together: DistributedDataParallel or FSDP2"
+    )
+    sync_gradients: Literal["last", "each"] = treatment(
+        "last", "reduce gradients after the last accumulated pass, or after each one (which saves memory with fsdp2)"
+    )
+    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(25.0, "size of a DDP gradient bucket in MiB")
+    separate_reduce_scatter: bool = treatment(
+        False,
+        "fsdp2: use a separate communicator for the reduce-scatter of gradients, so that it can overlap "
         "with the all-gather of parameters; needs PyTorch 2.13",
     )
-    timeout: Seconds = Field(300.0, description="timeout of a collective after the warm-up, in seconds")
+    timeout: Seconds = protocol(300.0, "timeout of a collective after the warm-up, in seconds")
 
 
 class RepeatSettings(Section):
-    repeats: Positive = Field(3, description="number of times to repeat the measurement, each in new processes")
-    target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = Field(
-        None, description="repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)"
+    repeats: Positive = protocol(3, "number of times to repeat the measurement, each in new processes", alias="repeats")
+    target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
+        None,
+        "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
+        alias="target_precision",
     )
-    max_repeats: Positive = Field(20, description="maximum number of repeats with target_precision")
-    telemetry_interval: Annotated[float, Field(ge=0.02, le=60)] = Field(
-        0.2, description="seconds between two samples of hardware telemetry"
+    max_repeats: Positive = protocol(20, "maximum number of repeats with target_precision")
+    telemetry_interval: Annotated[float, Field(ge=0.02, le=60)] = protocol(
+        0.2, "seconds between two samples of hardware telemetry"
     )
-    stall_timeout: Seconds = Field(
-        600.0, description="seconds without progress of a rank after which the run fails and names that rank"
+    stall_timeout: Seconds = protocol(
+        600.0, "seconds without progress of a rank after which the run fails and names that rank"
     )
 
 
 class MeasurementSettings(RepeatSettings):
-    count_flops: bool = Field(True, description="count the floating-point operations of a step, after the timed steps")
-    measure_peak: bool = Field(
-        False, description="time a large matrix product, as an upper limit of the attainable FLOP/s"
+    count_flops: bool = protocol(True, "count the floating-point operations of a step, after the timed steps")
+    measure_peak: bool = protocol(
+        False, "time a large matrix product, as an upper limit of the attainable FLOP/s", alias="measure_peak"
     )
 
 
 class ProfilingSettings(Section):
     """A repeat of its own, after those that are measured: recording slows the program down."""
 
-    enabled: bool = Field(
-        False, description="record an additional repeat with torch.profiler and diagnose the bottleneck"
-    )
-    unit: Literal["step", "epoch"] = Field("step", description="unit of wait, warmup and active")
-    wait: Natural = Field(3, description="units before the first cycle")
-    warmup: Natural = Field(1, description="units at the start of each cycle that are profiled and discarded")
-    active: Positive = Field(3, description="units of each cycle that are recorded")
-    repeat: Natural = Field(1, description="additional cycles after the first; each cycle writes its own trace file")
-    record_shapes: bool = Field(True, description="record shapes, types and strides of the inputs of every operator")
-    profile_memory: bool = Field(False, description="record every allocation")
-    with_stack: bool = Field(
-        False, description="record Python stacks, which give file and line; slows the host further"
-    )
-    modules: bool = Field(True, description="record the path of each module of the model")
-    all_ranks: bool = Field(False, description="record every rank instead of rank 0 only")
-    keep_compile: bool = Field(
-        False, description="profile the compiled model, in which single operators are not visible"
-    )
-    compress: bool = Field(True, description="write traces as .json.gz, about a tenth of the size of .json")
+    SCHEDULE: ClassVar[tuple[str, ...]] = ("profiling.wait", "profiling.warmup", "profiling.active", "profiling.repeat")
+    """The settings that decide how long the schedule is."""
+
+    enabled: bool = uncompared(False, "record an additional repeat with torch.profiler and diagnose the bottleneck")
+    unit: Literal["step", "epoch"] = uncompared("step", "unit of wait, warmup and active")
+    wait: Natural = uncompared(3, "units before the first cycle")
+    warmup: Natural = uncompared(1, "units at the start of each cycle that are profiled and discarded")
+    active: Positive = uncompared(3, "units of each cycle that are recorded")
+    repeat: Natural = uncompared(1, "additional cycles after the first; each cycle writes its own trace file")
+    record_shapes: bool = uncompared(True, "record shapes, types and strides of the inputs of every operator")
+    profile_memory: bool = uncompared(False, "record every allocation")
+    with_stack: bool = uncompared(False, "record Python stacks, which give file and line; slows the host further")
+    modules: bool = uncompared(True, "record the path of each module of the model")
+    all_ranks: bool = uncompared(False, "record every rank instead of rank 0 only")
+    keep_compile: bool = uncompared(False, "profile the compiled model, in which single operators are not visible")
+    compress: bool = uncompared(True, "write traces as .json.gz, about a tenth of the size of .json")
 
     @property
     def units(self) -> int:
@@ -284,137 +313,122 @@ class ProfilingSettings(Section):
 class FollowSettings(Section):
     """What `gpubench memory` looks at."""
 
-    steps: Annotated[int, Field(ge=1, le=1000)] = Field(
+    steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
         3,
-        description="optimizer steps to record; the first one allocates the optimizer state, the last one is "
+        "optimizer steps to record; the first one allocates the optimizer state, the last one is "
         "reported as the steady step",
+        alias="steps",
     )
-    predict: bool = Field(False, description="predict the memory on a GPU instead of measuring; needs no GPU")
-    device_model: str | None = Field(
-        None, description="GPU to predict for, such as h200; default: the GPU of this machine"
+    predict: bool = treatment(False, "predict the memory on a GPU instead of measuring; needs no GPU", alias="predict")
+    device_model: str | None = treatment(
+        None, "GPU to predict for, such as h200; default: the GPU of this machine", alias="device_model"
     )
-    device_memory: Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)] | None = Field(
+    device_memory: Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)] | None = treatment(
         None,
-        description="memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
+        "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
+        alias="device_memory",
     )
-    spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = Field(
-        0.05, description="fraction of the memory that the largest batch must leave free (0.05 or 5%)"
+    spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = uncompared(
+        0.05, "fraction of the memory that the largest batch must leave free (0.05 or 5%)", alias="spare"
     )
-    find_batch_size: bool = Field(False, description="find the largest batch size that fits")
-    advise: bool = Field(True, description="propose settings that save memory and predict how much each saves")
-    explain: bool = Field(
-        False, description="repeat the prediction without each correction, to report what each one adds"
-    )
+    find_batch_size: bool = uncompared(False, "find the largest batch size that fits", alias="find_batch_size")
+    advise: bool = uncompared(True, "propose settings that save memory and predict how much each saves")
+    explain: bool = uncompared(False, "repeat the prediction without each correction, to report what each one adds")
 
 
 class LoggingSettings(Section):
-    level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR", "CRITICAL"] = Field(
-        "DEBUG", description="lowest level that is written to run.log"
+    level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR", "CRITICAL"] = uncompared(
+        "DEBUG", "lowest level that is written to run.log"
     )
-    graph: bool = Field(True, description="write the model graph to TensorBoard if it can be traced")
-    wandb: bool = Field(False, description="also log to Weights & Biases (needs pip install 'gpubench[wandb]')")
-    wandb_project: str = Field("gpubench", description="Weights & Biases project")
-    wandb_mode: Literal["online", "offline"] = Field(
-        "online", description="online uploads; offline writes to the run directory only"
+    graph: bool = uncompared(True, "write the model graph to TensorBoard if it can be traced")
+    wandb: bool = uncompared(False, "also log to Weights & Biases (needs pip install 'gpubench[wandb]')")
+    wandb_project: str = uncompared("gpubench", "Weights & Biases project")
+    wandb_mode: Literal["online", "offline"] = uncompared(
+        "online", "online uploads; offline writes to the run directory only"
     )
 
 
-class RunSettings(Section):
+class RunSettings(Section, Generic[Open]):
     """What every command that starts workers can be asked."""
 
-    aliases: ClassVar[dict[str, str]] = {
-        "model": "model.name",
-        "world_size": "distributed.world_size",
-        "repeats": "measurement.repeats",
-        "target_precision": "measurement.target_precision",
-    }
-    """Short words, the same as option, override and `--vs` key."""
-
+    command: ClassVar[str]
     experiment: FolderName
-    results: Path = Field(Path("results"), description="directory for run directories")
+    results: Path = uncompared(Path("results"), "directory for run directories")
     seed: Natural
-    device: Annotated[Device, BeforeValidator(_refuse_mps)] | None = Field(
-        None, description="device to run on; default: cuda if there is a GPU, else cpu"
+    device: Annotated[Device, BeforeValidator(_refuse_mps)] | Open = treatment(
+        None,
+        "device to run on; default: cuda if there is a GPU, else cpu",
+        environment=("variables.CUDA_VISIBLE_DEVICES",),
     )
-    performance: ProcessSettings = ProcessSettings()
-    distributed: RankSettings = RankSettings()
+    performance: ProcessSettings[Open] = ProcessSettings()
+    distributed: RankSettings[Open] = RankSettings()
     measurement: RepeatSettings = RepeatSettings()
     profiling: ProfilingSettings = ProfilingSettings()
     logging: LoggingSettings = LoggingSettings()
 
 
-class TrainSettings(RunSettings):
+class TrainSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench`."""
 
-    aliases: ClassVar[dict[str, str]] = RunSettings.aliases | {
-        "data": "data.source",
-        "batch_size": "training.batch_size",
-        "steps": "training.steps",
-        "epochs": "training.epochs",
-        "seconds": "training.seconds",
-        "measure_peak": "measurement.measure_peak",
-    }
-
-    experiment: FolderName = Field("train-bench", description="subdirectory of results that groups runs")
-    seed: Natural = Field(0, description="random seed of weights and data; each rank adds its rank number for data")
-    precision: Precision | None = Field(
+    command: ClassVar[str] = "train-bench"
+    experiment: FolderName = uncompared("train-bench", "subdirectory of results that groups runs")
+    seed: Natural = treatment(0, "random seed of weights and data; each rank adds its rank number for data")
+    precision: Precision | Open = treatment(
         None,
-        description="arithmetic of the forward and backward pass; default: bf16 on a GPU that supports it, amp on an "
+        "arithmetic of the forward and backward pass; default: bf16 on a GPU that supports it, amp on an "
         "older GPU, fp32 on a CPU",
+        depends_on=("device",),
     )
-    model: ModelSettings = ModelSettings()
-    data: DataSettings = DataSettings()
-    training: TrainingSettings = TrainingSettings()
-    performance: PerformanceSettings = PerformanceSettings()
-    distributed: DistributedSettings = DistributedSettings()
+    model: ModelSettings[Open] = ModelSettings()
+    data: DataSettings[Open] = DataSettings()
+    training: TrainingSettings[Open] = TrainingSettings()
+    performance: PerformanceSettings[Open] = PerformanceSettings()
+    distributed: DistributedSettings[Open] = DistributedSettings()
     measurement: MeasurementSettings = MeasurementSettings()
 
     @model_validator(mode="after")
     def _long_enough_to_profile(self) -> Self:
-        training, profiling, short = self.training, self.profiling, None
+        training, profiling = self.training, self.profiling
         if not profiling.enabled:
             return self
+        limits: tuple[str, ...] = ("training.epochs",)
         if profiling.unit == "epoch":
             if training.epochs is None:
-                raise ValueError("profiling.unit=epoch counts training.epochs, which are not set: --epochs N")
-            short = profiling.shortfall(training.epochs, "training.epochs")
+                message = "profiling.unit=epoch counts training.epochs, which are not set: --epochs N"
+                raise Conflict(message, "profiling.unit", *limits)
+            units, source = training.epochs, "training.epochs"
         elif training.epochs is None and training.seconds is None:
-            steps = training.steps or DEFAULT_STEPS
+            steps, limits = training.steps or DEFAULT_STEPS, ("training.warmup_steps", "training.steps")
+            units = training.warmup_steps + steps
             source = f"training.warmup_steps {training.warmup_steps} + training.steps {steps}"
-            short = profiling.shortfall(training.warmup_steps + steps, source)
-        if short:
-            raise ValueError(short)
+        else:
+            return self
+        if short := profiling.shortfall(units, source):
+            raise Conflict(short, *limits, *profiling.SCHEDULE)
         return self
 
 
 class RecordedSettings(ProfilingSettings):
-    enabled: bool = Field(True, description="record an additional repeat with torch.profiler; profile needs this")
+    enabled: bool = uncompared(True, "record an additional repeat with torch.profiler; profile needs this")
 
 
-class ProfileSettings(TrainSettings):
+class ProfileSettings(TrainSettings[Open], Generic[Open]):
     """Settings of `gpubench profile`: the run that train-bench would do, and one more repeat that is recorded."""
 
-    experiment: FolderName = Field("profile", description="subdirectory of results that groups runs")
+    command: ClassVar[str] = "profile"
+    experiment: FolderName = uncompared("profile", "subdirectory of results that groups runs")
     profiling: RecordedSettings = RecordedSettings()
 
 
 class OnceSettings(MeasurementSettings):
-    repeats: Positive = Field(1, description="number of times to repeat the measurement, each in new processes")
+    repeats: Positive = protocol(1, "number of times to repeat the measurement, each in new processes", alias="repeats")
 
 
-class MemorySettings(TrainSettings):
+class MemorySettings(TrainSettings[Open], Generic[Open]):
     """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are followed."""
 
-    aliases: ClassVar[dict[str, str]] = TrainSettings.aliases | {
-        "steps": "memory.steps",
-        "predict": "memory.predict",
-        "device_model": "memory.device_model",
-        "device_memory": "memory.device_memory",
-        "spare": "memory.spare",
-        "find_batch_size": "memory.find_batch_size",
-    }
-
-    experiment: FolderName = Field("memory", description="subdirectory of results that groups runs")
+    command: ClassVar[str] = "memory"
+    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
     measurement: OnceSettings = OnceSettings()
     profiling: ProfilingSettings = Field(ProfilingSettings(), exclude=True)
     """Never: what is followed is not profiled, and no setting of it is taken."""
@@ -437,133 +451,123 @@ class Arithmetic(StrEnum):
 
 
 class DenoiserSettings(Section):
-    name: Somewhere | None = Field(
-        None, description="folder of a local diffusers pipeline; default: random weights, see model.unet"
+    name: Somewhere | None = workload(
+        None, "folder of a local diffusers pipeline; default: random weights, see model.unet", alias="model"
     )
-    unet: Literal["dummy", "tiny", "unet2d", "sd15", "sdxl"] | None = Field(
-        None, description="architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU"
+    unet: Literal["dummy", "tiny", "unet2d", "sd15", "sdxl"] | None = workload(
+        None, "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU", alias="unet"
     )
-    step_ms: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        20.0, description="duration of one evaluation of the dummy model, in milliseconds"
+    step_ms: Annotated[float, Field(ge=0, le=1e6)] = workload(
+        20.0, "duration of one evaluation of the dummy model, in milliseconds", alias="step_ms"
     )
-    height: Pixels | None = Field(None, description="image height in pixels; default: the model's own")
-    width: Pixels | None = Field(None, description="image width in pixels; default: the model's own")
+    height: Pixels | None = workload(None, "image height in pixels; default: the model's own")
+    width: Pixels | None = workload(None, "image width in pixels; default: the model's own")
 
 
-class SamplingSettings(Section):
-    scheduler: str | None = Field(None, description="class name of the diffusers scheduler; default: the model's own")
-    options: str = Field("", description="settings of the scheduler as key=value,key=value")
-    steps: Positive | None = Field(
-        None, description="denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU"
+class SamplingSettings(Section, Generic[Open]):
+    scheduler: str | None = workload(
+        None, "class name of the diffusers scheduler; default: the model's own", alias="scheduler"
     )
-    guidance_scale: Scale | None = Field(
+    options: str = workload("", "settings of the scheduler as key=value,key=value")
+    steps: Positive | Open = workload(
+        None, "denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU", alias="steps"
+    )
+    guidance_scale: Scale | None = workload(
         None,
-        description="scale of classifier-free guidance; 1 or less turns it off; default: 7.5, off for unconditional "
-        "models",
+        "scale of classifier-free guidance; 1 or less turns it off; default: 7.5, off for unconditional models",
+        alias="guidance_scale",
     )
-    eta: Scale = Field(0.0, description="eta of the DDIM and TCD schedulers, the amount of noise added per step")
+    eta: Scale = workload(0.0, "eta of the DDIM and TCD schedulers, the amount of noise added per step")
 
 
-class WorkSettings(Section):
-    samples: Positive | None = Field(
-        None, description="images to generate; default: one for each prompt, or 8 without work.prompts"
+class WorkSettings(Section, Generic[Open]):
+    samples: Positive | Open = workload(
+        None, "images to generate; default: one for each prompt, or 8 without work.prompts", alias="samples"
     )
-    micro_batch: Positive = Field(1, description="images that are evaluated and handed over together")
-    prompts: Somewhere | None = Field(None, description="text file with one prompt per line; used cyclically")
-    negative_prompt: str = Field("", description="negative prompt")
-
-    @property
-    def total(self) -> int:
-        """`samples`, once they have been filled in."""
-        if self.samples is None:
-            raise ValueError("work.samples has not been filled in")
-        return self.samples
+    micro_batch: Positive = scale(1, "images that are evaluated and handed over together", alias="micro_batch")
+    prompts: Somewhere | None = workload(None, "text file with one prompt per line; used cyclically", alias="prompts")
+    negative_prompt: str = workload("", "negative prompt")
 
 
 class PipelineSettings(Section):
-    split: str = Field(
+    split: str = treatment(
         "even",
-        description="evaluations per rank: even (the last rank takes the remainder), balanced, or a list such as "
-        "13,13,12,12",
+        "evaluations per rank: even (the last rank takes the remainder), balanced, or a list such as 13,13,12,12",
+        alias="split",
     )
-    in_flight: Annotated[int, Field(ge=1, le=64)] = Field(
+    in_flight: Annotated[int, Field(ge=1, le=64)] = treatment(
         2,
-        description="maximum number of hand-overs in flight on each side of a rank: received ahead, or sent and not "
-        "yet taken",
+        "maximum number of hand-overs in flight on each side of a rank: received ahead, or sent and not yet taken",
+        alias="in_flight",
     )
-    deadline: Seconds = Field(
+    deadline: Seconds = protocol(
         60.0,
-        description="seconds without progress after which a rank counts as stuck, in addition to three times the "
+        "seconds without progress after which a rank counts as stuck, in addition to three times the "
         "duration of its evaluations in the warm-up",
     )
 
 
-class InferencePerformance(ProcessSettings):
-    cpu_threads: Threads | None = Field(
+class InferencePerformance(ProcessSettings[Open], Generic[Open]):
+    cpu_threads: Threads | Open = treatment(
         None,
-        description="CPU threads of each rank; default: on a CPU, the number of physical cores for any number of "
+        "CPU threads of each rank; default: on a CPU, the number of physical cores for any number of "
         "ranks, because the last bits of a sample depend on it; with a GPU, physical cores / ranks",
+        depends_on=("distributed.world_size",),
+        environment=("threads.intra_op", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"),
     )
-    deterministic: bool | None = Field(
+    deterministic: bool | Open = treatment(
         None,
-        description="use deterministic algorithms only, which bit-identical samples on a GPU require; default: same "
-        "as verify",
+        "use deterministic algorithms only, which bit-identical samples on a GPU require; default: same as verify",
+        environment=("math.cudnn_deterministic", "math.deterministic_algorithms"),
     )
 
 
 class InferenceMeasurement(RepeatSettings):
-    baseline: Literal["off", "sequential", "replicas"] = Field(
+    baseline: Literal["off", "sequential", "replicas"] = protocol(
         "sequential",
-        description="what else to measure, for comparison: one rank alone, or also one complete model on every rank "
-        "(replicas)",
+        "what else to measure, for comparison: one rank alone, or also one complete model on every rank (replicas)",
+        alias="baseline",
     )
 
 
 class OutputSettings(Section):
-    latents: bool = Field(True, description="save the final latent of every sample, as safetensors")
-    images: bool = Field(False, description="decode every sample on the last rank and save it as PNG")
+    latents: bool = treatment(True, "save the final latent of every sample, as safetensors")
+    images: bool = workload(False, "decode every sample on the last rank and save it as PNG")
 
 
-class PipeSettings(RunSettings):
+class PipeSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench pipe-infer`. Its profiling counts the evaluations of a rank."""
 
-    aliases: ClassVar[dict[str, str]] = RunSettings.aliases | {
-        "unet": "model.unet",
-        "step_ms": "model.step_ms",
-        "scheduler": "sampling.scheduler",
-        "steps": "sampling.steps",
-        "guidance_scale": "sampling.guidance_scale",
-        "samples": "work.samples",
-        "micro_batch": "work.micro_batch",
-        "prompts": "work.prompts",
-        "split": "pipeline.split",
-        "in_flight": "pipeline.in_flight",
-        "baseline": "measurement.baseline",
-    }
-
-    experiment: FolderName = Field("pipe-infer", description="subdirectory of results that groups runs")
-    seed: Natural = Field(0, description="random seed of the weights; the noise of sample i has seed + i")
-    precision: Arithmetic | None = Field(
-        None, description="type of weights and latents; default: fp16 on a GPU, else fp32"
+    command: ClassVar[str] = "pipe-infer"
+    experiment: FolderName = uncompared("pipe-infer", "subdirectory of results that groups runs")
+    seed: Natural = treatment(0, "random seed of the weights; the noise of sample i has seed + i")
+    precision: Arithmetic | Open = treatment(
+        None, "type of weights and latents; default: fp16 on a GPU, else fp32", depends_on=("device",)
     )
-    verify: bool | None = Field(
-        None,
-        description="compare every sample bit by bit with single-process diffusers; default: true for small models",
+    verify: bool | Open = protocol(
+        None, "compare every sample bit by bit with single-process diffusers; default: true for small models"
     )
-    inject: str | None = Field(
-        None, description="fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]"
-    )
+    inject: str | None = treatment(None, "fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]")
     model: DenoiserSettings = DenoiserSettings()
-    sampling: SamplingSettings = SamplingSettings()
-    work: WorkSettings = WorkSettings()
+    sampling: SamplingSettings[Open] = SamplingSettings()
+    work: WorkSettings[Open] = WorkSettings()
     pipeline: PipelineSettings = PipelineSettings()
-    performance: InferencePerformance = InferencePerformance()
-    distributed: RankSettings = RankSettings()
+    performance: InferencePerformance[Open] = InferencePerformance()
+    distributed: RankSettings[Open] = RankSettings()
     measurement: InferenceMeasurement = InferenceMeasurement()
     output: OutputSettings = OutputSettings()
 
     @model_validator(mode="after")
     def _no_epochs(self) -> Self:
         if self.profiling.enabled and self.profiling.unit == "epoch":
-            raise ValueError("profiling.unit=epoch: a pipeline has none, its steps are evaluations")
+            raise Conflict("profiling.unit=epoch: a pipeline has none, its steps are evaluations", "profiling.unit")
         return self
+
+
+_OF_COMMANDS: Sequence[type[RunSettings]] = (TrainSettings, ProfileSettings, MemorySettings, PipeSettings)
+COMMANDS = {cls.command: cls for cls in _OF_COMMANDS}
+
+CompletedSettings = RunSettings[Never]
+CompletedTrainSettings = TrainSettings[Never]
+CompletedMemorySettings = MemorySettings[Never]
+CompletedPipeSettings = PipeSettings[Never]

@@ -29,6 +29,7 @@ def check_source(data: DataSettings) -> None:
         raise DataError(
             f"data.{unread[0]} is given, but data.source {data.source} does not read it",
             f"set --data {' or '.join(FROM_PATH)}",
+            keys=[f"data.{unread[0]}", "data.source"],
         )
     if data.source in FROM_PATH:
         _check_path(data)
@@ -36,13 +37,16 @@ def check_source(data: DataSettings) -> None:
             raise DataError(
                 f"no tokenizer.json in data.tokenizer {data.tokenizer}",
                 "give the folder that save_pretrained() wrote, or leave data.tokenizer out for one token per byte",
+                keys=["data.tokenizer"],
             )
     elif ":" in data.source:
         if not names_callable(data.source):
-            raise DataError(f"data.source {data.source!r} is not module:callable", "for example mypackage.data:train")
+            message = f"data.source {data.source!r} is not module:callable"
+            raise DataError(message, "for example mypackage.data:train", keys=["data.source"])
     elif data.source not in SYNTHETIC:
         near = did_you_mean(data.source, SYNTHETIC + FROM_PATH)
-        raise DataError(f"unknown data.source {data.source!r}", f"{near} give {CHOICES}".lstrip())
+        hint = f"{near} give {CHOICES}".lstrip()
+        raise DataError(f"unknown data.source {data.source!r}", hint, keys=["data.source"])
 
 
 SUITED: dict[str, tuple[Task | None, ...]] = {
@@ -58,7 +62,8 @@ def check_task(source: str, task: Task | None) -> None:
         return
     sources = ", ".join([*SYNTHETIC, *(name for name, tasks in SUITED.items() if task in tasks)])
     model = "a model of your own" if task is None else f"a model for {task}"
-    raise DataError(f"data.source {source} does not suit {model}", f"what does: {sources} or module:callable")
+    message = f"data.source {source} does not suit {model}"
+    raise DataError(message, f"what does: {sources} or module:callable", keys=["data.source"])
 
 
 def names_callable(text: str) -> bool:
@@ -69,7 +74,8 @@ def names_callable(text: str) -> bool:
 def batches_each(source: str, samples: int, batch_size: int, world_size: int) -> int:
     """Returns the batches of each rank in one pass over `samples` samples. Raises DataError if there is none."""
     if samples == 0:
-        raise DataError(f"data.source {source} holds no samples", "give one whose length is not 0")
+        message = f"data.source {source} holds no samples"
+        raise DataError(message, "give one whose length is not 0", keys=["data.source"])
     if (per_rank := samples // world_size) < batch_size:
         ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
         share = f", {per_rank} for each" if world_size > 1 else ""
@@ -78,6 +84,7 @@ def batches_each(source: str, samples: int, batch_size: int, world_size: int) ->
             f"a batch of {batch_size}{ranks} takes {batch_size * world_size} samples, "
             f"and data.source {source} holds {samples}{share}",
             f"{hint}, or raise data.samples" if source in SYNTHETIC else hint,
+            keys=["data.source"],
         )
     return per_rank // batch_size
 
@@ -89,13 +96,15 @@ def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | Non
     if training.epochs is None:
         return training.warmup_steps + (training.steps or DEFAULT_STEPS)
     if batches_per_epoch is None:
-        raise DataError("training.epochs needs data with a length", "set training.steps instead")
+        message = "training.epochs needs data with a length"
+        raise DataError(message, "set training.steps instead", keys=["training.epochs"])
     steps = training.epochs * batches_per_epoch // training.grad_accumulation
     if steps <= training.warmup_steps:
         raise UsageError(
             f"{training.epochs} epochs x {batches_per_epoch} batches / {training.grad_accumulation} accumulated = "
             f"{steps} steps, and training.warmup_steps={training.warmup_steps} leaves none to measure",
             "lower training.warmup_steps or raise training.epochs",
+            keys=["training.warmup_steps"],
         )
     return steps
 
@@ -107,7 +116,8 @@ def refuse_short(settings: TrainSettings, batches_per_epoch: int | None) -> None
         return
     source = f"{batches_per_epoch} batches in an epoch"
     if short := profiling.shortfall(steps // steps_in_unit(settings, batches_per_epoch), source):
-        raise SettingsError(short, "raise training.epochs, or lower profiling.wait or profiling.repeat")
+        hint = "raise training.epochs, or lower profiling.wait or profiling.repeat"
+        raise SettingsError(short, hint, keys=profiling.SCHEDULE)
 
 
 def steps_in_unit(settings: TrainSettings, batches_per_epoch: int | None) -> int:
@@ -115,7 +125,8 @@ def steps_in_unit(settings: TrainSettings, batches_per_epoch: int | None) -> int
     if settings.profiling.unit == "step":
         return 1
     if batches_per_epoch is None:
-        raise SettingsError("profiling.unit=epoch needs data with a length", "use --profiling.unit=step")
+        message = "profiling.unit=epoch needs data with a length"
+        raise SettingsError(message, "use --profiling.unit=step", keys=["profiling.unit"])
     return max(1, batches_per_epoch // settings.training.grad_accumulation)
 
 
@@ -144,19 +155,20 @@ def sequences(path: Path, tokens: int, length: int) -> int:
 
 def _check_path(data: DataSettings) -> None:
     wanted = "a folder of images" if data.source == "image-folder" else "a text file or a folder of them"
-    path = data.path
+    path, hint, keys = data.path, f"set data.path to {wanted}", ["data.path"]
     if path is None:
-        raise DataError(f"data.source {data.source} reads data.path, and none is given", f"set data.path to {wanted}")
+        message = f"data.source {data.source} reads data.path, and none is given"
+        raise DataError(message, hint, keys=["data.source", *keys])
     if not os.path.exists(path):  # noqa: PTH110 - Path's own raises for a name too long or a folder out of bounds
-        raise DataError(f"data.path {path} does not exist", f"set data.path to {wanted}")
+        raise DataError(f"data.path {path} does not exist", hint, keys=keys)
     if data.source == "image-folder":
         if not path.is_dir():
-            raise DataError(f"data.path {path} is not a folder", f"set data.path to {wanted}")
+            raise DataError(f"data.path {path} is not a folder", hint, keys=keys)
         if next(image_files(path), None) is None:
             suffixes = " ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-            raise DataError(f"data.path {path} holds no images", f"images end in one of: {suffixes}")
+            raise DataError(f"data.path {path} holds no images", f"images end in one of: {suffixes}", keys=keys)
     elif next(text_files(path), None) is None:
-        raise DataError(f"data.path {path} holds no text", f"set data.path to {wanted} that is not empty")
+        raise DataError(f"data.path {path} holds no text", f"{hint} that is not empty", keys=keys)
 
 
 def image_files(folder: Path) -> Iterator[str]:

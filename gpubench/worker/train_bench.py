@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from gpubench import events
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import Precision, TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, Precision
 from gpubench.settings.sources import refuse_short, steps_in_unit
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity, calendar
@@ -47,7 +47,7 @@ def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]
     if batch is None:  # the stream of samples has ended
         log.warning("FLOPs are not counted: the data has ended")
         return
-    batch = to_device(batch, trainer.device, channels_last=bool(settings.performance.channels_last))
+    batch = to_device(batch, trainer.device, channels_last=settings.performance.channels_last)
     if settings.measurement.count_flops:
         activity.doing = "counting FLOPs"
         counted = _flops(trainer, batch)
@@ -57,7 +57,6 @@ def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]
         return
     if settings.measurement.measure_peak:
         activity.doing = "measuring the peak"
-        assert settings.precision
         yield _peak(trainer.device, _DTYPES[settings.precision])
     if settings.logging.graph and settings.distributed.strategy == "ddp":
         activity.doing = "tracing the graph"
@@ -76,7 +75,6 @@ _DTYPES = {
 def _flops(trainer: Trainer, batch: Any) -> events.FlopsCounted:
     """Counts the FLOPs of one sample: model FLOPs without recomputation, and hardware FLOPs with it."""
     workload, samples = trainer.workload, trainer.settings.training.batch_size
-    assert samples
 
     def step() -> None:
         with trainer.arithmetic.forward():
@@ -177,7 +175,7 @@ COMPILE_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 def work(assignment: Assignment) -> Iterator[Event]:
     """Runs every repeat of the job and yields the events."""
     job, ranks, store, activity = assignment.job, assignment.ranks, assignment.store, assignment.activity
-    settings = TrainSettings.model_validate(job.settings)
+    settings = CompletedTrainSettings.model_validate(job.settings)
     # Read first, because torch sets some of these variables later.
     unset = [name for name in COMPILE_CACHES if name not in os.environ]
     device = set_up(settings, ranks, store)
@@ -197,12 +195,9 @@ def work(assignment: Assignment) -> Iterator[Event]:
     distributed.cleanup_ddp()
 
 
-def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
+def set_up(settings: CompletedTrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
     """Applies the settings of the process, and joins the process group. Returns this rank's device."""
-    assert settings.device
-    assert settings.precision
-    if settings.performance.cpu_threads:
-        torch.set_num_threads(settings.performance.cpu_threads)
+    torch.set_num_threads(settings.performance.cpu_threads)
     device = distributed.pick_device(settings.device, ranks)
     set_float32_matmul(settings.precision, settings.performance.matmul_precision)
     torch.backends.cudnn.benchmark = settings.performance.cudnn_benchmark
@@ -212,20 +207,20 @@ def set_up(settings: TrainSettings, ranks: Ranks, store: Store | None) -> torch.
     return device
 
 
-def allow_for_setup(settings: TrainSettings, activity: Activity) -> None:
+def allow_for_setup(settings: CompletedTrainSettings, activity: Activity) -> None:
     """Sets the longer time limits for building, compiling and warm-up. `training.train` ends them."""
     activity.patience_factor = patience_factor(settings)
     distributed.limit_collectives(setup_timeout(settings))
 
 
-def patience_factor(settings: TrainSettings) -> float:
+def patience_factor(settings: CompletedTrainSettings) -> float:
     """Returns the factor by which `measurement.stall_timeout` is multiplied until the end of the warm-up."""
     performance = settings.performance
     autotunes = performance.compile and performance.compile_mode.startswith("max-autotune")
     return AUTOTUNING if autotunes else 1.0
 
 
-def setup_timeout(settings: TrainSettings) -> float:
+def setup_timeout(settings: CompletedTrainSettings) -> float:
     """Returns the time limit of a collective until the end of the warm-up, in seconds.
 
     It is longer than the host's time limit for a rank. Ranks that have compiled wait in their first collective for
@@ -253,7 +248,7 @@ def empty_compile_caches(variables: Sequence[str]) -> Iterator[None]:
 
 
 def run_repeat(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     ranks: Ranks,
     device: torch.device,
     activity: Activity,
@@ -289,7 +284,7 @@ def run_repeat(
 
 
 def profile_repeat(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     ranks: Ranks,
     device: torch.device,
     activity: Activity,
@@ -326,10 +321,9 @@ def profile_repeat(
 
 
 def prepare(
-    settings: TrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
+    settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
 ) -> tuple[Trainer, Feed]:
     """Returns the model, ready to train, and its batches."""
-    assert settings.precision
     activity.doing = "building the model"
     workload = build(settings.model, settings.data, settings.seed)
     restore_float32_matmul(settings.precision, settings.performance.matmul_precision)
@@ -338,7 +332,7 @@ def prepare(
     return trainer, open_feed(settings, ranks, device, workload)
 
 
-def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
+def open_feed(settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
     """Opens the dataset of the settings, and returns its batches for this rank."""
     dataset = open_dataset(
         settings.data,
@@ -349,7 +343,6 @@ def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workl
         workload.classes,
     )
     batch_size = settings.training.batch_size
-    assert batch_size
     torch.manual_seed(settings.seed + ranks.rank)
     return Feed(
         settings.data,
@@ -360,5 +353,5 @@ def open_feed(settings: TrainSettings, ranks: Ranks, device: torch.device, workl
         ranks.world_size,
         settings.seed,
         device,
-        channels_last=bool(settings.performance.channels_last),
+        channels_last=settings.performance.channels_last,
     )

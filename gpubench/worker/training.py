@@ -17,7 +17,7 @@ from gpubench.errors import DataError, ModelError, NonFiniteLoss
 from gpubench.events import Step
 from gpubench.ranks import Ranks
 from gpubench.settings.defaults import sharded_sgd
-from gpubench.settings.schema import TrainingSettings, TrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.settings.sources import plan
 from gpubench.worker import distributed
 from gpubench.worker.dataloader import Feed, tensors, to_device
@@ -39,7 +39,7 @@ class Batches(Protocol):
 class Trainer:
     """Everything that a training step needs."""
 
-    settings: TrainSettings
+    settings: CompletedTrainSettings
     ranks: Ranks
     device: torch.device
     workload: Workload
@@ -57,7 +57,7 @@ class Trainer:
         `samples` is the number of samples in all of them. The step does not synchronise with the device.
         """
         timer, accumulation = self.timer, self.settings.training.grad_accumulation
-        channels_last = bool(self.settings.performance.channels_last)
+        channels_last = self.settings.performance.channels_last
         total: Tensor | None = None
         for micro in range(accumulation):
             if micro:
@@ -94,7 +94,7 @@ def checked_loss(loss: object) -> Tensor:
 
 
 def build_trainer(
-    settings: TrainSettings,
+    settings: CompletedTrainSettings,
     ranks: Ranks,
     device: torch.device,
     workload: Workload,
@@ -102,7 +102,6 @@ def build_trainer(
     timer: StepTimer[Any],
 ) -> Trainer:
     """Moves the model to the device, wraps and compiles it, and creates its optimizer."""
-    assert settings.precision
     performance = settings.performance
     which = settings.model.activation_checkpointing
     forget = checkpoint_activations(workload.module, which) if which else None
@@ -152,7 +151,7 @@ def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
     return "foreach" if sharded_sgd(settings) else "fused"
 
 
-def make_optimizer(settings: TrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(settings: CompletedTrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Returns the optimizer for all parameters that require gradients."""
     training, chosen = settings.training, optimizer_impl(settings, device.type == "cuda")
     options: dict[str, Any] = {
@@ -194,7 +193,7 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: in
     began = time.perf_counter()
     timer.start(unix_time + began - called)  # includes the wait for the other ranks
     try:
-        yield from _steps(trainer, Epochs(feed, _batch_size(training)), reader, repeat, planned, setup)
+        yield from _steps(trainer, Epochs(feed, training.batch_size), reader, repeat, planned, setup)
     except Exception:
         with suppress(RuntimeError):  # finished steps are reported after an error too, if the device can still be read
             yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
@@ -219,7 +218,7 @@ def _steps(
     The loop fills in `setup` when the warm-up is issued.
     """
     training, rank, timer = trainer.settings.training, trainer.ranks.rank, trainer.timer
-    samples = training.grad_accumulation * _batch_size(training)
+    samples = training.grad_accumulation * training.batch_size
     step, read_next = 0, time.perf_counter()
     durations: list[float] = []
     while planned is None or step < planned:
@@ -249,11 +248,6 @@ def _steps(
 def _steps_in(seconds: float, step_time: float, device: torch.device) -> int:
     """Returns the number of steps that fill `seconds`, which is that of rank 0 on every rank."""
     return max(1, distributed.broadcast(math.ceil(seconds / step_time), device))
-
-
-def _batch_size(training: TrainingSettings) -> int:
-    assert training.batch_size is not None, "filled in by defaults.complete"
-    return training.batch_size
 
 
 class Epochs:

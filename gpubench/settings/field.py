@@ -1,0 +1,102 @@
+"""A setting as a field of a model: its default, what it means, and what a difference in it means to a comparison."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from typing_extensions import TypeVar
+
+Open = TypeVar("Open", default=None, covariant=True)
+"""What else than its type a setting can be that gpubench fills in: None before that, and Never, which has no values,
+afterwards. `TrainSettings` is the same as `TrainSettings[None]`."""
+
+Role = Literal["workload", "scale", "treatment", "protocol", "uncompared"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is declared about a setting besides its type, its default and its description."""
+
+    role: Role
+    """What a difference in it is to the comparison of two runs."""
+    alias: str | None = None
+    """A short name of it on the command line, in overrides and in files."""
+    depends_on: Sequence[str] = ()
+    """The settings from which gpubench derives the value that the user leaves open, the closest first."""
+    environment: Sequence[str] = ()
+    """The facts of environment.json that it decides."""
+    superseded_by: str | None = None
+    """A fact of the built model that is compared instead of it, where both runs have recorded the fact."""
+
+
+def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:
+    """Returns the field of a setting. `more` are the other attributes of `Setting`."""
+    extra: Any = {"setting": Setting(role, **more)}
+    return Field(default, description=description, json_schema_extra=extra)
+
+
+workload = partial(_declare, "workload")
+"""A setting that decides what is computed. Runs in which it differs did not do the same work, and get no verdict."""
+scale = partial(_declare, "scale")
+"""A setting that decides how much is computed at a time. The figures of runs in which it differs are normalised."""
+treatment = partial(_declare, "treatment")
+"""A setting that decides how the work is done. Its effect is what a comparison is there to show."""
+protocol = partial(_declare, "protocol")
+"""A setting that decides how long and how often is measured. It is listed, and changes nothing about the verdicts."""
+uncompared = partial(_declare, "uncompared")
+"""A setting without an influence on the measured figures. A difference in it is not listed."""
+
+
+class Conflict(ValueError):
+    """A contradiction between the settings `keys`. Validators raise it."""
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+class Section(BaseModel):
+    """Immutable, and strict about names: a misspelt key is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Raises TypeError for a field with a default that is neither a section nor declared by a function of above."""
+        for name, field in cls.model_fields.items():
+            if not (field.is_required() or is_section(field) or field.json_schema_extra):
+                raise TypeError(f"{cls.__name__}.{name}: declare it with the role that it has in a comparison")
+
+
+def is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+@cache  # called for every key of a run's file; the models do not change
+def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
+    """Returns the leaves of a settings model by dot-key, without those that the command does not take."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in cls.model_fields.items():
+        if field.exclude:
+            continue
+        if is_section(field):
+            found |= fields(field.annotation, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            found[prefix + name] = field
+    return found
+
+
+def setting(field: FieldInfo) -> Setting:
+    """Returns what is declared about a leaf of a settings model."""
+    extra: Any = field.json_schema_extra
+    declared: Setting = extra["setting"]
+    return declared
+
+
+@cache
+def aliases(cls: type[Section]) -> Mapping[str, str]:
+    """Returns {alias: dot-key}. Where two settings have the same alias, it is that of the later one."""
+    return {alias: key for key, field in fields(cls).items() if (alias := setting(field).alias)}
