@@ -13,8 +13,8 @@ from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
 from gpubench.errors import ModelError, SettingsError
-from gpubench.pipeline import base, denoisers, folders
-from gpubench.pipeline.denoisers import Denoiser
+from gpubench.pipeline import denoiser, folders, models
+from gpubench.pipeline.denoiser import Denoiser
 from gpubench.settings.schema import DenoiserSettings, PipeSettings, SamplingSettings, WorkSettings
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
@@ -64,7 +64,7 @@ def load(
         sampling=SamplingSettings(**{"steps": 4, "guidance_scale": 7.5} | sampling),
         work=WorkSettings(negative_prompt=negative_prompt),
     )
-    loaded = denoisers.load(settings, CPU, dtype, first=first, last=last, images=True)
+    loaded = models.load(settings, CPU, dtype, first=first, last=last, images=True)
     if first:
         loaded.admit(loaded.encode(["a cat", "two dogs"]))
     return loaded
@@ -87,8 +87,8 @@ def test_evaluations_one_by_one_are_those_of_the_pipeline_of_diffusers(
     [
         (None, "diffusers DDPMPipeline.__call__"),
         ("DDIMScheduler", "diffusers DDPMPipeline.__call__"),
-        ("EulerDiscreteScheduler", base.LOOP),
-        ("DPMSolverMultistepScheduler", base.LOOP),
+        ("EulerDiscreteScheduler", denoiser.LOOP),
+        ("DPMSolverMultistepScheduler", denoiser.LOOP),
     ],
 )
 def test_an_unconditional_pipeline_needs_no_prompts(made: Made, scheduler: str | None, by: str) -> None:
@@ -210,7 +210,7 @@ def test_timesteps_that_depend_on_the_image_size_are_the_same_in_the_reference(c
 def test_a_scheduler_that_flow_matching_pipelines_do_not_run_is_checked_by_a_plain_loop(made: Made) -> None:
     options = "stochastic_sampling=true"
     loaded = load(made("stable_diffusion_3"), options=options)
-    assert loaded.reference_name == base.LOOP
+    assert loaded.reference_name == denoiser.LOOP
     assert_as_reference(loaded, [0, 1])
 
 

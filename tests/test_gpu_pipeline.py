@@ -8,8 +8,8 @@ import torch
 from running import Finished, gpubench
 from waiting import nothing_waits
 
-from gpubench.pipeline.denoisers import load
-from gpubench.pipeline.schedulers import build
+from gpubench.pipeline.models import load
+from gpubench.pipeline.sampler import build
 from gpubench.pipeline.stage import Finiteness, SpanTimer
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import PipeSettings

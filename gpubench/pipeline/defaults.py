@@ -5,9 +5,10 @@ from functools import partial
 
 from gpubench import devices, units
 from gpubench.errors import SettingsError
-from gpubench.pipeline import folders, split
+from gpubench.pipeline import split
+from gpubench.pipeline.faults import parse_fault
 from gpubench.pipeline.folders import PipelineFolder, check, check_negative_prompt, read_prompts, schedule_keywords
-from gpubench.pipeline.scheduler_names import (
+from gpubench.pipeline.schedulers import (
     AT_MOST_STEPS,
     RANDOM_WEIGHTS,
     check_class,
@@ -84,7 +85,7 @@ def check_request(settings: PipeSettings, samples: int) -> None:
     with about("sampling.options"):
         parse_options(settings.sampling.options)
     if settings.inject is not None:
-        folders.parse(settings.inject, settings.distributed.world_size, samples)
+        parse_fault(settings.inject, settings.distributed.world_size, samples)
     split.check(settings.pipeline.split, settings.distributed.world_size)
     if settings.work.micro_batch > samples:
         raise SettingsError(

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import base
-from gpubench.pipeline.base import DenoiserBase, Scale, image_size
-from gpubench.pipeline.batch import Batch, quiet
+from gpubench.pipeline import denoiser
+from gpubench.pipeline.denoiser import Denoiser, Scale, image_size
 from gpubench.pipeline.folders import check_negative_prompt, prompt_of, schedule_keywords
-from gpubench.pipeline.scheduler_names import OwnScheduler
+from gpubench.pipeline.sampler import Batch, quiet
+from gpubench.pipeline.schedulers import OwnScheduler
 from gpubench.settings.schema import PipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class TextToImage(DenoiserBase):
+class TextToImage(Denoiser):
     """Made of a pipeline of diffusers, of which only the denoiser need be there. No safety checker is among it."""
 
     component: ClassVar[str]
@@ -81,7 +81,7 @@ class TextToImage(DenoiserBase):
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
         """Whether the pipeline's `__call__` runs the scheduler, and with a generator where it draws noise."""
-        return base.fits_pipelines(scheduler)
+        return denoiser.fits_pipelines(scheduler)
 
     def encode_prompt(self, prompt: str) -> Sequence[Tensor | None]:
         """The `embeddings` of one prompt."""
@@ -399,7 +399,7 @@ class Flux(_FlowMatching):
     def noise(self, generators: list[torch.Generator]) -> Tensor:
         rows, columns = 2 * (self.height // self.multiple), 2 * (self.width // self.multiple)
         channels, count = self.config.in_channels // 4, len(generators)
-        noise = base.noise((count, channels, rows, columns), generators, self.device, self.dtype)
+        noise = denoiser.noise((count, channels, rows, columns), generators, self.device, self.dtype)
         packed: Tensor = self.pipe._pack_latents(noise, count, channels, rows, columns)
         return packed
 

@@ -1,4 +1,4 @@
-"""The exchange of facts and bytes between ranks before the first evaluation, over the default process group."""
+"""Exchanges facts, prompts' embeddings and bytes between all ranks, over the default process group."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpubench.errors import HandoverError
-from gpubench.pipeline.wire import RUN_ID, bytes_of, tensor_of
+from gpubench.pipeline.link import RUN_ID
+from gpubench.pipeline.packing import bytes_of, tensor_of
 from gpubench.ranks import Ranks
 
 Fact = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -59,7 +60,7 @@ def _excerpt(text: str, alike: int) -> str:
 
 
 def draw_run_id(ranks: Ranks) -> bytes:
-    """Returns RUN_ID random bytes of rank 0 on every rank, which identify the hand-overs of this run."""
+    """Returns RUN_ID random bytes of rank 0 on every rank, which identify the hand-offs of one pass."""
     return broadcast_bytes(os.urandom(RUN_ID) if ranks.is_rank_zero else None, ranks)
 
 
