@@ -24,7 +24,7 @@ def load(
         sampling=SamplingSettings(**{"steps": 4, "guidance_scale": 7.5} | sampling),
     )
     loaded = models.load(settings, CPU, dtype, first=True, last=True, images=False)
-    loaded.admit(loaded.encode(["one", "two", "three"]))
+    loaded.set_conditioning(loaded.encode(["one", "two", "three"]))
     return loaded
 
 

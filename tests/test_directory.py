@@ -66,7 +66,7 @@ def load(
     )
     loaded = models.load(settings, CPU, dtype, first=first, last=last, images=True)
     if first:
-        loaded.admit(loaded.encode(["a cat", "two dogs"]))
+        loaded.set_conditioning(loaded.encode(["a cat", "two dogs"]))
     return loaded
 
 
@@ -176,7 +176,7 @@ def test_a_rank_in_the_middle_holds_no_encoder_and_no_vae_and_denoises_alike(mad
     assert bare.pipe.text_encoder is bare.pipe.tokenizer is bare.pipe.vae is None
     assert bare.latent_shape == whole.latent_shape == (4, 16, 16)
     assert bare.weights_digest() == whole.weights_digest()
-    bare.admit(whole.encode(["a cat"]))
+    bare.set_conditioning(whole.encode(["a cat"]))
     assert_as_reference(bare, [0])
 
 

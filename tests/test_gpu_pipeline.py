@@ -76,7 +76,7 @@ def test_the_dummy_takes_its_latency_on_the_gpu() -> None:
 
 def test_an_evaluation_and_its_check_wait_for_nothing() -> None:
     tiny = load(settings(), DEVICE, torch.float32, **EVERYTHING)
-    tiny.admit(tiny.encode([""]))
+    tiny.set_conditioning(tiny.encode([""]))
     sampler = build(tiny.scheduler(), 8, DEVICE)
     batch = tiny.prepare(sampler, [0], [0])
     finiteness = Finiteness(0)

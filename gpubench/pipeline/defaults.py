@@ -65,9 +65,9 @@ def complete(settings: PipeSettings) -> tuple[PipeSettings, list[Choice]]:
         refuse_ranks(settings, device, gpus, backend)
     gaps.fill("precision", Arithmetic.fp16 if on_gpu else Arithmetic.fp32, where)
     if model not in UNCONDITIONAL:
-        gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "as its pipeline has it")
+        gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "the default of its pipeline")
     verify = gaps.fill("verify", model in SMALL, f"{model} is {'' if model in SMALL else 'not '}small")
-    gaps.fill("performance.deterministic", verify, "as verify needs it" if verify else "nothing is verified")
+    gaps.fill("performance.deterministic", verify, "verify needs it" if verify else "nothing is verified")
     if on_gpu:
         share = f"{units.counted(cores, 'core')} for {units.counted(ranks, 'rank')}"
         gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)

@@ -23,9 +23,9 @@ LOOP = "a single-process loop over diffusers' scheduler and model"
 """The reference if diffusers has no pipeline for the model and the scheduler."""
 
 Output = Callable[[Tensor, Tensor], Tensor]
-"""(latents, timestep) -> the model output for the scheduler's step."""
+"""A function of (latents, timestep) that returns the model's output for the scheduler's step."""
 OnStep = Callable[[int, Tensor], None]
-"""(number of an evaluation from 0, its resulting latents) -> None."""
+"""A function that is called with the number of an evaluation, from 0, and its resulting latents."""
 
 
 def generators_of(seeds: Sequence[int]) -> list[torch.Generator]:
@@ -109,7 +109,7 @@ def compare(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> tuple[int, floa
 
 
 Scale = Callable[[Tensor], Tensor]
-"""The scaling of the model's input by a scheduler."""
+"""A function that scales the model's input as the scheduler requires."""
 
 
 class Denoiser:
@@ -186,7 +186,7 @@ class Denoiser:
         """
         return []
 
-    def admit(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
+    def set_conditioning(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
         """Keeps the result of `encode` on this rank's device. Sample i uses entry i % len."""
         self.conditioning = [{key: value.to(self.device) for key, value in entry.items()} for entry in conditioning]
 

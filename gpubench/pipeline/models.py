@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _CHANNELS = 4
 _SIDE = 64
 _PIXELS = 8  # image pixels per latent pixel in each direction
-AWAKE = 5e-4  # seconds of busy waiting at the end of a sleep
+BUSY_WAIT = 5e-4  # seconds of busy waiting at the end of a sleep
 _SPIN = 50_000_000  # cycles; tens of milliseconds, long beside the events that time them
 
 
@@ -68,7 +68,7 @@ class Dummy(Denoiser):
 
 def _sleep_until(deadline: float) -> None:
     """Waits until `deadline` of `time.perf_counter`, at the end by busy waiting, because a sleep ends late."""
-    time.sleep(max(0.0, deadline - AWAKE - time.perf_counter()))
+    time.sleep(max(0.0, deadline - BUSY_WAIT - time.perf_counter()))
     while time.perf_counter() < deadline:
         pass
 
@@ -177,7 +177,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(unet: str) -> nn.Module:
-    """The network with random weights from torch's default generator, on the default device."""
+    """Returns the network with random weights from torch's default generator, on the default device."""
     if unet == "unet2d":
         from diffusers.models.unets.unet_2d import UNet2DModel
 
@@ -262,7 +262,7 @@ _NOT_LOADED: Mapping[str, Mapping[str, Any]] = {
 def load_folder(
     settings: PipeSettings, device: torch.device, dtype: torch.dtype, *, encoders: bool, vae: bool
 ) -> Denoiser:
-    """The denoiser of the folder `settings.model.name`, on `device`; see `load`.
+    """Returns the denoiser of the folder `settings.model.name`, on `device`; see `load`.
 
     Weights are read from safetensors only, code in the folder is never run, and nothing is downloaded.
 

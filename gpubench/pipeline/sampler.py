@@ -60,7 +60,7 @@ class Batch:
 
 
 REBUILT = frozenset({"noise_sampler", "noise_sampler_seed"})
-"""Attributes that are never handed over: torchsde's Brownian tree is rebuilt identically from the sample's seed."""
+"""Attributes that are never sent: torchsde's Brownian tree is rebuilt identically from the sample's seed."""
 
 TERMINAL = frozenset({"DDPMWuerstchenScheduler", "SCMScheduler"})
 """The classes whose last timestep is the end of the schedule, at which the model is not evaluated."""
@@ -84,7 +84,7 @@ def schedule_arguments(name: str, steps: int, of_model: Mapping[str, Any]) -> di
 
 
 Step = Callable[[Batch, Tensor, Tensor, dict[str, Any]], Tensor]
-"""(batch, model output, all timesteps, generator and eta) -> the next latents."""
+"""A function of (batch, model output, all timesteps, generator and eta) that returns the next latents."""
 
 
 def _step(batch: Batch, output: Tensor, timesteps: Tensor, options: dict[str, Any]) -> Tensor:
@@ -167,14 +167,14 @@ ERRORS = (
     RuntimeError,
     TypeError,
     ValueError,
-)  # what diffusers raises for settings that it does not take
+)  # what diffusers raises for settings that it does not support
 
 
 class Sampler:
     """The schedule that all ranks agree on.
 
     It holds a scheduler in its state after `set_timesteps`, which is never stepped. This is the template of each
-    batch's own scheduler; attributes of those that differ from it must be handed over.
+    batch's own scheduler; the attributes of a batch's scheduler that differ from it are sent with the batch.
     """
 
     def __init__(self, template: "SchedulerMixin", device: torch.device, eta: float) -> None:
@@ -183,30 +183,30 @@ class Sampler:
         self.device = device
         schedule = torch.as_tensor(template.timesteps)
         self.timesteps: Tensor = schedule[:-1] if self.name in TERMINAL else schedule
-        """(total,), of every evaluation in order: some classes evaluate twice in a step."""
+        """The timestep of each evaluation in order, (total,). Some classes evaluate twice in a step."""
         self.total = len(self.timesteps)
         self.carried: tuple[str, ...] = ()
-        """The contents of a hand-over besides the latents, which `gpubench.pipeline.handover` determines."""
+        """The contents of a hand-off besides the latents, which `gpubench.pipeline.verification.prove` determines."""
         parameters = inspect.signature(template.step).parameters
         self._options = {"eta": eta} if "eta" in parameters else {}
         self._takes_generator = "generator" in parameters
         self._step = step_of(self.name)
         self.fingerprint = _fingerprint(template, eta)
-        """sha256 over class, configuration, timesteps and tables; ranks that differ in it would mix two processes."""
+        """The sha256 of class, configuration, timesteps and tables. It must be equal on all ranks."""
 
     @property
     def learns_variance(self) -> bool:
-        """Whether a step takes twice the latents' channels: the model predicts the noise's variance too."""
+        """Whether the model also predicts the noise's variance, so that a step takes twice the latents' channels."""
         return str(self.template.config.get("variance_type")).startswith("learned")
 
     @property
     def noise_scale(self) -> float | Tensor:
-        """What standard normal noise is multiplied by to be the first latents."""
+        """The factor between standard normal noise and the first latents."""
         scale: float | Tensor = getattr(self.template, "init_noise_sigma", 1.0)
         return scale
 
     def fresh(self, seed: int) -> Any:
-        """A scheduler for one batch, before its first step; `seed` is that of its first sample.
+        """Returns a scheduler for one batch, before its first step. `seed` is that of the batch's first sample.
 
         Tensors are the template's own, which no step writes to; containers, which steps do write to, are copies.
         """
@@ -218,16 +218,16 @@ class Sampler:
         return scheduler
 
     def scale(self, batch: Batch, latents: Tensor) -> Tensor:
-        """`latents`, which may be the batch's doubled for guidance, as the model wants them at the next evaluation."""
+        """Returns the model's input at the next evaluation. `latents` are the batch's, or these twice for guidance."""
         if not hasattr(batch.scheduler, "scale_model_input"):
             return latents
         scaled: Tensor = batch.scheduler.scale_model_input(latents, self.timesteps[batch.done])
         return scaled
 
     def step(self, batch: Batch, output: Tensor) -> None:
-        """Takes `batch` one evaluation further, called as diffusers' own pipelines call their scheduler.
+        """Advances `batch` by one evaluation, with the call that diffusers' own pipelines make.
 
-        `output` is the model's, for the batch's latents at the timestep `timesteps[batch.done]`.
+        `output` is the model's output for the batch's latents at the timestep `timesteps[batch.done]`.
         """
         options = self._options | ({"generator": batch.generators} if self._takes_generator else {})
         batch.latents = self._step(batch, output, self.timesteps, options)
@@ -238,10 +238,10 @@ class Sampler:
 
 
 def create(name: str, options: Mapping[str, Any], base_config: Mapping[str, Any]) -> "SchedulerMixin":
-    """The scheduler of the class `name`, configured as the model's own is, and by `options` over that.
+    """Returns a scheduler of the class `name` with the model's own configuration, overridden by `options`.
 
-    Of `base_config` only what the class knows is used, as its `from_config` does. Options that are text are read as
-    the type of their default. Raises SettingsError for a name, an option or a value that cannot be.
+    Entries of `base_config` that the class does not know are ignored, as by its `from_config`. Options that are text
+    are parsed as the type of their default. Raises SettingsError for an invalid name, option or value.
     """
     check_scheduler_name(name)
     check_class(name)
@@ -261,16 +261,16 @@ def create(name: str, options: Mapping[str, Any], base_config: Mapping[str, Any]
 def build(
     scheduler: "SchedulerMixin", steps: int, device: torch.device, *, eta: float = 0.0, **set_timesteps_kwargs: Any
 ) -> Sampler:
-    """The sampler of a run: `scheduler`, which stays as it is, set to `steps` inference steps.
+    """Returns the sampler of a run: a copy of `scheduler` that is set to `steps` inference steps.
 
-    With `sigmas` or `timesteps` among the keywords these are the schedule.
-    Raises SettingsError with the reason for what cannot be split over ranks, or not into so many steps.
+    `sigmas` or `timesteps` among the keywords define the schedule. Raises SettingsError with the reason if the
+    scheduler cannot be split over ranks, or does not support the number of steps.
     """
     name = type(scheduler).__name__
     check_class(name)
     check_config(name, scheduler.config)
     check_calls(name, _signature(scheduler.step), _signature(scheduler.set_timesteps), set_timesteps_kwargs, eta)
-    _hush()
+    _silence_warnings()
     template = copy.deepcopy(scheduler)
     try:
         with quiet():
@@ -281,8 +281,8 @@ def build(
     return Sampler(template, torch.device(device), eta)
 
 
-def _hush() -> None:
-    """Silences warnings that steps cause in the libraries below diffusers, on which no user can act."""
+def _silence_warnings() -> None:
+    """Suppresses warnings of the libraries below diffusers that steps cause and no user can act on."""
     warnings.filterwarnings("ignore", message="__array", category=DeprecationWarning)  # numpy, of the use of tensors
     warnings.filterwarnings("ignore", message="Should have t", module="torchsde")  # ends of a schedule, rounded
 
@@ -307,12 +307,12 @@ def _fingerprint(template: "SchedulerMixin", eta: float) -> str:
     # Private keys of a configuration record where it came from, some of them in no fixed order.
     config = {key: value for key, value in template.config.items() if not key.startswith("_")}
     digest = hashlib.sha256(type(template).__name__.encode())
-    _feed(digest, vars(template) | {"_internal_dict": config, "eta": eta})
+    _update(digest, vars(template) | {"_internal_dict": config, "eta": eta})
     return digest.hexdigest()
 
 
-def _feed(digest: "hashlib._Hash", value: Any) -> None:
-    """Everything a scheduler is made of, unambiguously; of an object of a class unknown here, its class."""
+def _update(digest: "hashlib._Hash", value: Any) -> None:
+    """Adds everything that a scheduler consists of, unambiguously. Of an object of an unknown class, adds its class."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.view(torch.uint8).numpy() if value.dtype is torch.bfloat16 else value.numpy()
@@ -323,11 +323,11 @@ def _feed(digest: "hashlib._Hash", value: Any) -> None:
         keys = sorted(value, key=str)
         digest.update(f"{keys}".encode())
         for key in keys:
-            _feed(digest, value[key])
+            _update(digest, value[key])
     elif isinstance(value, list | tuple):
         digest.update(f"{type(value).__name__}{len(value)}".encode())
         for element in value:
-            _feed(digest, element)
+            _update(digest, element)
     else:
         plain = value is None or isinstance(value, bool | int | float | str)
         digest.update(f"{value!r};".encode() if plain else f"{type(value).__name__};".encode())

@@ -19,8 +19,8 @@ from gpubench.settings.loading import about
 
 EXAMPLE = "for example DDIMScheduler or EulerDiscreteScheduler"
 
-_TOKENS = "it samples discrete tokens, and only continuous latents travel"
-_CORRECTOR = "it has no step(): its predictor and corrector ask the model several times in one step"
+_TOKENS = "it samples discrete tokens, and only continuous latents can be sent"
+_CORRECTOR = "it has no step(): its predictor and corrector evaluate the model several times in one step"
 
 REFUSED: Mapping[str, str] = {
     "AmusedScheduler": _TOKENS,
@@ -29,7 +29,7 @@ REFUSED: Mapping[str, str] = {
     "EntropyBoundScheduler": _TOKENS,
     "VQDiffusionScheduler": _TOKENS,
     "HeliosDMDScheduler": "its step() needs the noisy video and the whole schedule, which the caller holds",
-    "KarrasVeScheduler": "it is deprecated, and asks the model at a noise level that the caller draws",
+    "KarrasVeScheduler": "it is deprecated, and evaluates the model at a noise level that the caller draws",
     "PiflowScheduler": "its model predicts a policy of many channels for one step, not an output of the latents' shape",
     "RePaintScheduler": "its step() needs the original image and mask, and the caller undoes steps in between",
     "RFD4ProteinaScheduler": "its step() needs the mask of a protein's atoms, which the caller holds",
@@ -39,13 +39,13 @@ REFUSED: Mapping[str, str] = {
 """The unsupported classes, with the reasons."""
 
 TORCHSDE = frozenset({"CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler"})
-"""Their noise comes from torchsde's Brownian tree."""
+"""The classes whose noise comes from torchsde's Brownian tree."""
 
 SEEDED = "DPMSolverSDEScheduler"
-"""Has no generator, but one seed for all that is in its batch."""
+"""The class that has no generator, but one seed for all samples of its batch."""
 
 OwnScheduler = tuple[str, Mapping[str, Any]]
-"""Class name and configuration of the scheduler that a model comes with."""
+"""The class name and the configuration of a model's own scheduler."""
 
 _LATENT_NOISE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 _SD15 = ("PNDMScheduler", {**_LATENT_NOISE, "skip_prk_steps": True, "set_alpha_to_one": False})
@@ -56,7 +56,7 @@ RANDOM_WEIGHTS: Mapping[str, OwnScheduler] = {
     "sd15": _SD15,
     "sdxl": ("EulerDiscreteScheduler", {**_LATENT_NOISE, "timestep_spacing": "leading"}),
 }
-"""The schedulers of the models with random weights, configured as the published pipelines of these models do it."""
+"""The schedulers of the models with random weights, configured as in the published pipelines of these models."""
 
 _TWICE_A_STEP = frozenset(
     {
@@ -67,17 +67,17 @@ _TWICE_A_STEP = frozenset(
         "KDPM2DiscreteScheduler",
     }
 )
-"""They ask the model twice in each step but the last."""
+"""The classes that evaluate the model twice in each step except the last."""
 _BY_CONFIGURATION = frozenset({"DPMSolverMultistepInverseScheduler", "HeliosScheduler"})
-"""Their number of evaluations depends on more than the number of steps."""
+"""The classes whose number of evaluations depends on more than the number of steps."""
 AT_MOST_STEPS = frozenset({"DPMSolverMultistepInverseScheduler"})
-"""They ask the model once in each step or less often, as they drop timesteps that are equal once rounded."""
+"""The classes with at most one evaluation per step, because they drop timesteps that are equal after rounding."""
 _RUNGE_KUTTA = 9
-"""Evaluations that PNDM spends beyond the number of steps on its first three (Liu et al. 2022, arXiv:2202.09778)."""
+"""The additional evaluations of PNDM for its first three steps (Liu et al. 2022, arXiv:2202.09778)."""
 
 
 class Default(Enum):
-    """Stands for the default of a parameter."""
+    """A value in place of the default of a parameter."""
 
     required = "it has none"
     unread = "its source is no literal"
@@ -87,18 +87,18 @@ Parameters = Mapping[str, Any]
 """The parameters of a method by name, without `self`, *args and **kwargs; and the default of each, or a `Default`."""
 
 Keywords = Callable[[Mapping[str, Any]], Collection[str]]
-"""The configuration of a scheduler -> what the model's pipeline gives to `set_timesteps` besides steps and device."""
+"""A function of a scheduler's configuration that returns the keywords of the pipeline's `set_timesteps` call."""
 
 
 @cache
 def scheduler_names() -> list[str]:
-    """Class names, in alphabetical order. Raises SettingsError where diffusers is not installed."""
+    """Returns the class names in alphabetical order. Raises SettingsError if diffusers is not installed."""
     names = re.findall(r'"(\w+Scheduler)"', (_sources() / "__init__.py").read_text(encoding="utf-8"))
     return sorted({name for name in names if not name.startswith("Flax")})
 
 
 def parameters_of(name: str, method: str) -> Parameters | None:
-    """Those of a method of the scheduler class `name`; None where its source has no such class or method."""
+    """Returns the parameters of a method of the scheduler class `name`; None if its source has no such method."""
     methods = [node for node in _body(name) if isinstance(node, ast.FunctionDef) and node.name == method]
     if not methods:
         return None
@@ -136,7 +136,7 @@ def _default(node: ast.expr | None) -> Any:
 
 
 def check_scheduler_name(name: str) -> None:
-    """Raises SettingsError for a name that diffusers does not have, with the nearest that it has."""
+    """Raises SettingsError for a name that diffusers does not have. The hint is the nearest existing name."""
     names = scheduler_names()
     if name in names:
         return
@@ -147,7 +147,7 @@ def check_scheduler_name(name: str) -> None:
 
 
 def parse_options(text: str) -> dict[str, str]:
-    """`"a=1,b=x"` as `{"a": "1", "b": "x"}`. Raises SettingsError for a part without a key, or a key given twice."""
+    """Parses `"a=1,b=x"` to `{"a": "1", "b": "x"}`. Raises SettingsError for a missing or repeated key."""
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -160,9 +160,9 @@ def parse_options(text: str) -> dict[str, str]:
 
 
 def read_options(name: str, options: Mapping[str, Any], parameters: Parameters) -> dict[str, Any]:
-    """The options of the scheduler class `name`, those that are text read as the type of their default.
+    """Returns the options of the scheduler class `name`, with text parsed as the type of the option's default.
 
-    `parameters` are those of its `__init__`. Raises SettingsError for an option or a value that cannot be.
+    `parameters` are those of its `__init__`. Raises SettingsError for an invalid option or value.
     """
     return {key: _option(name, key, value, parameters) for key, value in options.items()}
 
@@ -184,7 +184,10 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def _read(text: str, default: Any) -> Any:
-    """`text` as the type of `default`, or where that is None as what it looks like. Raises ValueError or KeyError."""
+    """Parses `text` as the type of `default`; if that is None, as the first type that fits.
+
+    Raises ValueError or KeyError.
+    """
     if text.lower() == "none":
         return None
     if isinstance(default, bool):
@@ -194,7 +197,7 @@ def _read(text: str, default: Any) -> Any:
     if isinstance(default, str):
         return text
     if default is not None:
-        raise ValueError("a list or another thing that text does not say")
+        raise ValueError("a list or another type that is not given as text")
     if text.lower() in _BOOLEANS:
         return _BOOLEANS[text.lower()]
     for kind in (int, float):
@@ -208,10 +211,10 @@ def _read(text: str, default: Any) -> Any:
 def check_configured(
     name: str, options: Mapping[str, str], own: Mapping[str, Any], keywords: Keywords, eta: float
 ) -> None:
-    """Refuses what the installed class `name` is seen not to take, before diffusers is imported.
+    """Raises SettingsError for what the source of the installed class `name` does not support.
 
-    `own` is the configuration of the model's own scheduler; `keywords` says what the model's pipeline gives to
-    `set_timesteps`. Raises SettingsError. A class whose source cannot be found is left for the workers to judge.
+    `own` is the configuration of the model's own scheduler. `keywords` returns the keywords of the pipeline's
+    `set_timesteps` call. The workers check a class whose source cannot be found.
     """
     init, step, schedule = (parameters_of(name, method) for method in ("__init__", "step", "set_timesteps"))
     if init is None or step is None or schedule is None:
@@ -225,9 +228,9 @@ def check_configured(
 
 
 def check_config(name: str, config: Mapping[str, Any]) -> None:
-    """Raises SettingsError with the reason why a scheduler so configured cannot be split over ranks."""
+    """Raises SettingsError with the reason if a scheduler with this configuration cannot be split over ranks."""
     if name == "HeliosScheduler" and config.get("stages") != 1:
-        raise refusal(name, "between its stages the caller enlarges the latents; it can be had with stages=1")
+        raise refusal(name, "between its stages the caller enlarges the latents; it works with stages=1")
     if name == "HeliosScheduler" and config.get("scheduler_type") == "dmd":
         raise refusal(f"{name} of type dmd", REFUSED["HeliosDMDScheduler"])
     if config.get("scale_factors"):
@@ -235,9 +238,9 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
 
 
 def check_calls(name: str, step: Parameters, set_timesteps: Parameters, keywords: Collection[str], eta: float) -> None:
-    """Raises SettingsError where methods with these parameters cannot be called as a pipeline does it.
+    """Raises SettingsError if methods with these parameters cannot be called as a pipeline calls them.
 
-    `keywords` are what the model's pipeline gives to `set_timesteps`, and `eta` goes to `step`.
+    `keywords` are those of the pipeline's `set_timesteps` call, and `eta` is an argument of `step`.
     """
     known = {"model_output", "timestep", "sample", "old_pred_original_sample", "timestep_back"}
     unknown = [key for key, default in step.items() if default is Default.required and key not in known]
@@ -256,7 +259,7 @@ def check_calls(name: str, step: Parameters, set_timesteps: Parameters, keywords
 
 
 def check_class(name: str) -> None:
-    """Raises SettingsError with the reason why no scheduler of the class `name` can be split over ranks."""
+    """Raises SettingsError with the reason if no scheduler of the class `name` can be split over ranks."""
     if name in REFUSED:
         raise refusal(name, REFUSED[name])
     if name in TORCHSDE and importlib.util.find_spec("torchsde") is None:
@@ -264,7 +267,7 @@ def check_class(name: str) -> None:
 
 
 def check_micro_batch(name: str, size: int) -> None:
-    """Raises SettingsError where samples of one micro-batch would not be reproducible alone."""
+    """Raises SettingsError if samples of one micro-batch would not be reproducible alone."""
     if name == SEEDED and size > 1:
         raise SettingsError(
             f"{name} draws the noise of a whole micro-batch from one seed, so that no sample of it is reproducible "
@@ -278,10 +281,10 @@ def refusal(what: str, reason: str) -> SettingsError:
 
 
 def evaluations(name: str, steps: int, config: Mapping[str, Any]) -> int | None:
-    """How often the scheduler `name` asks the model in so many steps, without asking diffusers.
+    """Returns the number of evaluations that the scheduler class `name` makes in so many steps, without diffusers.
 
-    `config` holds what is not as the class has it by default; values may be text. None where diffusers alone can tell:
-    for a class that is not known here, and for numbers of steps that a class refuses.
+    `config` has the options that differ from the defaults of the class; values may be text. Returns None if only
+    diffusers can determine it: for an unknown class, and for a number of steps that the class does not support.
     """
     if name not in scheduler_names() or name in REFUSED or name in _BY_CONFIGURATION:
         return None

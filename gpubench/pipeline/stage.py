@@ -58,7 +58,7 @@ class SpanTimer(Generic[Mark]):
         return now
 
     def begin(self) -> None:
-        """Work begins."""
+        """Marks the begin of the first work."""
         self._border = self._clock.mark()
 
     def worked(self, kind: SpanKind, sample: int, step: int | None = None) -> None:
@@ -70,7 +70,7 @@ class SpanTimer(Generic[Mark]):
 
     @contextmanager
     def waiting(self, kind: SpanKind, sample: int) -> Iterator[None]:
-        """A context in which the host waits; records the wait as a span."""
+        """Records the time in this context, in which the host waits, as a span."""
         began = time.perf_counter()
         start = self._now()
         yield
@@ -83,7 +83,7 @@ class SpanTimer(Generic[Mark]):
         return self._now()
 
     def collect(self) -> list[Span]:
-        """The spans that have ended since the last call."""
+        """Returns the spans that have ended since the last call."""
         ended, self._waits = self._waits, []
         while self._work and self._clock.passed(self._work[0].end):
             ended.append(self._span(self._work.popleft()))
@@ -107,7 +107,7 @@ class SpanTimer(Generic[Mark]):
 
 
 AfterEach = Callable[[Batch, int], None]
-"""(batch, number of the evaluation that it has just finished) -> None."""
+"""A function that is called with a batch and the number of the evaluation that it has just finished."""
 
 SLOWER = 3
 """The factor on the warm-up's evaluation time that an evaluation may take on a busy machine, besides the deadline."""
@@ -117,7 +117,7 @@ class Source(Protocol):
     """The source of a rank's micro-batches."""
 
     def take(self) -> Batch:
-        """Returns the next micro-batch; waits for it."""
+        """Waits for the next micro-batch and returns it."""
 
     def close(self) -> None:
         """Waits for the end of the stream. Raises an error if there are more micro-batches."""
@@ -136,7 +136,7 @@ class Stage:
     activity: Activity
     deadline: float
     """The time without progress after which a rank counts as stuck, besides the time of evaluations, in seconds."""
-    beat: Callable[[], None]
+    send_heartbeat: Callable[[], None]
     """Sends a heartbeat at once."""
     fault: Fault | None = None
     evaluation: float = 0.0
@@ -162,7 +162,7 @@ class Stage:
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
             self.activity.enter(what, within=self.time_limit(1))
             if step == self.start:
-                self.beat()  # so that whoever looks for this rank knows which sample it was at
+                self.send_heartbeat()  # so that whoever looks for this rank knows which sample it was at
                 before_evaluations(self.fault, self.rank, batch.samples)
             with self.annotate("forward"):
                 output = self.denoiser.predict(batch, self.sampler)
@@ -224,8 +224,8 @@ class Stage:
         self.activity.enter(f"waiting for {what}", waits_for=self.rank - 1, within=within)
 
 
-class Noise:
-    """The source of the first rank: noise, drawn when a micro-batch begins."""
+class NoiseSource:
+    """The source of the first rank: noise that is drawn when a micro-batch begins."""
 
     def __init__(
         self,
@@ -363,8 +363,8 @@ class Passage:
         """On the last rank, and if they are to be verified: the final latent of each sample, on the CPU."""
         return self.sink.latents if isinstance(self.sink, Finisher) else {}
 
-    def _noise(self) -> Noise:
-        return Noise(self.batches, self.session.prepare, self.session.now)
+    def _noise(self) -> NoiseSource:
+        return NoiseSource(self.batches, self.session.prepare, self.session.now)
 
     def _receiver(self, before: Transport) -> Receiver:
         session, rank = self.session, self.session.stage.rank

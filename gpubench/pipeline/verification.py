@@ -106,7 +106,7 @@ def _same_bits(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def measure(session: Session) -> Iterator[events.Message]:
-    """Runs the baselines that the settings request. All ranks call it together."""
+    """Runs the baselines that the settings request. A collective."""
     wanted = session.settings.measurement.baseline
     if wanted == "off" or session.ranks.world_size == 1:  # a pipeline of one rank is the sequential run
         return
@@ -165,20 +165,20 @@ def _measured(
 
 
 def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.Message]:
-    """Makes every sample again on rank 0, and compares; all ranks call this. `finished` are the last rank's latents.
+    """Makes every sample again on rank 0, and compares. A collective. `finished` are the last rank's latents.
 
-    Where a sample differs, its micro-batch goes through pipeline and reference once more, step by step. Samples of an
-    earlier run are made again too: the host has their digests.
+    If a sample differs, its micro-batch goes through pipeline and reference once more, step by step. Samples of an
+    earlier run are made again too, because the host has their digests.
     """
     activity = session.stage.activity
     activity.enter("waiting for rank 0 to make the references", waits_for=None if session.ranks.is_rank_zero else 0)
-    data = pass_to_rank_zero(_packed(finished), session.last, session.ranks)
+    data = pass_to_rank_zero(_as_safetensors(finished), session.last, session.ranks)
     if not session.ranks.is_rank_zero:
         different = msgspec.json.decode(broadcast_bytes(None, session.ranks), type=list[int])
         if different:
             _trace(session, different)
         return
-    ours = _unpacked(data)
+    ours = _from_safetensors(data)
     began = time.perf_counter()
     theirs = _references(session)
     seconds = time.perf_counter() - began
@@ -215,7 +215,7 @@ def _references(session: Session) -> dict[int, Tensor]:
 
 
 def _divergence(session: Session, samples: Sequence[int], sample: int, apart: float) -> events.Divergence:
-    """Where `sample`, whose final latents are `apart`, leaves its reference."""
+    """Returns where `sample` begins to differ from its reference. `apart` is the difference of the final latents."""
     ours = _trace(session, samples)
     session.stage.activity.enter(f"making the reference of sample {sample}, step by step")
     theirs: list[Tensor] = []
@@ -233,7 +233,7 @@ def _divergence(session: Session, samples: Sequence[int], sample: int, apart: fl
 
 
 def _trace(session: Session, samples: Sequence[int]) -> list[Tensor]:
-    """The latents of a micro-batch after each evaluation of the pipeline, on every rank."""
+    """Returns the latents of a micro-batch after each evaluation of the pipeline. A collective."""
     own: dict[int, Tensor] = {}
 
     def keep(batch: Batch, step: int) -> None:
@@ -244,15 +244,15 @@ def _trace(session: Session, samples: Sequence[int]) -> list[Tensor]:
         pass  # what is traced is not timed
     session.stage.activity.enter("gathering the steps of all ranks")
     steps: dict[int, Tensor] = {}
-    for data in gather_bytes(_packed(own), session.ranks):
-        steps |= _unpacked(data)
+    for data in gather_bytes(_as_safetensors(own), session.ranks):
+        steps |= _from_safetensors(data)
     return [steps[step] for step in sorted(steps)]
 
 
-def _packed(latents: Mapping[int, Tensor]) -> bytes:
+def _as_safetensors(latents: Mapping[int, Tensor]) -> bytes:
     data: bytes = safetensors.torch.save({str(number): latent.contiguous() for number, latent in latents.items()})
     return data
 
 
-def _unpacked(data: bytes) -> dict[int, Tensor]:
+def _from_safetensors(data: bytes) -> dict[int, Tensor]:
     return {int(number): latent for number, latent in safetensors.torch.load(data).items()}

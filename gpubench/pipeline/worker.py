@@ -79,7 +79,7 @@ def record(session: Session) -> Iterator[events.Message]:
 
 
 DTYPES = {Arithmetic.fp32: torch.float32, Arithmetic.fp16: torch.float16, Arithmetic.bf16: torch.bfloat16}
-WARM_UP = 2  # evaluations: the first allocates and tunes, the second is like all others
+WARM_UP = 2  # evaluations: the first allocates and tunes, and the second is like all others
 
 
 def work(given: Assignment) -> Iterator[events.Message]:
@@ -88,7 +88,7 @@ def work(given: Assignment) -> Iterator[events.Message]:
     settings = PipeSettings.model_validate(job.settings)
     if settings.performance.cpu_threads:
         torch.set_num_threads(settings.performance.cpu_threads)
-    set_float32_matmul(Precision.fp32, None)  # what is asked for in fp32 is computed in it; the rest is half
+    set_float32_matmul(Precision.fp32, None)  # fp32 is computed as fp32; the other precisions are half
     if settings.performance.deterministic:
         make_deterministic()
     device = pick_device(settings, ranks)
@@ -149,7 +149,7 @@ def run_repeat(
     )
     encode_seconds = share_prompts(settings, denoiser, ranks, activity)
     refuse_short(settings.profiling, ranges, len(due(settings, job.samples)))
-    activity.enter("digesting the weights")
+    activity.enter("hashing the weights")
     weights = denoiser.weights_digest()
     activity.enter("waiting for all ranks to agree", waits_for=EVERYONE)
     agree(facts(settings, ranges, sampler, denoiser, weights), ranks)
@@ -178,7 +178,7 @@ def run_repeat(
         decodes=settings.output.images and end == sampler.total,
         activity=activity,
         deadline=settings.pipeline.deadline,
-        beat=lambda: report(activity.heartbeat(ranks.rank)),
+        send_heartbeat=lambda: report(activity.heartbeat(ranks.rank)),
         fault=parse_fault(settings.inject, ranks.world_size, settings.work.total) if settings.inject else None,
     )
     session = Session(
@@ -230,7 +230,7 @@ def share_prompts(settings: PipeSettings, denoiser: Denoiser, ranks: Ranks, acti
         )
     activity.enter("waiting for rank 0 to encode the prompts", waits_for=EVERYONE if ranks.is_rank_zero else 0)
     conditioning = broadcast_conditioning(encoded, ranks)
-    denoiser.admit(conditioning)
+    denoiser.set_conditioning(conditioning)
     return time.perf_counter() - began if ranks.is_rank_zero and conditioning else None
 
 
@@ -269,7 +269,7 @@ def passes(session: Session) -> Iterator[events.Message]:
 def warm_up(session: Session) -> Session:
     """Runs a few evaluations, and a decoding where this rank decodes, whose results are discarded.
 
-    Returns the session with the seconds that an evaluation takes here, which tell a slow evaluation from a hang.
+    Returns the session with the time of an evaluation, from which the time limit of an evaluation follows.
     """
     stage, evaluations, took = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
     batch = session.prepare(session.batches[0])
@@ -287,11 +287,11 @@ def warm_up(session: Session) -> Session:
 
 
 def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
-    """Raises SettingsError where the scheduler expects another number of channels than the model predicts."""
+    """Raises SettingsError if the scheduler expects another number of channels than the model predicts."""
     wanted = latents.shape[1] * (2 if stage.sampler.learns_variance else 1)
     if output.shape[1] != wanted:
         raise SettingsError(
-            f"{stage.sampler.name} so configured takes {wanted} channels, and {stage.denoiser.name} predicts "
+            f"{stage.sampler.name} with these options takes {wanted} channels, and {stage.denoiser.name} predicts "
             f"{output.shape[1]}",
             "choose another --scheduler, or its variance_type in --sampling.options",
         )
