@@ -431,7 +431,7 @@ class FaultyLink(Link):
         self._fault = fault
 
     def pack(self, batch: Batch) -> Parcel:
-        latents = batch.latents
+        latents, began = batch.latents, self._now()
         match self._fault.kind if self._fault.sample in batch.samples else None:
             case FaultKind.late:
                 time.sleep(self._fault.seconds)
@@ -439,7 +439,7 @@ class FaultyLink(Link):
                 batch = replace(batch, latents=latents.unsqueeze(1))
             case FaultKind.dtype:
                 batch = replace(batch, latents=latents.view(LOOKALIKE[latents.itemsize]))
-        return super().pack(batch)
+        return replace(super().pack(batch), began=began)
 
     def _transmit(self, parcel: Parcel) -> tuple[int, float]:
         packed = parcel.message.batch
