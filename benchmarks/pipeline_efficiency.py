@@ -115,7 +115,7 @@ def bare_rank(samples: int, repeats: int, latency: float) -> None:
     import torch.distributed as dist
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 
-    from gpubench.pipeline.denoisers import _sleep_until
+    from gpubench.pipeline.models import _sleep_until
 
     torch.set_num_threads(1)
     scheduler = DDIMScheduler()
@@ -179,11 +179,12 @@ def real_model(folder: Path, counts: list[int], repeats: int) -> Iterator[list[s
 
 def handovers() -> Iterator[list[str]]:
     """Rows of the third table."""
+    import msgspec
     import torch
 
-    from gpubench.pipeline.batch import Batch
-    from gpubench.pipeline.handover import pack, prove, unpack
-    from gpubench.pipeline.schedulers import build, create
+    from gpubench.pipeline.packing import pack, unpack
+    from gpubench.pipeline.sampler import Batch, build, create
+    from gpubench.pipeline.verification import prove
 
     torch.set_num_threads(1)
     for name in SCHEDULERS:
@@ -193,10 +194,11 @@ def handovers() -> Iterator[list[str]]:
         batch = Batch([0], torch.randn(1, *LATENT, generator=generators[0]), sampler.fresh(0), generators)
         for _ in range(min(11, sampler.total - 1)):  # histories are full, and a second-order step is half done
             sampler.step(batch, sampler.scale(batch, batch.latents) * 0.1)
-        parcel = pack(batch, sampler)
+        packed, payload = pack(batch, sampler)
         packing = typical(partial(pack, batch, sampler))
-        unpacking = typical(partial(unpack, parcel.manifest, parcel.payload, sampler, [0]))
-        sizes = [parcel.latent_bytes, parcel.state_bytes, parcel.generator_bytes, len(parcel.manifest)]
+        unpacking = typical(partial(unpack, packed, payload, sampler, [0]))
+        described = len(msgspec.msgpack.encode(packed))
+        sizes = [packed.latent_bytes, packed.state_bytes, packed.generator_bytes, described]
         yield [name, *map(str, sizes), f"{packing * 1e6:.0f}", f"{unpacking * 1e6:.0f}"]
 
 
@@ -229,7 +231,7 @@ def main() -> int:
     heads = ["ranks", "samples", "evaluation ms", "makespan s", "over ideal", "bit-identical"]
     print(f"\ntiny UNet, {STEPS} evaluations, {os.cpu_count()} cores: over the ideal made of its own evaluations\n")
     print(table([heads, *real]))
-    heads = ["scheduler", "latent B", "state B", "generator B", "manifest B", "pack us", "unpack us"]
+    heads = ["scheduler", "latent B", "state B", "generator B", "description B", "pack us", "unpack us"]
     print("\none hand-over of one 4 x 64 x 64 fp32 latent\n")
     print(table([heads, *handovers()]))
     return bars.conclude([judged for _, judged in fixed])

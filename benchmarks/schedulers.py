@@ -17,10 +17,10 @@ import bars
 import torch
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handover import TOY_LATENT, pack, prove, toy_model, unpack
-from gpubench.pipeline.scheduler_names import parse_options, scheduler_names
-from gpubench.pipeline.schedulers import Sampler, build, create
+from gpubench.pipeline.packing import pack, unpack
+from gpubench.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.pipeline.schedulers import parse_options, scheduler_names
+from gpubench.pipeline.verification import TOY_LATENT, prove, toy_model
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedulers.md"
 SEED = 7
@@ -140,12 +140,12 @@ def measure(scheduler: str, options: str) -> Row:
     state = 0.0
     for border in range(1, ours.total):
         advance(ours, sender, border)
-        parcel = pack(sender, ours)
-        state = max(state, parcel.state_bytes / parcel.latent_bytes)
+        packed, payload = pack(sender, ours)
+        state = max(state, packed.state_bytes / packed.latent_bytes)
         bare = start(theirs)
         bare.latents, bare.done = sender.latents.clone(), border
         alone += finish(theirs, bare) == whole
-        exact += finish(theirs, unpack(parcel.manifest, parcel.payload, theirs, [SEED])) == whole
+        exact += finish(theirs, unpack(packed, payload, theirs, [SEED])) == whole
     return Row(scheduler, options, steps, ours.total, ours.carried, state, alone, exact)
 
 

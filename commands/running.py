@@ -126,8 +126,8 @@ def check_trial_name(run: "Configuration[Any]") -> None:
     if (size := len(name.encode())) > limit:
         with naming_origins(run.origins), about("experiment"):
             raise SettingsError(
-                f"{name!r} has {size} bytes; the limit is {limit}, because the folder of the trial runs adds {TRIALS} to "
-                "the name",
+                f"{name!r} has {size} bytes; the limit is {limit}, because the folder of the trial runs adds "
+                f"{TRIALS} to the name",
                 f"give an --experiment of at most {limit} bytes",
             )
 

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import base
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.denoisers import Denoiser
-from gpubench.pipeline.schedulers import Sampler, build
+from gpubench.pipeline import denoiser
+from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.sampler import Batch, Sampler, build
 
 SCHEDULERS = (
     "PNDMScheduler",
@@ -39,6 +38,6 @@ def assert_as_reference(loaded: Denoiser, samples: list[int], eta: float = 0.0) 
     final = loaded.reference(
         sampler, samples, [100 + sample for sample in samples], lambda step, latents: theirs.append(latents.clone())
     )
-    assert base.compare(ours, theirs) is None
-    assert [base.sha256(one) for one in batch.latents] == [base.sha256(one) for one in final]
+    assert denoiser.compare(ours, theirs) is None
+    assert [denoiser.sha256(one) for one in batch.latents] == [denoiser.sha256(one) for one in final]
     assert torch.isfinite(final).all()

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from gpubench import events
-from gpubench.pipeline import handover, stage, worker
-from gpubench.pipeline.base import DenoiserBase
-from gpubench.pipeline.batch import Batch
+from gpubench.pipeline import packing, worker
 from gpubench.pipeline.defaults import complete
-from gpubench.pipeline.schedulers import Sampler
-from gpubench.pipeline.wire import Edge, open_edges
+from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.link import Transport, connect
+from gpubench.pipeline.packing import PackedBatch
+from gpubench.pipeline.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import PipeSettings
@@ -57,22 +57,22 @@ class Told(msgspec.Struct):
     """On rank 0."""
 
 
-def latents_alone(batch: Batch, sampler: Sampler) -> handover.Parcel:
-    """A hand-over that forgets what the scheduler remembers."""
+def latents_alone(batch: Batch, sampler: Sampler) -> tuple[PackedBatch, Tensor]:
+    """A hand-off that forgets what the scheduler remembers."""
     if TAMPERED_SAMPLE in batch.samples:
         batch = dataclasses.replace(batch, scheduler=sampler.template)
-    return handover.pack(batch, sampler)
+    return PACK(batch, sampler)
 
 
-def generators_anew(batch: Batch, sampler: Sampler) -> handover.Parcel:
-    """A hand-over whose generators begin again."""
+def generators_anew(batch: Batch, sampler: Sampler) -> tuple[PackedBatch, Tensor]:
+    """A hand-off whose generators begin again."""
     if TAMPERED_SAMPLE in batch.samples:
         anew = [torch.Generator().manual_seed(generator.initial_seed()) for generator in batch.generators]
         batch = dataclasses.replace(batch, generators=anew)
-    return handover.pack(batch, sampler)
+    return PACK(batch, sampler)
 
 
-def a_little_off(denoiser: DenoiserBase, batch: Batch, sampler: Sampler) -> Tensor:
+def a_little_off(denoiser: Denoiser, batch: Batch, sampler: Sampler) -> Tensor:
     """A prediction in which one number of the sample is not the model's."""
     output = PREDICT(denoiser, batch, sampler)
     if TAMPERED_SAMPLE in batch.samples:
@@ -80,16 +80,17 @@ def a_little_off(denoiser: DenoiserBase, batch: Batch, sampler: Sampler) -> Tens
     return output
 
 
-PREDICT = DenoiserBase.predict
+PACK = packing.pack
+PREDICT = Denoiser.predict
 TAMPERINGS: dict[str, tuple[object, str, object]] = {
-    "latents alone": (stage, "pack", latents_alone),
-    "generators anew": (stage, "pack", generators_anew),
-    "a little off": (DenoiserBase, "predict", a_little_off),
+    "latents alone": (packing, "pack", latents_alone),
+    "generators anew": (packing, "pack", generators_anew),
+    "a little off": (Denoiser, "predict", a_little_off),
 }
 """What stands where instead of what belongs there, to the harm of TAMPERED_SAMPLE."""
 
 
-def repeat(case: Case, ranks: Ranks, edges: tuple[Edge | None, Edge | None]) -> Told:
+def repeat(case: Case, ranks: Ranks, neighbours: tuple[Transport | None, Transport | None]) -> Told:
     told = Told()
 
     def take(event: events.Message) -> None:
@@ -106,7 +107,7 @@ def repeat(case: Case, ranks: Ranks, edges: tuple[Edge | None, Edge | None]) -> 
     with ExitStack() as tampered:
         if ranks.rank == case.tampered_rank:
             tampered.enter_context(patch.object(*TAMPERINGS[case.tampering]))
-        for event in worker.run_repeat(settings, JOB, ranks, 0, CPU, edges, Activity(), take):
+        for event in worker.run_repeat(settings, JOB, ranks, 0, CPU, neighbours, Activity(), take):
             take(event)
     return told
 
@@ -115,10 +116,10 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = Ranks(rank, rank, world_size, world_size)
     distributed.setup_control(ranks, FileStore(str(folder / "store"), world_size) if world_size > 1 else None)
-    edges = open_edges(rank, world_size, "gloo", CPU)
+    neighbours = connect(rank, world_size, "gloo", CPU)
     cases = msgspec.json.decode((folder / "cases.json").read_bytes(), type=dict[str, Case])
     with patch.object(worker, "time_reference_workload", return_value=0.0):  # nothing is timed here
-        told = {name: repeat(case, ranks, edges) for name, case in cases.items()}
+        told = {name: repeat(case, ranks, neighbours) for name, case in cases.items()}
     (folder / f"told-{rank}.json").write_bytes(msgspec.json.encode(told))
 
 

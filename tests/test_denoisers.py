@@ -8,9 +8,9 @@ from cases_made import completed_pipeline
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline import base, denoisers
-from gpubench.pipeline.denoisers import Denoiser
-from gpubench.pipeline.scheduler_names import RANDOM_WEIGHTS
+from gpubench.pipeline import denoiser, models
+from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.schedulers import RANDOM_WEIGHTS
 from gpubench.settings.loading import flatten
 
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ def load(
 ) -> Denoiser:
     model = {"unet": unet, "step_ms": 0} | (model or {})
     settings = completed_pipeline(flatten({"seed": seed, "model": model, "sampling": sampling}))
-    loaded = denoisers.load(settings, CPU, dtype, first=True, last=True, images=False)
-    loaded.admit(loaded.encode(["one", "two", "three"]))
+    loaded = models.load(settings, CPU, dtype, first=True, last=True, images=False)
+    loaded.set_conditioning(loaded.encode(["one", "two", "three"]))
     return loaded
 
 
@@ -44,7 +44,7 @@ def test_the_reference_is_what_a_user_of_diffusers_gets() -> None:
     embeddings = loaded.encode(["one"])[0]
     torch.manual_seed(0)
     pipe = StableDiffusionPipeline(
-        unet=denoisers.build("tiny"),
+        unet=models.build("tiny"),
         scheduler=PNDMScheduler(**RANDOM_WEIGHTS["tiny"][1]),
         vae=None,
         text_encoder=None,
@@ -65,7 +65,7 @@ def test_the_reference_is_what_a_user_of_diffusers_gets() -> None:
 )
 def test_a_scheduler_that_its_pipeline_does_not_run_is_checked_by_a_plain_loop(scheduler: str) -> None:
     loaded = load(scheduler=scheduler)
-    assert loaded.reference_name == base.LOOP
+    assert loaded.reference_name == denoiser.LOOP
     assert_as_reference(loaded, [0, 1])
 
 
@@ -150,12 +150,12 @@ def test_a_digest_knows_names_and_types() -> None:
 )
 def test_the_shapes_are_those_of_the_published_models(unet: str, parameters: int) -> None:
     with torch.device("meta"):
-        model = denoisers.build(unet)
+        model = models.build(unet)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_random_text_has_the_shape_that_the_xl_unet_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = dict(denoisers.CONFIGS["sdxl"]) | {
+    tiny = dict(models.CONFIGS["sdxl"]) | {
         "block_out_channels": (4, 8, 8),
         "transformer_layers_per_block": 1,
         "attention_head_dim": 2,
@@ -163,7 +163,7 @@ def test_random_text_has_the_shape_that_the_xl_unet_takes(monkeypatch: pytest.Mo
         "layers_per_block": 1,
         "sample_size": 8,
     }
-    monkeypatch.setattr(denoisers, "CONFIGS", {"sdxl": tiny})
+    monkeypatch.setattr(models, "CONFIGS", {"sdxl": tiny})
     loaded = load("sdxl")
     assert {key: tuple(tensor.shape) for key, tensor in loaded.encode(["one"])[0].items()} == {
         "prompt_embeds": (1, 77, 2048),
@@ -177,11 +177,11 @@ def test_random_text_has_the_shape_that_the_xl_unet_takes(monkeypatch: pytest.Mo
 
 def test_an_evaluation_of_the_dummy_fills_up_its_time_and_most_of_it_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = completed_pipeline({"model.unet": "dummy", "model.step_ms": 250, "sampling.guidance_scale": 1})
-    loaded = denoisers.Dummy(settings, CPU, torch.float32)
+    loaded = models.Dummy(settings, CPU, torch.float32)
     sampler = sampler_of(loaded)
     batch = loaded.prepare(sampler, [0, 1], [1, 2])
     clock = _Clock()
-    monkeypatch.setattr(denoisers, "time", clock)
+    monkeypatch.setattr(models, "time", clock)
     output = loaded.predict(batch, sampler)
     assert output.shape == batch.latents.shape
     assert clock.now == pytest.approx(0.25, abs=0.001)
@@ -207,18 +207,18 @@ class _Clock:
 def test_the_first_evaluation_that_differs_is_found() -> None:
     ours = [torch.zeros(2, 3), torch.ones(2, 3), torch.full((2, 3), 4.0)]
     theirs = [torch.zeros(2, 3), torch.ones(2, 3) + torch.tensor([0.0, 0.25, -0.5]), torch.zeros(2, 3)]
-    assert base.compare(ours, theirs) == (1, 0.5)
-    assert base.compare(ours, ours) is None
+    assert denoiser.compare(ours, theirs) == (1, 0.5)
+    assert denoiser.compare(ours, ours) is None
 
 
 def test_a_bit_is_a_difference_even_where_numbers_are_equal() -> None:
-    assert base.compare([torch.tensor([0.0])], [torch.tensor([-0.0])]) == (0, 0.0)
+    assert denoiser.compare([torch.tensor([0.0])], [torch.tensor([-0.0])]) == (0, 0.0)
 
 
 def test_a_difference_from_what_is_no_number_is_infinite() -> None:
-    assert base.largest_difference(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
+    assert denoiser.largest_difference(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
 
 
 def test_a_hash_does_not_depend_on_the_memory_format() -> None:
     latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    assert base.sha256(latents.to(memory_format=torch.channels_last)) == base.sha256(latents)
+    assert denoiser.sha256(latents.to(memory_format=torch.channels_last)) == denoiser.sha256(latents)

@@ -14,8 +14,8 @@ from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
 from gpubench.errors import ModelError, SettingsError
-from gpubench.pipeline import base, denoisers, folders
-from gpubench.pipeline.denoisers import Denoiser
+from gpubench.pipeline import denoiser, folders, models
+from gpubench.pipeline.denoiser import Denoiser
 from gpubench.settings.loading import flatten
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
@@ -63,9 +63,9 @@ def load(
     model = {"name": folder, "height": height, "width": width}
     work = {"negative_prompt": negative_prompt}
     settings = completed_pipeline(flatten({"model": model, "sampling": sampling, "work": work}))
-    loaded = denoisers.load(settings, CPU, dtype, first=first, last=last, images=True)
+    loaded = models.load(settings, CPU, dtype, first=first, last=last, images=True)
     if first:
-        loaded.admit(loaded.encode(["a cat", "two dogs"]))
+        loaded.set_conditioning(loaded.encode(["a cat", "two dogs"]))
     return loaded
 
 
@@ -86,8 +86,8 @@ def test_evaluations_one_by_one_are_those_of_the_pipeline_of_diffusers(
     [
         (None, "diffusers DDPMPipeline.__call__"),
         ("DDIMScheduler", "diffusers DDPMPipeline.__call__"),
-        ("EulerDiscreteScheduler", base.LOOP),
-        ("DPMSolverMultistepScheduler", base.LOOP),
+        ("EulerDiscreteScheduler", denoiser.LOOP),
+        ("DPMSolverMultistepScheduler", denoiser.LOOP),
     ],
 )
 def test_an_unconditional_pipeline_needs_no_prompts(made: Made, scheduler: str | None, by: str) -> None:
@@ -175,7 +175,7 @@ def test_a_rank_in_the_middle_holds_no_encoder_and_no_vae_and_denoises_alike(mad
     assert bare.pipe.text_encoder is bare.pipe.tokenizer is bare.pipe.vae is None
     assert bare.latent_shape == whole.latent_shape == (4, 16, 16)
     assert bare.weights_digest() == whole.weights_digest()
-    bare.admit(whole.encode(["a cat"]))
+    bare.set_conditioning(whole.encode(["a cat"]))
     assert_as_reference(bare, [0])
 
 
@@ -209,7 +209,7 @@ def test_timesteps_that_depend_on_the_image_size_are_the_same_in_the_reference(c
 def test_a_scheduler_that_flow_matching_pipelines_do_not_run_is_checked_by_a_plain_loop(made: Made) -> None:
     options = "stochastic_sampling=true"
     loaded = load(made("stable_diffusion_3"), options=options)
-    assert loaded.reference_name == base.LOOP
+    assert loaded.reference_name == denoiser.LOOP
     assert_as_reference(loaded, [0, 1])
 
 

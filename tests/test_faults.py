@@ -1,19 +1,19 @@
 import pytest
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.folders import DEFAULT_SECONDS, OF_THE_RANK, TIMED, Fault, FaultKind, parse
+from gpubench.pipeline.faults import DEFAULT_SECONDS, OF_THE_RANK, TIMED, Fault, FaultKind, parse_fault
 
 
 @pytest.mark.parametrize("kind", FaultKind)
 def test_every_kind_of_fault_is_read_with_its_rank_and_sample(kind: FaultKind) -> None:
     expected = Fault(kind, 1, 3, DEFAULT_SECONDS if kind in TIMED else 0.0)
-    assert parse(f"{kind},rank=1,sample=3", 4, 8) == expected
-    assert parse(f" {kind} , sample = 3, rank=1 ", 4, 8) == expected
+    assert parse_fault(f"{kind},rank=1,sample=3", 4, 8) == expected
+    assert parse_fault(f" {kind} , sample = 3, rank=1 ", 4, 8) == expected
 
 
 def test_what_takes_time_takes_as_long_as_it_is_told() -> None:
-    assert parse("late,rank=0,sample=0,seconds=0.25", 2, 1) == Fault(FaultKind.late, 0, 0, 0.25)
-    assert parse("slow,seconds=3,rank=1,sample=0", 2, 1) == Fault(FaultKind.slow, 1, 0, 3.0)
+    assert parse_fault("late,rank=0,sample=0,seconds=0.25", 2, 1) == Fault(FaultKind.late, 0, 0, 0.25)
+    assert parse_fault("slow,seconds=3,rank=1,sample=0", 2, 1) == Fault(FaultKind.slow, 1, 0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_what_takes_time_takes_as_long_as_it_is_told() -> None:
 )
 def test_a_fault_that_cannot_be_provoked_is_refused_with_the_reason(text: str, message: str, hint: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        parse(text, 4, 8)
+        parse_fault(text, 4, 8)
     assert message in refused.value.message
     assert refused.value.hint is not None
     assert hint in refused.value.hint
@@ -45,7 +45,7 @@ def test_a_fault_that_cannot_be_provoked_is_refused_with_the_reason(text: str, m
 
 def test_a_rank_alone_sends_nothing_that_could_go_wrong() -> None:
     with pytest.raises(SettingsError, match="sends nothing") as refused:
-        parse("corrupt,rank=0,sample=0", 1, 1)
+        parse_fault("corrupt,rank=0,sample=0", 1, 1)
     assert refused.value.hint == "use two ranks or more"
     for kind in OF_THE_RANK:
-        assert parse(f"{kind},rank=0,sample=0", 1, 1).kind is kind
+        assert parse_fault(f"{kind},rank=0,sample=0", 1, 1).kind is kind

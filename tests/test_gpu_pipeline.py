@@ -9,8 +9,8 @@ from cases_made import completed_pipeline
 from running import Finished, gpubench
 from waiting import nothing_waits
 
-from gpubench.pipeline.denoisers import load
-from gpubench.pipeline.schedulers import build
+from gpubench.pipeline.models import load
+from gpubench.pipeline.sampler import build
 from gpubench.pipeline.stage import Finiteness, SpanTimer
 from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker.timing import CudaClock
@@ -76,7 +76,7 @@ def test_the_dummy_takes_its_latency_on_the_gpu() -> None:
 
 def test_an_evaluation_and_its_check_wait_for_nothing() -> None:
     tiny = load(settings(), DEVICE, torch.float32, **EVERYTHING)
-    tiny.admit(tiny.encode([""]))
+    tiny.set_conditioning(tiny.encode([""]))
     sampler = build(tiny.scheduler(), 8, DEVICE)
     batch = tiny.prepare(sampler, [0], [0])
     finiteness = Finiteness(0)

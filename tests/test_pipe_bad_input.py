@@ -107,7 +107,7 @@ def test_a_split_that_no_scheduler_could_make_right_is_refused(
         (
             ["--scheduler", "HeliosScheduler"],
             "HeliosScheduler cannot be split over ranks: between its stages the caller enlarges the latents; "
-            "it can be had with stages=1",
+            "it works with stages=1",
             "docs/schedulers.md",
         ),
         (

@@ -19,7 +19,7 @@ from running import PATIENCE, environment, gpubench
 from test_schedulers import ROWS, Row, names
 
 from gpubench.events import Verified
-from gpubench.pipeline.scheduler_names import parse_options
+from gpubench.pipeline.schedulers import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
 QUICK = {"measurement.baseline": "off", "verify": True}

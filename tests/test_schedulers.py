@@ -16,13 +16,13 @@ import diffusers
 import pytest
 import torch
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import retrieve_timesteps
+from links import handed_off
 from torch import Tensor
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline import handover
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handover import pack, prove, toy_model, unpack
-from gpubench.pipeline.scheduler_names import (
+from gpubench.pipeline import packing
+from gpubench.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.pipeline.schedulers import (
     REFUSED,
     TORCHSDE,
     Default,
@@ -32,7 +32,7 @@ from gpubench.pipeline.scheduler_names import (
     parse_options,
     scheduler_names,
 )
-from gpubench.pipeline.schedulers import Sampler, build, create
+from gpubench.pipeline.verification import prove, toy_model
 
 pytestmark = [  # as `build` does for good, which in tests lasts only as long as the test that built
     pytest.mark.filterwarnings("ignore:__array:DeprecationWarning"),
@@ -155,13 +155,6 @@ def advance(sampler: Sampler, batch: Batch, end: int) -> Batch:
     return batch
 
 
-def over_the_wire(batch: Batch, sender: Sampler, receiver: Sampler, seeds: list[int]) -> Batch:
-    """Through bytes, as between two processes."""
-    parcel = pack(batch, sender)
-    payload = torch.frombuffer(bytearray(parcel.payload.numpy().tobytes()), dtype=torch.uint8)
-    return unpack(parcel.manifest, payload, receiver, seeds)
-
-
 def check_every_border(row: Row, seeds: list[int], dtype: torch.dtype) -> None:
     sender, receiver = row.sampler(0), row.sampler(1)
     expected = plain_loop(row, *noise(sender, seeds, dtype))
@@ -169,7 +162,7 @@ def check_every_border(row: Row, seeds: list[int], dtype: torch.dtype) -> None:
     batch = start(sender, seeds, dtype)
     for border in range(1, sender.total):
         advance(sender, batch, border)
-        arrived = over_the_wire(batch, sender, receiver, seeds)
+        arrived = handed_off(batch, sender, seeds, receiver)
         assert arrived.done == border
         assert torch.equal(advance(receiver, arrived, receiver.total).latents, expected), f"cut at {border}"
     assert torch.equal(advance(sender, batch, sender.total).latents, expected), "in one piece"
@@ -226,7 +219,7 @@ def test_three_samples_of_a_micro_batch_end_as_in_a_plain_loop_over_the_three(ro
     seeds = [3, 4, 5]
     expected = plain_loop(row, *noise(sender, seeds, torch.float32))
     batch = advance(sender, start(sender, seeds), sender.total // 2)
-    arrived = over_the_wire(batch, sender, receiver, seeds)
+    arrived = handed_off(batch, sender, seeds, receiver)
     assert torch.equal(advance(receiver, arrived, receiver.total).latents, expected)
 
 
@@ -317,7 +310,7 @@ def test_without_torchsde_its_two_schedulers_say_what_to_install(monkeypatch: py
 def test_the_names_are_those_of_diffusers_and_reading_them_loads_neither_it_nor_torch() -> None:
     from diffusers import schedulers
 
-    code = "import sys; from gpubench.pipeline.scheduler_names import scheduler_names as names; print(*names()); "
+    code = "import sys; from gpubench.pipeline.schedulers import scheduler_names as names; print(*names()); "
     code += "assert not {'torch', 'diffusers'} & sys.modules.keys()"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     listed = {name for name in dir(schedulers) if name.endswith("Scheduler") and not name.startswith("Flax")}
@@ -463,7 +456,7 @@ def test_with_one_rank_nothing_travels() -> None:
 
 def test_the_proof_names_scheduler_and_border_where_something_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = build(create("DPMSolverMultistepScheduler", {}, {}), 10, CPU)
-    monkeypatch.setattr(handover, "REBUILT", frozenset({"lower_order_nums"}))
+    monkeypatch.setattr(packing, "REBUILT", frozenset({"lower_order_nums"}))
     with pytest.raises(SettingsError, match="DPMSolverMultistepScheduler cannot be split between evaluations 3 and 4"):
         prove(sampler, [(0, 4), (4, 7), (7, 10)], 1, torch.float32)
 

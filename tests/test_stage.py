@@ -14,9 +14,9 @@ from torch import Tensor
 from gpubench import events
 from gpubench.errors import NonFiniteLatent
 from gpubench.pipeline import worker
-from gpubench.pipeline.batch import Batch
+from gpubench.pipeline.background import Finisher
 from gpubench.pipeline.defaults import complete
-from gpubench.pipeline.finish import Finisher
+from gpubench.pipeline.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import PipeSettings

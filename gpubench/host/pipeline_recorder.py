@@ -268,7 +268,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
                 time=handoff.time,
                 level=logging.DEBUG,
                 logger="gpubench.pipeline",
-                message="sent a hand-over" if sent else "received a hand-over",
+                message="sent a hand-off" if sent else "received a hand-off",
                 fields=fields,
             )
         )

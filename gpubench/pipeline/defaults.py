@@ -5,9 +5,10 @@ from functools import partial
 
 from gpubench import devices, units
 from gpubench.errors import SettingsError
-from gpubench.pipeline import folders, split
+from gpubench.pipeline import split
+from gpubench.pipeline.faults import parse_fault
 from gpubench.pipeline.folders import PipelineFolder, check, check_negative_prompt, read_prompts, schedule_keywords
-from gpubench.pipeline.scheduler_names import (
+from gpubench.pipeline.schedulers import (
     AT_MOST_STEPS,
     RANDOM_WEIGHTS,
     check_class,
@@ -64,9 +65,9 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
         refuse_ranks(settings, device, gpus, backend)
     gaps.fill("precision", Arithmetic.fp16 if on_gpu else Arithmetic.fp32, where)
     if model not in UNCONDITIONAL:
-        gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "as its pipeline has it")
+        gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "the default of its pipeline")
     verify = gaps.fill("verify", model in SMALL, f"{model} is {'' if model in SMALL else 'not '}small")
-    gaps.fill("performance.deterministic", verify, "as verify needs it" if verify else "nothing is verified")
+    gaps.fill("performance.deterministic", verify, "verify needs it" if verify else "nothing is verified")
     if on_gpu:
         share = f"{units.counted(cores, 'core')} for {units.counted(ranks, 'rank')}"
         gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
@@ -84,7 +85,7 @@ def check_request(settings: PipeSettings, samples: int) -> None:
     with about("sampling.options"):
         parse_options(settings.sampling.options)
     if settings.inject is not None:
-        folders.parse(settings.inject, settings.distributed.world_size, samples)
+        parse_fault(settings.inject, settings.distributed.world_size, samples)
     split.check(settings.pipeline.split, settings.distributed.world_size)
     if settings.work.micro_batch > samples:
         raise SettingsError(

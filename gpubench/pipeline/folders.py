@@ -1,127 +1,18 @@
-"""Checks pipeline folders, prompts and injected faults without loading diffusers."""
+"""Checks pipeline folders and files of prompts without loading diffusers."""
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from gpubench import foreign_files
-from gpubench.errors import DataError, ModelError, SettingsError, did_you_mean
-from gpubench.pipeline.scheduler_names import OwnScheduler
+from gpubench.errors import DataError, ModelError, SettingsError
+from gpubench.pipeline.schedulers import OwnScheduler
 from gpubench.settings.loading import about
-
-FORM = "KIND,rank=R,sample=S[,seconds=T]"
-DEFAULT_SECONDS = 1.0
-
-
-class FaultKind(StrEnum):
-    # faults of a hand-over, at its sender
-    drop = "drop"
-    duplicate = "duplicate"
-    late = "late"
-    shape = "shape"
-    dtype = "dtype"
-    corrupt = "corrupt"
-    step = "step"
-    # faults of a rank
-    kill = "kill"
-    stop = "stop"
-    slow = "slow"
-
-
-OF_THE_RANK = frozenset({FaultKind.kill, FaultKind.stop, FaultKind.slow})
-TIMED = frozenset({FaultKind.late, FaultKind.slow})
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault that occurs once."""
-
-    kind: FaultKind
-    rank: int
-    """The rank at which it occurs; for a hand-over, its sender."""
-    sample: int
-    """The sample at which it occurs."""
-    seconds: float = 0.0
-    """The delay of `late` and `slow` in seconds."""
-
-
-@about("inject")
-def parse(text: str, world_size: int, samples: int) -> Fault:
-    """Parses a fault in the form of `FORM`.
-
-    Raises SettingsError for another form, an unknown kind (naming the nearest), and a fault that cannot happen in a
-    pipeline of `world_size` ranks and `samples` samples.
-    """
-    name, *pairs = (part.strip() for part in text.split(","))
-    kind = _kind(name)
-    given: dict[str, str] = {}
-    for key, value in map(_pair, pairs):
-        if key in given:
-            raise SettingsError(f"{key} is given twice", f"{given[key]!r} and {value!r}; keep one")
-        given[key] = value
-    known = ("rank", "sample", "seconds") if kind in TIMED else ("rank", "sample")
-    if unknown := [key for key in given if key not in known]:
-        raise SettingsError(f"{kind} takes no {unknown[0]!r}", f"{kind} takes {' and '.join(known)}")
-    fault = Fault(
-        kind,
-        _whole(given, "rank"),
-        _whole(given, "sample"),
-        _seconds(given.get("seconds", str(DEFAULT_SECONDS))) if kind in TIMED else 0.0,
-    )
-    _refuse_impossible(fault, world_size, samples)
-    return fault
-
-
-def _kind(name: str) -> FaultKind:
-    if name in set(FaultKind):
-        return FaultKind(name)
-    near = did_you_mean(name, FaultKind, cutoff=0)
-    raise SettingsError(f"there is no fault {name!r}", f"{near} (one of {', '.join(FaultKind)})")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise SettingsError(f"{text!r} is no key=value", f"write {FORM}")
-    return key.strip(), value.strip()
-
-
-def _whole(given: dict[str, str], key: str) -> int:
-    value = given.get(key)
-    if value is None:
-        raise SettingsError(f"no {key} is given", f"write {FORM}")
-    if not (value.isascii() and value.isdigit()):
-        raise SettingsError(f"{key} is {value!r}, not a whole number from 0", f"write {FORM}")
-    return int(value)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise SettingsError(f"seconds is {text!r}, not a time", f"write {FORM}")
-    return value
-
-
-def _refuse_impossible(fault: Fault, world_size: int, samples: int) -> None:
-    if fault.rank >= world_size:
-        raise SettingsError(f"there is no rank {fault.rank} among {world_size}", "ranks count from 0")
-    if fault.sample >= samples:
-        raise SettingsError(f"there is no sample {fault.sample} among {samples}", "samples count from 0")
-    if fault.kind not in OF_THE_RANK and fault.rank == world_size - 1:
-        raise SettingsError(
-            f"{fault.kind} is a fault of what a rank sends, and rank {fault.rank}, the last, sends nothing",
-            f"name a rank below {world_size - 1}" if world_size > 1 else "use two ranks or more",
-        )
 
 
 @about("work.prompts")

@@ -1,10 +1,10 @@
 """Computes the results, warnings and timeline of a pipeline from the events of all ranks.
 
 A repeat counts once every rank has finished all samples. Its makespan is the time from rank 0's start to the last
-rank's end, fill and drain included. A repeat that ended early contributes only its samples and hand-overs.
+rank's end, fill and drain included. A repeat that ended early contributes only its samples and hand-offs.
 
 The timeline is a Chrome trace for https://ui.perfetto.dev and chrome://tracing, in the JSON object form of the Chromium
-project's "Trace Event Format". A process is a rank. Its threads are the loop, and one lane for each hand-over that is
+project's "Trace Event Format". A process is a rank. Its threads are the loop, and one lane for each hand-off that is
 in progress at the same time. Times are microseconds since the first event.
 """
 
@@ -46,7 +46,7 @@ LANES = {"recv": 100, "send": 200}
 
 
 def chrome_trace(spans: Sequence[Span], handoffs: Sequence[Handoff]) -> str:
-    """Returns the trace as JSON. Arrows lead from the send of a hand-over to its receive if both were recorded."""
+    """Returns the trace as JSON. Arrows lead from the send of a hand-off to its receive if both were recorded."""
     began = min([*(span.time for span in spans), *(handoff.time for handoff in handoffs)], default=0.0)
     events = [_slice(span.rank, LOOP, _name(span), span.time - began, span.total, _about(span)) for span in spans]
     threads = {(span.rank, LOOP): "loop" for span in spans}
@@ -96,7 +96,7 @@ def _names(threads: dict[tuple[int, int], str]) -> Iterator[Record]:
 
 
 def _lanes(handoffs: Iterable[Handoff]) -> Iterator[tuple[Handoff, int]]:
-    """Yields each hand-over with a thread of its rank that is free, because slices of a thread must not overlap."""
+    """Yields each hand-off with a thread of its rank that is free, because slices of a thread must not overlap."""
     busy: dict[tuple[int, str], list[float]] = {}
     for handoff in sorted(handoffs, key=lambda handoff: handoff.time):
         ends = busy.setdefault((handoff.rank, handoff.direction), [])
@@ -106,7 +106,7 @@ def _lanes(handoffs: Iterable[Handoff]) -> Iterator[tuple[Handoff, int]]:
 
 
 def _arrows(placed: Sequence[tuple[Handoff, int]], began: float) -> Iterator[Record]:
-    """Yields a pair of flow events for each hand-over. They belong to the slices that enclose them."""
+    """Yields a pair of flow events for each hand-off. They belong to the slices that enclose them."""
     taken = {
         (one.repeat, one.peer, one.rank, one.sequence): (one, thread)
         for one, thread in placed
@@ -117,7 +117,7 @@ def _arrows(placed: Sequence[tuple[Handoff, int]], began: float) -> Iterator[Rec
         if sent.direction == "recv" or received is None:
             continue
         end, end_thread = received
-        arrow = {"name": "hand-over", "cat": "hand-over", "id": number}
+        arrow = {"name": "hand-off", "cat": "hand-off", "id": number}
         start_ts, end_ts = _microseconds(sent.time - began), _microseconds(end.time + end.total - began)
         yield {"ph": "s", "pid": sent.rank, "tid": thread, "ts": start_ts, **arrow}
         yield {"ph": "f", "bp": "e", "pid": end.rank, "tid": end_thread, "ts": end_ts, **arrow}

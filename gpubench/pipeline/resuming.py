@@ -40,13 +40,13 @@ class Finished:
         return [sample for sample in range(total) if sample not in self.samples]
 
     def files(self, sample: int) -> dict[str, bytes]:
-        """The sample's files, by their names in any run directory."""
+        """Returns the contents of the sample's files by their names, which are the same in every run directory."""
         names = [sample_file(sample, suffix) for suffix in ((LATENT, IMAGE) if self.images else (LATENT,))]
         return {name: (self.path / name).read_bytes() for name in names}
 
 
 def run_at(path: Path) -> Run:
-    """Raises RunDirectoryError if `path` is no run directory, and UsageError if it is another command's."""
+    """Opens a run. Raises RunDirectoryError if `path` is no run directory, UsageError for a run of another command."""
     run = Run.open(path)
     if run.record.command != "pipe-infer":
         raise UsageError(f"{path} is a run of {run.record.command}, which has no samples", "give a run of pipe-infer")
@@ -93,7 +93,7 @@ def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> di
 
 
 def files_of(settings: CompletedPipeSettings) -> dict[str, str]:
-    """Digests of what samples are made with, as run.json keeps them: by component, and of all samples' prompts.
+    """Returns digests of what samples are made with, for run.json: of each component, and of all samples' prompts.
 
     Random weights have no components, and without a file of prompts there is no digest of them.
     """
@@ -106,7 +106,7 @@ def files_of(settings: CompletedPipeSettings) -> dict[str, str]:
 
 
 def refuse_other_files(done: "Finished", settings: CompletedPipeSettings) -> None:
-    """Raises SettingsError where a file of the model, or a prompt, has changed since the finished samples were made."""
+    """Raises SettingsError if a file of the model or a prompt changed after the finished samples were made."""
     if changed := change(done.made_with, _named(files_of(settings))):
         raise SettingsError(changed, ANEW)
 
@@ -120,7 +120,7 @@ def change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _named(files: Mapping[str, str]) -> dict[str, str]:
-    """Digests under the names that a sentence gives them."""
+    """Returns the digests by the names that messages use."""
     known = {folders.INDEX: folders.INDEX, PROMPTS: "list of prompts"}
     return {known.get(name, f"{name} folder"): digest for name, digest in files.items()}
 
@@ -156,7 +156,10 @@ def _whole(path: Path, sample: Sample, images: bool) -> bool:
 
 
 def _sha256_of_tensor(path: Path) -> str:
-    """Of a safetensors file with one tensor: all behind the header, and the eight little-endian bytes of its length."""
+    """Returns the digest of the tensor in a safetensors file with one tensor.
+
+    The file has the header's length in eight little-endian bytes, the header, and the tensor.
+    """
     with foreign_files.opened(path) as file:
         file.seek(8 + min(int.from_bytes(file.read(8), "little"), path.stat().st_size))
         return hashlib.file_digest(file, "sha256").hexdigest()

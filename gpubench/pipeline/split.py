@@ -126,7 +126,7 @@ class Assignment:
         return balanced if balanced.largest < self.largest else None
 
     def evaluations(self, micro_batches: int) -> int:
-        """Evaluations on the longest way from the first noise to the last latent, fill and drain included.
+        """Returns the evaluations on the longest path from the first noise to the last latent, fill and drain included.
 
         The first micro-batch goes through all ranks; each further one leaves the bottleneck one turn later:
         sum(k) + (M - 1) max(k). Times an evaluation's time this is the least makespan of M equal jobs through a line
@@ -142,7 +142,7 @@ class Assignment:
         return 1 - micro_batches * self.total / (len(self.ranges) * self.evaluations(micro_batches))
 
     def turns(self, micro_batches: int) -> int:
-        """Micro-batches one after another on the busiest rank where each makes whole ones instead: ceil(M / N).
+        """Returns the micro-batches of the busiest rank if each rank makes whole samples instead: ceil(M / N).
 
         Never longer than the pipeline takes: N ceil(M / N) <= M + N - 1 for all M and N.
         """
@@ -150,11 +150,11 @@ class Assignment:
 
     def sentence(self) -> str:
         """Returns a sentence with the evaluations of each rank and the cost of the remainder."""
-        said = f"{_evaluations(self.total)} over {units.counted(len(self.ranges), 'rank')}"
+        counts = f"{_evaluations(self.total)} over {units.counted(len(self.ranges), 'rank')}"
         if min(self.counts) == self.largest:
-            return said if len(self.ranges) == 1 else f"{said}, {self.largest} each"
+            return counts if len(self.ranges) == 1 else f"{counts}, {self.largest} each"
         return (
-            f"{said}, {' + '.join(map(str, self.counts))}: rank {self.bottleneck} is the bottleneck, "
+            f"{counts}, {' + '.join(map(str, self.counts))}: rank {self.bottleneck} is the bottleneck, "
             f"{units.percent(self.remainder_cost)} above a fair share of {units.digits(self.total / len(self.ranges))}"
         )
 

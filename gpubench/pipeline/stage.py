@@ -11,20 +11,17 @@ import torch
 from torch import Tensor
 
 from gpubench import events
-from gpubench.errors import HandoverError, NonFiniteLatent
+from gpubench.errors import NonFiniteLatent
 from gpubench.events import Span, SpanKind
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.denoisers import Denoiser
-from gpubench.pipeline.finish import Finisher
-from gpubench.pipeline.folders import Fault
-from gpubench.pipeline.handover import DTYPE_NAMES, Manifest, pack, read_manifest, unpack
-from gpubench.pipeline.schedulers import Sampler
-from gpubench.pipeline.transfer import Inbox, Outbox, before_evaluations, faulty_edge, faulty_pack
-from gpubench.pipeline.wire import Edge, Route
+from gpubench.pipeline.background import Finisher, Receiver, Sender, Sink
+from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.faults import Fault, before_evaluations
+from gpubench.pipeline.link import Link, Terms, Transport, sending_link
+from gpubench.pipeline.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker import distributed
-from gpubench.worker.channel import EVERYONE, Activity, Doing
+from gpubench.worker.channel import EVERYONE, Activity
 from gpubench.worker.timing import Clock, Mark
 
 
@@ -61,7 +58,7 @@ class SpanTimer(Generic[Mark]):
         return now
 
     def begin(self) -> None:
-        """Work begins."""
+        """Marks the begin of the first work."""
         self._border = self._clock.mark()
 
     def worked(self, kind: SpanKind, sample: int, step: int | None = None) -> None:
@@ -73,7 +70,7 @@ class SpanTimer(Generic[Mark]):
 
     @contextmanager
     def waiting(self, kind: SpanKind, sample: int) -> Iterator[None]:
-        """A context in which the host waits; records the wait as a span."""
+        """Records the time in this context, in which the host waits, as a span."""
         began = time.perf_counter()
         start = self._now()
         yield
@@ -86,7 +83,7 @@ class SpanTimer(Generic[Mark]):
         return self._now()
 
     def collect(self) -> list[Span]:
-        """The spans that have ended since the last call."""
+        """Returns the spans that have ended since the last call."""
         ended, self._waits = self._waits, []
         while self._work and self._clock.passed(self._work[0].end):
             ended.append(self._span(self._work.popleft()))
@@ -110,7 +107,7 @@ class SpanTimer(Generic[Mark]):
 
 
 AfterEach = Callable[[Batch, int], None]
-"""(batch, number of the evaluation that it has just finished) -> None."""
+"""A function that is called with a batch and the number of the evaluation that it has just finished."""
 
 SLOWER = 3
 """The factor on the warm-up's evaluation time that an evaluation may take on a busy machine, besides the deadline."""
@@ -120,23 +117,10 @@ class Source(Protocol):
     """The source of a rank's micro-batches."""
 
     def take(self) -> Batch:
-        """Returns the next micro-batch; waits for it."""
+        """Waits for the next micro-batch and returns it."""
 
     def close(self) -> None:
         """Waits for the end of the stream. Raises an error if there are more micro-batches."""
-
-
-class Sink(Protocol):
-    """The destination of a rank's micro-batches."""
-
-    def put(self, batch: Batch) -> None:
-        """Queues a micro-batch behind the work issued to the device so far; waits while too many are in progress."""
-
-    def doing(self) -> Doing:
-        """Returns what the micro-batches in progress are waiting for."""
-
-    def close(self) -> None:
-        """Waits until all micro-batches are sent."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +136,7 @@ class Stage:
     activity: Activity
     deadline: float
     """The time without progress after which a rank counts as stuck, besides the time of evaluations, in seconds."""
-    beat: Callable[[], None]
+    send_heartbeat: Callable[[], None]
     """Sends a heartbeat at once."""
     fault: Fault | None = None
     evaluation: float = 0.0
@@ -168,7 +152,7 @@ class Stage:
     def is_last(self) -> bool:
         return self.end == self.sampler.total
 
-    def patience(self, evaluations: int) -> float:
+    def time_limit(self, evaluations: int) -> float:
         """Returns the time without progress after which a rank with so many evaluations counts as stuck, in seconds."""
         return self.deadline + SLOWER * self.evaluation * evaluations
 
@@ -176,9 +160,9 @@ class Stage:
         """Runs this stage's evaluations of `batch`."""
         for step in range(self.start, self.end):
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
-            self.activity.enter(what, within=self.patience(1))
+            self.activity.enter(what, within=self.time_limit(1))
             if step == self.start:
-                self.beat()  # so that whoever looks for this rank knows which sample it was at
+                self.send_heartbeat()  # so that whoever looks for this rank knows which sample it was at
                 before_evaluations(self.fault, self.rank, batch.samples)
             with self.annotate("forward"):
                 output = self.denoiser.predict(batch, self.sampler)
@@ -210,7 +194,7 @@ class Stage:
             self._put(batch, sink, timer)
             yield events.SpansMeasured(rank=self.rank, spans=timer.collect())
         if not self.is_first:
-            self._wait_for(f"rank {self.rank - 1} to say that all is sent")
+            self._wait_for(f"rank {self.rank - 1} to end the stream")
         source.close()
         self.activity.watch(sink.doing)
         with timer.waiting("send_wait", batches[-1][0]):
@@ -219,7 +203,7 @@ class Stage:
     def _take(self, sample: int, source: Source, timer: SpanTimer[Any]) -> Batch:
         if self.is_first:
             # a GPU may have the evaluations of other samples in its queue, and copies noise behind them
-            self.activity.enter(f"preparing sample {sample}", within=self.patience(self.sampler.total))
+            self.activity.enter(f"preparing sample {sample}", within=self.time_limit(self.sampler.total))
             timer.begin()
             batch = source.take()
             timer.worked("prepare", sample)
@@ -236,12 +220,12 @@ class Stage:
             sink.put(batch)
 
     def _wait_for(self, what: str) -> None:
-        within = self.patience(self.sampler.total)  # the hand-over may be behind evaluations here and there
+        within = self.time_limit(self.sampler.total)  # evaluations on either rank may be ahead of the hand-off
         self.activity.enter(f"waiting for {what}", waits_for=self.rank - 1, within=within)
 
 
-class Noise:
-    """The source of the first rank: noise, drawn when a micro-batch begins."""
+class NoiseSource:
+    """The source of the first rank: noise that is drawn when a micro-batch begins."""
 
     def __init__(
         self,
@@ -292,7 +276,7 @@ class Finiteness:
 
 @dataclass(frozen=True)
 class Session:
-    """The pipeline on one rank, with its edges to the neighbouring ranks."""
+    """The pipeline on one rank, with its connections to the neighbouring ranks."""
 
     settings: CompletedPipeSettings
     ranks: Ranks
@@ -305,9 +289,11 @@ class Session:
     every_batch: list[list[int]]
     """All micro-batches of the run, including those that another run has made."""
     prompts: list[str]
-    before: Edge | None
-    after: Edge | None
-    tell: Callable[[events.Message], None]
+    before: Transport | None
+    """The connection with the rank before; None on the first rank."""
+    after: Transport | None
+    """The connection with the rank after; None on the last rank."""
+    report: Callable[[events.Message], None]
     """Takes an event from any thread."""
     now: Callable[[], float]
     """Seconds since the epoch."""
@@ -337,16 +323,16 @@ class Passage:
     session: Session
     batches: Sequence[Sequence[int]]
     run_id: bytes
-    """The identifier of this pass's hand-overs, equal on every rank."""
-    announce: bool
-    """Whether hand-overs and finished samples are reported."""
+    """The identifier of this pass's hand-offs, equal on every rank."""
+    reports: bool
+    """Whether hand-offs and finished samples are reported."""
     source: Source = field(init=False)
     sink: Sink = field(init=False)
 
     def __post_init__(self) -> None:
         self._finiteness = Finiteness(self.session.stage.rank)
-        self.source = self._inbox(self.session.before) if self.session.before else self._noise()
-        self.sink = self._outbox(self.session.after) if self.session.after else self._finisher()
+        self.source = self._receiver(self.session.before) if self.session.before else self._noise()
+        self.sink = self._sender(self.session.after) if self.session.after else self._finisher()
 
     def run(self, after_each: AfterEach = lambda batch, step: None) -> Iterator[events.SpansMeasured]:
         """Runs the batches through this rank's stage."""
@@ -366,83 +352,71 @@ class Passage:
 
     @property
     def sent(self) -> int:
-        return self.sink.sent if isinstance(self.sink, Outbox) else 0
+        return self.sink.sent if isinstance(self.sink, Sender) else 0
 
     @property
     def received(self) -> int:
-        return self.source.received if isinstance(self.source, Inbox) else 0
+        return self.source.received if isinstance(self.source, Receiver) else 0
 
     @property
     def latents(self) -> dict[int, Tensor]:
         """On the last rank, and if they are to be verified: the final latent of each sample, on the CPU."""
         return self.sink.latents if isinstance(self.sink, Finisher) else {}
 
-    def _noise(self) -> Noise:
-        return Noise(self.batches, self.session.prepare, self.session.now)
+    def _noise(self) -> NoiseSource:
+        return NoiseSource(self.batches, self.session.prepare, self.session.now)
 
-    def _inbox(self, edge: Edge) -> Inbox:
-        session = self.session
-        rank, sampler = session.stage.rank, session.stage.sampler
+    def _receiver(self, before: Transport) -> Receiver:
+        session, rank = self.session, self.session.stage.rank
+        terms = self._terms(source=rank - 1, done=session.stage.start)
+        link = Link(before, terms, now=session.now, report=self._report)
+        return Receiver(link, self.batches, bound=session.settings.pipeline.in_flight)
 
-        def opened(manifest: bytes, payload: Tensor) -> Batch:
-            return unpack(manifest, payload, sampler, session.seeds(read_manifest(manifest).samples))
-
-        return Inbox(
-            edge,
-            Route(self.run_id, session.repeat, rank - 1, rank),
-            self.batches,
-            session.stage.start,
+    def _sender(self, after: Transport) -> Sender:
+        session, stage = self.session, self.session.stage
+        terms = self._terms(source=stage.rank, done=stage.end)
+        check = self._finiteness.check
+        link = sending_link(after, terms, stage.fault, now=session.now, report=self._report, inspect=check)
+        return Sender(
+            link,
+            session.now,
             bound=session.settings.pipeline.in_flight,
-            admit=self._admit,
-            unpack=opened,
-            tell=self._tell,
-            now=session.now,
+            deadline=stage.deadline,
+            evaluating=stage.time_limit(stage.sampler.total),
         )
 
-    def _outbox(self, edge: Edge) -> Outbox:
-        session = self.session
-        stage = session.stage
-        rank, sampler, fault = stage.rank, stage.sampler, stage.fault
-        return Outbox(
-            faulty_edge(edge, fault, rank),
-            Route(self.run_id, session.repeat, rank, rank + 1),
-            bound=session.settings.pipeline.in_flight,
-            pack=faulty_pack(lambda batch: pack(batch, sampler), fault, rank),
-            tell=self._tell,
-            now=session.now,
-            deadline=stage.deadline,
-            evaluating=stage.patience(stage.sampler.total),
-            inspect=self._finiteness.check,
+    def _terms(self, source: int, done: int) -> Terms:
+        session, denoiser = self.session, self.session.stage.denoiser
+        return Terms(
+            run=self.run_id,
+            repeat=session.repeat,
+            source=source,
+            destination=source + 1,
+            done=done,
+            sampler=session.stage.sampler,
+            dtype=denoiser.dtype,
+            latent_shape=denoiser.latent_shape,
+            seed=session.settings.seed,
         )
 
     def _finisher(self) -> Finisher:
-        session = self.session
+        session, stage = self.session, self.session.stage
         return Finisher(
-            session.tell if self.announce else lambda event: None,
+            session.report if self.reports else lambda event: None,
             session.now,
             session.repeat,
-            session.stage.rank,
+            stage.rank,
             session.settings.seed,
             session.prompts,
-            session.stage.denoiser.device,
+            stage.denoiser.device,
             bound=session.settings.pipeline.in_flight,
             keep_latents=session.settings.output.latents,
-            retain=self.announce and session.settings.verify,
+            retain=self.reports and bool(session.settings.verify),
             inspect=self._finiteness.check,
-            deadline=session.stage.deadline,
-            evaluating=session.stage.patience(session.stage.sampler.total),
+            deadline=stage.deadline,
+            evaluating=stage.time_limit(stage.sampler.total),
         )
 
-    def _tell(self, handoff: events.Handoff) -> None:
-        if self.announce:
-            self.session.tell(events.HandoffMeasured(rank=handoff.rank, handoff=handoff))
-
-    def _admit(self, manifest: bytes) -> Manifest:
-        """Returns the manifest if it is what the ranks agreed on. Raises HandoverError otherwise."""
-        contents = read_manifest(manifest)
-        denoiser = self.session.stage.denoiser
-        agreed = (DTYPE_NAMES[denoiser.dtype], (len(contents.samples), *denoiser.latent_shape))
-        found = (contents.latent_dtype, tuple(contents.latent_shape))
-        if found != agreed:
-            raise HandoverError(f"its latent is {found[0]} {list(found[1])} instead of {agreed[0]} {list(agreed[1])}")
-        return contents
+    def _report(self, handoff: events.Handoff) -> None:
+        if self.reports:
+            self.session.report(events.HandoffMeasured(rank=handoff.rank, handoff=handoff))

@@ -10,24 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import base
-from gpubench.pipeline.base import DenoiserBase, Scale, image_size
-from gpubench.pipeline.batch import Batch, quiet
+from gpubench.pipeline import denoiser
+from gpubench.pipeline.denoiser import Denoiser, Scale, image_size
 from gpubench.pipeline.folders import check_negative_prompt, prompt_of, schedule_keywords
-from gpubench.pipeline.scheduler_names import OwnScheduler
+from gpubench.pipeline.sampler import Batch, quiet
+from gpubench.pipeline.schedulers import OwnScheduler
 from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class TextToImage(DenoiserBase):
-    """Made of a pipeline of diffusers, of which only the denoiser need be there. No safety checker is among it."""
+class TextToImage(Denoiser):
+    """The model of a diffusers pipeline, of which only the denoiser must be loaded. Safety checkers never are."""
 
     component: ClassVar[str]
-    """The denoiser's name in the pipeline."""
+    """The name of the denoiser in the pipeline."""
     embeddings: ClassVar[tuple[str, ...]]
-    """What `encode_prompt` returns, by the names under which the pipeline's `__call__` takes it."""
+    """The names of what `encode_prompt` returns, as arguments of the pipeline's `__call__`."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class TextToImage(DenoiserBase):
         self.guidance_scale = settings.sampling.guidance_scale or 0.0
         self.guided = self.uses_guidance()
         self.prompts: list[str] = []
-        """As `encode` was given them; none where it never was, or where there is nothing to encode with."""
+        """The prompts that `encode` was given; empty on ranks that encode none, and with random embeddings."""
         if self.is_run_by_pipeline(self.scheduler()):
             self.reference_name = f"diffusers {type(pipe).__name__}.__call__"
 
     @property
     def multiple(self) -> int:
-        """Of height and width, in pixels."""
+        """The number of pixels of which height and width must be multiples."""
         return 8
 
     @property
     def own_size(self) -> Any:
-        """Latent pixels each way, or (height, width) of them, that the denoiser was trained on; None if not known."""
+        """The size that the denoiser was trained on, in latent pixels: a number or (height, width); None if unknown."""
         return self.config.sample_size
 
     def latent_shape_of(self, height: int, width: int) -> tuple[int, ...]:
@@ -76,15 +76,15 @@ class TextToImage(DenoiserBase):
         return (self.config.in_channels, height // factor, width // factor)
 
     def uses_guidance(self) -> bool:
-        """Whether each evaluation asks the model twice, with the prompt and with the negative one."""
+        """Returns whether each evaluation runs the model with both the prompt and the negative prompt."""
         return self.guidance_scale > 1
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
-        """Whether the pipeline's `__call__` runs the scheduler, and with a generator where it draws noise."""
-        return base.fits_pipelines(scheduler)
+        """Returns whether the pipeline's `__call__` runs the scheduler, with a generator if it draws noise."""
+        return denoiser.fits_pipelines(scheduler)
 
     def encode_prompt(self, prompt: str) -> Sequence[Tensor | None]:
-        """The `embeddings` of one prompt."""
+        """Returns the `embeddings` of one prompt."""
         encoded: tuple[Tensor | None, ...] = self.pipe.encode_prompt(
             prompt=prompt,
             device=self.device,
@@ -95,14 +95,14 @@ class TextToImage(DenoiserBase):
         return encoded
 
     def call_arguments(self) -> dict[str, Any]:
-        """Of the pipeline's `__call__`, besides what all have."""
+        """Returns the arguments of the pipeline's `__call__` that not all pipelines take."""
         return {"eta": self.sampling.eta}
 
     @torch.no_grad()
     def encode(
         self, prompts: Sequence[str], before_each: Callable[[int], None] = lambda index: None
     ) -> list[dict[str, Tensor]]:
-        """One prompt at a time: in a batch its embedding would depend on its neighbours in the last bits."""
+        """Encodes one prompt at a time: in a batch, its embedding would depend on the others in the last bits."""
         self.prompts = list(prompts)
         encoded = []
         for index, prompt in enumerate(prompts):
@@ -132,10 +132,10 @@ class TextToImage(DenoiserBase):
         return final
 
     def prompt_arguments(self, samples: Sequence[int]) -> dict[str, Any]:
-        """What the pipeline's `__call__` is told of the samples' prompts: themselves, where the encoders are here.
+        """Returns the arguments of the pipeline's `__call__` that describe the samples' prompts.
 
-        Of several samples at once it would encode them in one batch, which differs in the last bits: it is then given
-        embeddings, like a model of random weights.
+        These are the prompt itself for one sample on a rank with text encoders, and otherwise embeddings: for several
+        samples, the pipeline would encode the prompts in one batch, and the embeddings would differ in the last bits.
         """
         if self.prompts and len(samples) == 1:
             return {"prompt": prompt_of(samples[0], self.prompts), "negative_prompt": self.negative_prompt}
@@ -149,22 +149,22 @@ class TextToImage(DenoiserBase):
         return images
 
     def unscaled(self, latents: Tensor) -> Tensor:
-        """Latents as the VAE makes them; those of the denoiser are normalised."""
+        """Returns the denoiser's normalised latents at the scale of the VAE."""
         unscaled: Tensor = latents / self.pipe.vae.config.scaling_factor
         return unscaled
 
     def doubled(self, latents: Tensor) -> Tensor:
-        """Twice over where there is guidance, as the model is asked for both in one batch."""
+        """Returns the latents twice in one batch with guidance, for the negative prompt and for the prompt."""
         return torch.cat([latents] * 2) if self.guided else latents
 
     def text(self, key: str, samples: Sequence[int]) -> Tensor:
-        """An embedding of the samples' prompts, behind that of their negative prompts where there is guidance."""
+        """Returns an embedding of the samples' prompts, with guidance after that of their negative prompts."""
         if not self.guided:
             return self.condition(key, samples)
         return torch.cat([self.condition(f"negative_{key}", samples), self.condition(key, samples)])
 
     def guide(self, prediction: Tensor) -> Tensor:
-        """Classifier-free guidance (Ho and Salimans, 2022), in diffusers' order of operations."""
+        """Applies classifier-free guidance (Ho and Salimans, 2022), in diffusers' order of operations."""
         if not self.guided:
             return prediction
         unconditional, conditional = prediction.chunk(2)
@@ -172,7 +172,7 @@ class TextToImage(DenoiserBase):
 
 
 class StableDiffusion(TextToImage):
-    """Made of a StableDiffusionPipeline."""
+    """The model of a StableDiffusionPipeline."""
 
     component = "unet"
     embeddings: ClassVar[tuple[str, ...]] = ("prompt_embeds", "negative_prompt_embeds")
@@ -192,11 +192,11 @@ class StableDiffusion(TextToImage):
         return self.guide(prediction)
 
     def added_conditions(self, samples: Sequence[int]) -> dict[str, Tensor] | None:
-        """What the UNet takes besides the text."""
+        """Returns the inputs of the UNet besides the text."""
         return None
 
     def _guidance_embedding(self, samples: int, dtype: torch.dtype) -> Tensor | None:
-        """What a UNet distilled from a guided one (as that of LCM is) takes in place of guidance."""
+        """Returns the input that replaces guidance in a UNet distilled from a guided one, such as that of LCM."""
         width = self.config.time_cond_proj_dim
         if width is None:
             return None
@@ -206,7 +206,7 @@ class StableDiffusion(TextToImage):
 
 
 class StableDiffusionXL(StableDiffusion):
-    """Made of a StableDiffusionXLPipeline; its UNet is also told the pooled text and the image's size."""
+    """The model of a StableDiffusionXLPipeline, whose UNet also takes the pooled text and the image's size."""
 
     embeddings = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
 
@@ -219,7 +219,7 @@ class StableDiffusionXL(StableDiffusion):
         return {"text_embeds": pooled, "time_ids": row.to(self.device).repeat(len(pooled), 1)}
 
     def decode(self, batch: Batch) -> "list[Image]":
-        """The VAE overflows in fp16, and from then on works in fp32 where its configuration says so."""
+        """Decodes in fp32 if the configuration of the VAE asks for it, because this VAE overflows in fp16."""
         vae = self.pipe.vae
         if vae.dtype == torch.float16 and vae.config.force_upcast:
             vae.to(dtype=torch.float32)
@@ -236,6 +236,8 @@ class StableDiffusionXL(StableDiffusion):
 
 
 class _Patched(TextToImage):
+    """A model with a transformer, which takes patches of the latents."""
+
     component = "transformer"
 
     @property
@@ -244,7 +246,7 @@ class _Patched(TextToImage):
 
 
 class PixArt(_Patched):
-    """Made of a PixArtSigmaPipeline. Sizes are those asked for, not the nearest that it was trained on."""
+    """The model of a PixArtSigmaPipeline. Images have the requested size, not the nearest one of its training."""
 
     embeddings = (
         "prompt_embeds",
@@ -285,15 +287,15 @@ class PixArt(_Patched):
         return guided.chunk(2, dim=1)[0] if predicts_variance else guided
 
     def added_conditions(self, rows: int) -> dict[str, Tensor | None]:
-        """What the transformer takes besides the text, for each row of its batch."""
+        """Returns the inputs of the transformer besides the text, for each row of its batch."""
         return {"resolution": None, "aspect_ratio": None}
 
 
 class PixArtAlpha(PixArt):
-    """Made of a PixArtAlphaPipeline, whose largest transformer is also told the image's size."""
+    """The model of a PixArtAlphaPipeline, whose largest transformer also takes the image's size."""
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
-        """In a single step the pipeline takes what the scheduler predicts for the end, and not the scheduler's step."""
+        """Returns False for a single step, after which the pipeline takes the scheduler's prediction of the end."""
         return super().is_run_by_pipeline(scheduler) and self.steps > 1
 
     def added_conditions(self, rows: int) -> dict[str, Tensor | None]:
@@ -305,7 +307,7 @@ class PixArtAlpha(PixArt):
 
 
 class _FlowMatching(_Patched):
-    """Stable Diffusion 3 and Flux, whose pipelines scale neither noise nor input, and give no generator to a step."""
+    """A model whose pipeline scales neither noise nor input, and passes no generator to a step."""
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
         own = type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
@@ -319,7 +321,7 @@ class _FlowMatching(_Patched):
         return super().unscaled(latents) + shift
 
     def shift(self, patches: int, longest_shift: float) -> float:
-        """How far the timesteps of an image of so many patches move towards noise: `mu` of `set_timesteps`."""
+        """Returns `mu` of `set_timesteps`: how far the timesteps of so many patches move towards noise."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
         config = self.scheduler().config
@@ -334,7 +336,7 @@ class _FlowMatching(_Patched):
 
 
 class StableDiffusion3(_FlowMatching):
-    """Made of a StableDiffusion3Pipeline; its T5 encoder may be missing, and is zeros then."""
+    """The model of a StableDiffusion3Pipeline. If its T5 encoder is missing, that embedding is zeros."""
 
     embeddings = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
 
@@ -369,7 +371,7 @@ class StableDiffusion3(_FlowMatching):
 
 
 class Flux(_FlowMatching):
-    """Made of a FluxPipeline; its latents are patches in a row, and guidance is a number that the model is told."""
+    """The model of a FluxPipeline. Its latents are a sequence of patches, and the guidance scale is an input."""
 
     embeddings = ("prompt_embeds", "pooled_prompt_embeds")
 
@@ -399,7 +401,7 @@ class Flux(_FlowMatching):
     def noise(self, generators: list[torch.Generator]) -> Tensor:
         rows, columns = 2 * (self.height // self.multiple), 2 * (self.width // self.multiple)
         channels, count = self.config.in_channels // 4, len(generators)
-        noise = base.noise((count, channels, rows, columns), generators, self.device, self.dtype)
+        noise = denoiser.noise((count, channels, rows, columns), generators, self.device, self.dtype)
         packed: Tensor = self.pipe._pack_latents(noise, count, channels, rows, columns)
         return packed
 

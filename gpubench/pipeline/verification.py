@@ -1,4 +1,9 @@
-"""Compares the pipeline's samples with those of diffusers in one process, and times that process and replicas."""
+"""Checks that splitting the evaluations loses nothing, and times the same samples without a pipeline.
+
+Before the run, `prove` splits a toy model's loop as the run is split: the same scheduler, steps, borders between ranks,
+data type and micro-batch size, with latents of 8 x 8. It takes the time of two loops without a model on every rank.
+After the run, `measure` times the baselines, and `verify` compares the samples with those of diffusers in one process.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,17 +11,102 @@ from dataclasses import replace
 
 import msgspec
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from gpubench import events
-from gpubench.pipeline.base import compare, largest_difference, sha256
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handshake import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
+from gpubench.errors import SettingsError
+from gpubench.pipeline.collectives import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
+from gpubench.pipeline.denoiser import compare, largest_difference, sha256
+from gpubench.pipeline.packing import changed, pack, unpack
+from gpubench.pipeline.sampler import ERRORS, Batch, Sampler
+from gpubench.pipeline.schedulers import check_micro_batch
 from gpubench.pipeline.stage import Passage, Session
+
+TOY_LATENT = (4, 8, 8)
+
+
+def prove(sampler: Sampler, ranges: Sequence[tuple[int, int]], micro_batch: int, dtype: torch.dtype) -> None:
+    """Compares a loop that is split at the borders of `ranges`, evaluations [start, end) per rank, with an unsplit one.
+
+    Sets `sampler.carried` to the contents of the hand-offs besides the latents: the attributes of the scheduler and
+    the values of its caller in alphabetical order, and "generator" if steps draw noise. Raises SettingsError with
+    scheduler and border if a bit differs, or if the scheduler does not support splitting.
+    """
+    check_micro_batch(sampler.name, micro_batch)
+    whole = _start(sampler, micro_batch, dtype)
+    states = [generator.get_state() for generator in whole.generators]
+    parts = _start(sampler, micro_batch, dtype)
+    sampler.carried = ()
+    for start, end in ranges:
+        if start > 0:
+            travels = changed(parts.scheduler, sampler.template).keys() | parts.extras.keys()
+            sampler.carried = tuple(sorted(travels.union(sampler.carried)))
+            packed, payload = pack(parts, sampler)
+            parts = unpack(packed, payload, sampler, parts.samples)
+        _advance(sampler, parts, end)
+        _advance(sampler, whole, end)
+        if not _same_bits(parts.latents, whole.latents):
+            raise SettingsError(
+                f"{sampler.name} cannot be split between evaluations {start - 1} and {start}: latents handed off "
+                "there do not become what they become in one piece",
+                "choose another --split or --scheduler",
+            )
+    drew = any(
+        not torch.equal(generator.get_state(), state) for generator, state in zip(whole.generators, states, strict=True)
+    )
+    if drew and len(ranges) > 1:
+        sampler.carried += ("generator",)
+
+
+def toy_model(latents: Tensor, timestep: Tensor, sampler: Sampler) -> Tensor:
+    """Returns an output that depends non-linearly on every number of its input, and does not grow faster than it."""
+    neighbours = latents.roll(1, dims=1)
+    output = torch.tanh(0.7 * neighbours + 0.001 * timestep.to(latents.dtype)) + 0.1 * latents.clamp(-1, 1)
+    return torch.cat([output, output], dim=1) if sampler.learns_variance else output
+
+
+def _start(sampler: Sampler, micro_batch: int, dtype: torch.dtype) -> Batch:
+    samples = list(range(micro_batch))
+    generators = [torch.Generator().manual_seed(sample) for sample in samples]
+    noise = [torch.randn((1, *TOY_LATENT), generator=generator, dtype=dtype) for generator in generators]
+    latents = torch.cat(noise).to(sampler.device) * sampler.noise_scale
+    return Batch(samples, latents, sampler.fresh(samples[0]), generators)
+
+
+def _advance(sampler: Sampler, batch: Batch, end: int) -> None:
+    shape, dtype = batch.latents.shape, batch.latents.dtype
+    while batch.done < end:
+        try:
+            scaled = sampler.scale(batch, batch.latents)
+            sampler.step(batch, toy_model(scaled, sampler.timesteps[batch.done], sampler))
+        except torch.OutOfMemoryError:
+            raise
+        except ERRORS as error:
+            raise SettingsError(
+                f"{sampler.name} so configured fails in its evaluation {batch.done}: {' '.join(str(error).split())}",
+                "change --sampling.options, or choose another --scheduler",
+            ) from error
+        if batch.latents.shape != shape or batch.latents.dtype != dtype:
+            raise SettingsError(
+                f"{sampler.name} turns latents of {list(shape)} {dtype} into {list(batch.latents.shape)} "
+                f"{batch.latents.dtype} at evaluation {batch.done - 1}",
+                "choose another --scheduler, or --precision fp32",
+            )
+    if not batch.latents.isfinite().all():  # with NaN everywhere, no difference could be found
+        raise SettingsError(
+            f"{sampler.name} so configured makes NaN or infinity of a toy model's output by evaluation {end - 1}",
+            "change --sampling.options, or choose another --scheduler",
+        )
+
+
+def _same_bits(ours: Tensor, theirs: Tensor) -> bool:
+    """Returns whether two tensors are equal as by `torch.equal`, but with 0 different from -0."""
+    return torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
 
 
 def measure(session: Session) -> Iterator[events.Message]:
-    """Runs the baselines that the settings request. All ranks call it together."""
+    """Runs the baselines that the settings request. A collective."""
     wanted = session.settings.measurement.baseline
     if wanted == "off" or session.ranks.world_size == 1:  # a pipeline of one rank is the sequential run
         return
@@ -75,20 +165,20 @@ def _measured(
 
 
 def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.Message]:
-    """Makes every sample again on rank 0, and compares; all ranks call this. `finished` are the last rank's latents.
+    """Makes every sample again on rank 0, and compares. A collective. `finished` are the last rank's latents.
 
-    Where a sample differs, its micro-batch goes through pipeline and reference once more, step by step. Samples of an
-    earlier run are made again too: the host has their digests.
+    If a sample differs, its micro-batch goes through pipeline and reference once more, step by step. Samples of an
+    earlier run are made again too, because the host has their digests.
     """
     activity = session.stage.activity
     activity.enter("waiting for rank 0 to make the references", waits_for=None if session.ranks.is_rank_zero else 0)
-    data = pass_to_rank_zero(_packed(finished), session.last, session.ranks)
+    data = pass_to_rank_zero(_as_safetensors(finished), session.last, session.ranks)
     if not session.ranks.is_rank_zero:
         different = msgspec.json.decode(broadcast_bytes(None, session.ranks), type=list[int])
         if different:
             _trace(session, different)
         return
-    ours = _unpacked(data)
+    ours = _from_safetensors(data)
     began = time.perf_counter()
     theirs = _references(session)
     seconds = time.perf_counter() - began
@@ -125,7 +215,7 @@ def _references(session: Session) -> dict[int, Tensor]:
 
 
 def _divergence(session: Session, samples: Sequence[int], sample: int, apart: float) -> events.Divergence:
-    """Where `sample`, whose final latents are `apart`, leaves its reference."""
+    """Returns where `sample` begins to differ from its reference. `apart` is the difference of the final latents."""
     ours = _trace(session, samples)
     session.stage.activity.enter(f"making the reference of sample {sample}, step by step")
     theirs: list[Tensor] = []
@@ -143,26 +233,26 @@ def _divergence(session: Session, samples: Sequence[int], sample: int, apart: fl
 
 
 def _trace(session: Session, samples: Sequence[int]) -> list[Tensor]:
-    """The latents of a micro-batch after each evaluation of the pipeline, on every rank."""
+    """Returns the latents of a micro-batch after each evaluation of the pipeline. A collective."""
     own: dict[int, Tensor] = {}
 
     def keep(batch: Batch, step: int) -> None:
         own[step] = batch.latents.cpu().clone()
 
-    passage = Passage(session, [samples], draw_run_id(session.ranks), announce=False)
+    passage = Passage(session, [samples], draw_run_id(session.ranks), reports=False)
     for _ in passage.run(keep):
         pass  # what is traced is not timed
     session.stage.activity.enter("gathering the steps of all ranks")
     steps: dict[int, Tensor] = {}
-    for data in gather_bytes(_packed(own), session.ranks):
-        steps |= _unpacked(data)
+    for data in gather_bytes(_as_safetensors(own), session.ranks):
+        steps |= _from_safetensors(data)
     return [steps[step] for step in sorted(steps)]
 
 
-def _packed(latents: Mapping[int, Tensor]) -> bytes:
+def _as_safetensors(latents: Mapping[int, Tensor]) -> bytes:
     data: bytes = safetensors.torch.save({str(number): latent.contiguous() for number, latent in latents.items()})
     return data
 
 
-def _unpacked(data: bytes) -> dict[int, Tensor]:
+def _from_safetensors(data: bytes) -> dict[int, Tensor]:
     return {int(number): latent for number, latent in safetensors.torch.load(data).items()}

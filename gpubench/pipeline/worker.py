@@ -16,17 +16,16 @@ import gpubench
 from gpubench import events
 from gpubench.errors import SettingsError
 from gpubench.events import SpanKind
-from gpubench.pipeline import folders, verification
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.denoisers import Denoiser, load
+from gpubench.pipeline.collectives import agree, broadcast_conditioning, draw_run_id
+from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.faults import parse_fault
 from gpubench.pipeline.folders import read_prompts
-from gpubench.pipeline.handover import prove
-from gpubench.pipeline.handshake import agree, broadcast_conditioning, draw_run_id
-from gpubench.pipeline.schedulers import Sampler, build
+from gpubench.pipeline.link import Transport, connect
+from gpubench.pipeline.models import load
+from gpubench.pipeline.sampler import Batch, Sampler, build
 from gpubench.pipeline.split import assign, refuse_short
 from gpubench.pipeline.stage import Passage, Session, SpanTimer, Stage
-from gpubench.pipeline.verification import verify
-from gpubench.pipeline.wire import Edge, open_edges
+from gpubench.pipeline.verification import measure, prove, verify
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, Precision
 from gpubench.worker import distributed
@@ -58,7 +57,7 @@ def record(session: Session) -> Iterator[events.Message]:
             if profiling.modules:
                 annotate_modules(session.stage.denoiser.model)
             session = replace(session, stage=replace(session.stage, annotate=record_function))
-        passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=False)
+        passage = Passage(session, session.batches, draw_run_id(session.ranks), reports=False)
         session.wait_for("all ranks")
         session.timer.start()
         done = 0
@@ -75,32 +74,33 @@ def record(session: Session) -> Iterator[events.Message]:
                 pass
         session.timer.synchronize()
         if recording:
-            session.stage.activity.enter("handing over the trace")
+            session.stage.activity.enter("sending the trace to the host")
             yield from recorded(recording.files(), rank, session.repeat)
 
 
 DTYPES = {Arithmetic.fp32: torch.float32, Arithmetic.fp16: torch.float16, Arithmetic.bf16: torch.bfloat16}
-WARM_UP = 2  # evaluations: the first allocates and tunes, the second is like all others
+WARM_UP = 2  # evaluations: the first allocates and tunes, and the second is like all others
 
 
 def work(given: Assignment) -> Iterator[events.Message]:
     """Runs every repeat of the job and yields its events."""
-    job, ranks, store, activity, tell = given
+    job, ranks, store, activity, report = given
     settings = CompletedPipeSettings.model_validate(job.settings)
-    torch.set_num_threads(settings.performance.cpu_threads)
-    set_float32_matmul(Precision.fp32, None)  # what is asked for in fp32 is computed in it; the rest is half
+    if settings.performance.cpu_threads:
+        torch.set_num_threads(settings.performance.cpu_threads)
+    set_float32_matmul(Precision.fp32, None)  # fp32 is computed as fp32; the other precisions are half
     if settings.performance.deterministic:
         make_deterministic()
     device = pick_device(settings, ranks)
     distributed.setup_control(ranks, store)
     if ranks.is_rank_zero:
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
-    activity.enter("opening the links to its neighbours")
-    edges = open_edges(ranks.rank, ranks.world_size, settings.distributed.backend, device)
+    activity.enter("connecting to the neighbouring ranks")
+    neighbours = connect(ranks.rank, ranks.world_size, settings.distributed.backend, device)
     for repeat in job.repeats:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        yield from run_repeat(settings, job, ranks, repeat, device, edges, activity, tell)
+        yield from run_repeat(settings, job, ranks, repeat, device, neighbours, activity, report)
     activity.enter("leaving")
     distributed.cleanup_ddp()
 
@@ -130,16 +130,16 @@ def run_repeat(
     ranks: Ranks,
     repeat: int,
     device: torch.device,
-    edges: tuple[Edge | None, Edge | None],
+    neighbours: tuple[Transport | None, Transport | None],
     activity: Activity,
-    tell: Callable[[events.Message], None],
+    report: Callable[[events.Message], None],
 ) -> Iterator[events.Message]:
     """Builds the pipeline, runs the job's samples through it once, and then the baselines and the verification."""
     activity.enter("building the model")
     began = time.perf_counter()
     denoiser = load_part(settings, ranks, device)
     seconds = time.perf_counter() - began
-    activity.enter("trying the hand-over")
+    activity.enter("proving that the split loses nothing")
     sampler, ranges = plan(settings, denoiser, ranks.world_size)
     start, end = ranges[ranks.rank]
     distributed.introduce(
@@ -147,7 +147,7 @@ def run_repeat(
     )
     encode_seconds = share_prompts(settings, denoiser, ranks, activity)
     refuse_short(settings.profiling, ranges, len(due(settings, job.samples)))
-    activity.enter("digesting the weights")
+    activity.enter("hashing the weights")
     weights = denoiser.weights_digest()
     activity.enter("waiting for all ranks to agree", waits_for=EVERYONE)
     agree(facts(settings, ranges, sampler, denoiser, weights), ranks)
@@ -176,8 +176,8 @@ def run_repeat(
         decodes=settings.output.images and end == sampler.total,
         activity=activity,
         deadline=settings.pipeline.deadline,
-        beat=lambda: tell(activity.heartbeat(ranks.rank)),
-        fault=folders.parse(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
+        send_heartbeat=lambda: report(activity.heartbeat(ranks.rank)),
+        fault=parse_fault(settings.inject, ranks.world_size, settings.work.samples) if settings.inject else None,
     )
     session = Session(
         settings=settings,
@@ -188,9 +188,9 @@ def run_repeat(
         batches=due(settings, job.samples),
         every_batch=due(settings, None),
         prompts=read_prompts(settings.work.prompts),
-        before=edges[0],
-        after=edges[1],
-        tell=tell,
+        before=neighbours[0],
+        after=neighbours[1],
+        report=report,
         now=now,
         timer=(RecordedSpans if records else SpanTimer)(clock_of(device), now, repeat, ranks.rank),
     )
@@ -206,7 +206,7 @@ def load_part(settings: CompletedPipeSettings, ranks: Ranks, device: torch.devic
 
 
 def plan(settings: CompletedPipeSettings, denoiser: Denoiser, world_size: int) -> tuple[Sampler, list[tuple[int, int]]]:
-    """Returns the sampler and each rank's evaluations [start, end), after the proof that hand-overs lose nothing."""
+    """Returns the sampler and each rank's evaluations [start, end), after the proof that hand-offs lose nothing."""
     sampling = settings.sampling
     more = denoiser.set_timesteps_kwargs(sampling.steps)
     sampler = build(denoiser.scheduler(), sampling.steps, denoiser.device, eta=sampling.eta, **more)
@@ -228,14 +228,14 @@ def share_prompts(
         )
     activity.enter("waiting for rank 0 to encode the prompts", waits_for=EVERYONE if ranks.is_rank_zero else 0)
     conditioning = broadcast_conditioning(encoded, ranks)
-    denoiser.admit(conditioning)
+    denoiser.set_conditioning(conditioning)
     return time.perf_counter() - began if ranks.is_rank_zero and conditioning else None
 
 
 def passes(session: Session) -> Iterator[events.Message]:
     """Runs the timed pass, then the baselines and the verification."""
     stage = session.stage
-    passage = Passage(session, session.batches, draw_run_id(session.ranks), announce=True)
+    passage = Passage(session, session.batches, draw_run_id(session.ranks), reports=True)
     # for a GPU, telemetry records the clocks
     measures = session.ranks.is_rank_zero and stage.denoiser.device.type != "cuda"
     session.wait_for("all ranks")  # otherwise the warm-up of other ranks would slow down the reference workload
@@ -259,7 +259,7 @@ def passes(session: Session) -> Iterator[events.Message]:
         yield events.ReferenceWorkloadTimed(
             rank=0, repeat=session.repeat, seconds=(before + time_reference_workload()) / 2
         )
-    yield from verification.measure(session)
+    yield from measure(session)
     if session.settings.verify:
         yield from verify(session, passage.latents)
 
@@ -267,7 +267,7 @@ def passes(session: Session) -> Iterator[events.Message]:
 def warm_up(session: Session) -> Session:
     """Runs a few evaluations, and a decoding where this rank decodes, whose results are discarded.
 
-    Returns the session with the seconds that an evaluation takes here, which tell a slow evaluation from a hang.
+    Returns the session with the time of an evaluation, from which the time limit of an evaluation follows.
     """
     stage, evaluations, took = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
     batch = session.prepare(session.batches[0])
@@ -285,11 +285,11 @@ def warm_up(session: Session) -> Session:
 
 
 def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
-    """Raises SettingsError where the scheduler expects another number of channels than the model predicts."""
+    """Raises SettingsError if the scheduler expects another number of channels than the model predicts."""
     wanted = latents.shape[1] * (2 if stage.sampler.learns_variance else 1)
     if output.shape[1] != wanted:
         raise SettingsError(
-            f"{stage.sampler.name} so configured takes {wanted} channels, and {stage.denoiser.name} predicts "
+            f"{stage.sampler.name} with these options takes {wanted} channels, and {stage.denoiser.name} predicts "
             f"{output.shape[1]}",
             "choose another --scheduler, or its variance_type in --sampling.options",
         )

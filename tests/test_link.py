@@ -6,101 +6,53 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import links_worker
+import link_worker
 import pytest
 import torch
-from links_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS, Parcel, Scenario
+from link_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS
+from links import Cable, batch_of, terms
 from running import PATIENCE, environment
-from torch import Tensor
 
 from gpubench.errors import HandoverError
 from gpubench.events import Handoff
-from gpubench.pipeline import wire
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.folders import Fault, FaultKind
-from gpubench.pipeline.transfer import Inbox, Outbox, before_evaluations, faulty_edge, faulty_pack
-from gpubench.pipeline.wire import FRAME, Edge, Route
+from gpubench.pipeline.background import Receiver, Sender
+from gpubench.pipeline.faults import Fault, FaultKind, before_evaluations
+from gpubench.pipeline.link import FRAME, Link, Transport, sending_link
+from gpubench.pipeline.sampler import Batch
 
-ROUTE = Route(b"thisrun!", 0, 1, 2)
-SCENARIO = Scenario()
-Message = bytes | Tensor
-
-
-class Cable:
-    """An edge within this process, both ends in one. Whoever sends waits for the receive, as over gloo."""
-
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.posted = 0
-        """Hand-overs, and the end of the stream, that somebody began to receive."""
-        self._messages: SimpleQueue[Message] = SimpleQueue()
-        self._ready = threading.Semaphore(0)
-
-    def send_frames(self, frames: bytes) -> None:
-        for start in range(0, len(frames), FRAME):
-            self._send(frames[start : start + FRAME])
-
-    def receive_frame(self) -> bytes:
-        frame = self._receive()
-        assert isinstance(frame, bytes)
-        return frame
-
-    def stage(self, payload: Tensor) -> Tensor:
-        return payload.clone()
-
-    def send_payload(self, payload: Tensor) -> None:
-        self._send(payload)
-
-    def receive_payload(self, size: int) -> Tensor:
-        payload = self._receive()
-        assert isinstance(payload, Tensor)
-        assert payload.numel() == size
-        return payload
-
-    def _send(self, message: Message) -> None:
-        self._ready.acquire()
-        self._messages.put(message)
-
-    def _receive(self) -> Message:
-        self.posted += 1
-        self._ready.release()
-        return self._messages.get()
+TERMS = terms()
+GENERATOR = 5056  # bytes of a CPU generator's state
 
 
 def batches(count: int = SAMPLES) -> list[Batch]:
-    return [Batch([sample], torch.full((1, 4, 8, 8), float(sample)), None, [], done=12) for sample in range(count)]
+    return [batch_of(TERMS, sample) for sample in range(count)]
 
 
-def inbox(edge: Edge, expected: Sequence[Sequence[int]] | None = None, *, bound: int = SAMPLES) -> Inbox:
+def receiver(
+    transport: Transport,
+    expected: Sequence[Sequence[int]] | None = None,
+    *,
+    bound: int = SAMPLES,
+    now: Callable[[], float] = time.time,
+    report: Callable[[Handoff], None] = lambda handoff: None,
+) -> Receiver:
     expected = [[sample] for sample in range(SAMPLES)] if expected is None else expected
-    return Inbox(
-        edge,
-        ROUTE,
-        expected,
-        12,
-        bound=bound,
-        admit=SCENARIO.admit,
-        unpack=SCENARIO.unpack,
-        tell=lambda handoff: None,
-        now=time.time,
-    )
+    return Receiver(Link(transport, TERMS, now=now, report=report), expected, bound=bound)
 
 
-def outbox(
-    edge: Edge, *, bound: int = SAMPLES, fault: Fault | None = None, tell: Callable[[Handoff], None] = lambda _: None
-) -> Outbox:
-    return Outbox(
-        faulty_edge(edge, fault, ROUTE.source),
-        ROUTE,
-        bound=bound,
-        pack=faulty_pack(SCENARIO.pack, fault, ROUTE.source),
-        tell=tell,
-        now=time.time,
-    )
+def sender(
+    transport: Transport,
+    *,
+    bound: int = SAMPLES,
+    fault: Fault | None = None,
+    now: Callable[[], float] = time.time,
+    report: Callable[[Handoff], None] = lambda handoff: None,
+    inspect: Callable[[Batch], None] = lambda batch: None,
+) -> Sender:
+    link = sending_link(transport, TERMS, fault, now=now, report=report, inspect=inspect)
+    return Sender(link, time.time, bound=bound)
 
 
 def eventually(happened: Callable[[], bool]) -> None:
@@ -117,7 +69,7 @@ def settle() -> None:
 
 def test_what_is_put_is_taken_in_order_and_the_ends_count_alike() -> None:
     cable = Cable()
-    sending, receiving = outbox(cable), inbox(cable)
+    sending, receiving = sender(cable), receiver(cable)
     for batch in batches():
         sending.put(batch)
     taken = [receiving.take() for _ in range(SAMPLES)]
@@ -133,7 +85,7 @@ def test_what_is_put_is_taken_in_order_and_the_ends_count_alike() -> None:
 @pytest.mark.parametrize("bound", [1, 3])
 def test_no_receive_is_posted_while_as_many_batches_as_the_bound_are_untaken(bound: int) -> None:
     cable = Cable()
-    sending, receiving = outbox(cable), inbox(cable, bound=bound)
+    sending, receiving = sender(cable), receiver(cable, bound=bound)
     for batch in batches():
         sending.put(batch)
     eventually(lambda: receiving.received == bound)
@@ -148,7 +100,7 @@ def test_no_receive_is_posted_while_as_many_batches_as_the_bound_are_untaken(bou
 @pytest.mark.parametrize("bound", [1, 3])
 def test_a_put_waits_while_as_many_batches_as_the_bound_are_unsent(bound: int) -> None:
     cable = Cable()
-    sending = outbox(cable, bound=bound)
+    sending = sender(cable, bound=bound)
     put: list[int] = []
 
     def put_all() -> None:
@@ -160,14 +112,14 @@ def test_a_put_waits_while_as_many_batches_as_the_bound_are_unsent(bound: int) -
     eventually(lambda: len(put) == bound)
     settle()
     assert len(put) == bound
-    receiving = inbox(cable)
+    receiving = receiver(cable)
     assert [receiving.take().samples[0] for _ in range(SAMPLES)] == list(range(SAMPLES))
 
 
-def test_a_stream_without_a_single_hand_over_ends_well() -> None:
+def test_a_stream_without_a_single_hand_off_ends_well() -> None:
     cable = Cable()
-    receiving = inbox(cable, [])
-    sending = outbox(cable)
+    receiving = receiver(cable, [])
+    sending = sender(cable)
     sending.close()
     receiving.close()
     assert sending.sent == receiving.received == 0
@@ -176,14 +128,14 @@ def test_a_stream_without_a_single_hand_over_ends_well() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (FaultKind.drop, "expected sample 5 .* and got the end of the stream .* a hand-over was lost"),
-        (FaultKind.duplicate, "expected the end of the stream .* and got sample 5 .* a hand-over came twice"),
+        (FaultKind.drop, "expected sample 5 .* and got the end of the stream .* a hand-off was lost"),
+        (FaultKind.duplicate, "expected the end of the stream .* and got sample 5 .* a hand-off came twice"),
     ],
 )
-def test_the_last_hand_over_can_get_lost_or_come_twice_too(kind: FaultKind, message: str) -> None:
+def test_the_last_hand_off_can_get_lost_or_come_twice_too(kind: FaultKind, message: str) -> None:
     cable = Cable()
-    receiving = inbox(cable)
-    sending = outbox(cable, fault=Fault(kind, ROUTE.source, SAMPLES - 1))
+    receiving = receiver(cable)
+    sending = sender(cable, fault=Fault(kind, TERMS.source, SAMPLES - 1))
     for batch in batches():
         sending.put(batch)
     if kind is FaultKind.drop:
@@ -196,26 +148,17 @@ def test_the_last_hand_over_can_get_lost_or_come_twice_too(kind: FaultKind, mess
 
 def test_what_was_received_before_an_error_is_taken_before_it_is_raised_and_raised_again() -> None:
     cable = Cable()
-    receiving = inbox(cable)
-    sending = outbox(cable, fault=Fault(FaultKind.corrupt, ROUTE.source, 2))
+    receiving = receiver(cable)
+    sending = sender(cable, fault=Fault(FaultKind.corrupt, TERMS.source, 2))
     for batch in batches():
         sending.put(batch)
     assert [receiving.take().samples for _ in range(2)] == [[0], [1]]
     for _ in range(2):
-        with pytest.raises(HandoverError, match="rank 2 refused sample 2 after 12 evaluations from rank 1"):
+        with pytest.raises(
+            HandoverError,
+            match="rank 2 expected sample 2 after 12 evaluations from rank 1, and its payload",
+        ):
             receiving.take()
-
-
-def test_a_payload_of_another_size_than_its_manifest_says_is_refused_before_it_is_received() -> None:
-    cable = Cable()
-    receiving = inbox(cable)
-    (batch,) = batches(1)
-    parcel = SCENARIO.pack(batch)
-    header = wire.Header(wire.Kind.data, ROUTE.run, 1, 2, 0, sample=0, samples=1, done=12, payload_bytes=999)
-    cable.send_frames(wire.encode(header, parcel.manifest))
-    with pytest.raises(HandoverError, match="its header announces 999 bytes, its manifest 1024"):
-        receiving.take()
-    assert cable.posted == 1
 
 
 class Cut(Cable):
@@ -229,7 +172,7 @@ class Cut(Cable):
 
 
 def test_a_broken_connection_reaches_whoever_waits_at_either_end() -> None:
-    receiving, sending = inbox(Cut()), outbox(Cut(), bound=1)
+    receiving, sending = receiver(Cut()), sender(Cut(), bound=1)
     for act in (receiving.take, receiving.close):
         with pytest.raises(RuntimeError, match="closed by peer"):
             act()
@@ -245,18 +188,16 @@ def test_a_batch_that_inspection_refuses_is_not_sent() -> None:
         raise ValueError(f"sample {batch.samples[0]}")
 
     cable = Cable()
-    sending = Outbox(
-        cable, ROUTE, bound=1, pack=SCENARIO.pack, tell=lambda handoff: None, now=time.time, inspect=refuse
-    )
+    sending = sender(cable, bound=1, inspect=refuse)
     sending.put(batches()[0])
     with pytest.raises(ValueError, match="sample 0"):
         sending.close()
     assert cable.posted == sending.sent == 0
 
 
-def test_an_inbox_is_not_closed_before_it_is_empty() -> None:
+def test_a_receiver_is_not_closed_before_it_is_empty() -> None:
     cable = Cable()
-    receiving, sending = inbox(cable), outbox(cable)
+    receiving, sending = receiver(cable), sender(cable)
     sending.put(batches()[0])
     with pytest.raises(RuntimeError, match="a batch left in it"):
         receiving.close()
@@ -266,46 +207,38 @@ def ticks() -> Iterator[float]:
     yield from map(float, range(100))
 
 
-def test_a_hand_over_is_timed_from_packing_and_its_wait_by_the_peer_taking_the_header() -> None:
-    # Packing from 0, header offered at 1 and taken at 2, the last byte gone at 3.
+def test_a_send_is_timed_from_packing_and_its_wait_until_the_peer_takes_the_message() -> None:
+    # Packing begins at 0, the message is offered at 1 and taken at 2, and the last byte is gone at 3.
     cable, clock = Cable(), ticks()
     handoffs: list[Handoff] = []
-    sending = Outbox(cable, ROUTE, bound=1, pack=SCENARIO.pack, tell=handoffs.append, now=lambda: next(clock))
-    receiving = inbox(cable)
+    sending = sender(cable, bound=1, now=lambda: next(clock), report=handoffs.append)
+    receiving = receiver(cable)
     sending.put(batches()[0])
     receiving.take()
     eventually(lambda: sending.sent == 1)
-    assert handoffs == [Handoff(0, 1, 2, "send", 0, 12, 0, 0.0, 3.0, 1.0, FRAME, 1024, 0, 0)]
+    header = FRAME - GENERATOR
+    assert handoffs == [Handoff(0, 1, 2, "send", 0, 12, 0, 0.0, 3.0, 1.0, header, 1024, 0, GENERATOR)]
 
 
-def test_a_receive_is_timed_from_the_headers_arrival_and_its_wait_until_then() -> None:
-    # Posted at 0, the header is there at 1, the batch unpacked at 2.
+def test_a_receive_is_timed_from_the_messages_arrival_and_its_wait_until_then() -> None:
+    # Posted at 0, the message is there at 1, and the batch is unpacked at 2.
     cable, clock = Cable(), ticks()
     handoffs: list[Handoff] = []
-    sending = outbox(cable)
-    receiving = Inbox(
-        cable,
-        ROUTE,
-        [[0]],
-        12,
-        bound=1,
-        admit=SCENARIO.admit,
-        unpack=SCENARIO.unpack,
-        tell=handoffs.append,
-        now=lambda: next(clock),
-    )
+    sending = sender(cable)
+    receiving = receiver(cable, [[0]], bound=1, now=lambda: next(clock), report=handoffs.append)
     sending.put(batches()[0])
     receiving.take()
-    assert handoffs == [Handoff(0, 2, 1, "recv", 0, 12, 0, 1.0, 1.0, 1.0, FRAME, 1024, 0, 0)]
+    header = FRAME - GENERATOR
+    assert handoffs == [Handoff(0, 2, 1, "recv", 0, 12, 0, 1.0, 1.0, 1.0, header, 1024, 0, GENERATOR)]
 
 
-def test_a_late_hand_over_is_held_back_for_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_hand_off_is_held_back_for_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[float] = []
     cable = Cable()
-    receiving = inbox(cable, [[0], [1]])
+    receiving = receiver(cable, [[0], [1]])
     with monkeypatch.context() as patched:
-        patched.setattr("gpubench.pipeline.transfer.time.sleep", held.append)
-        sending = outbox(cable, fault=Fault(FaultKind.late, ROUTE.source, 1, seconds=7.5))
+        patched.setattr("gpubench.pipeline.link.time.sleep", held.append)
+        sending = sender(cable, fault=Fault(FaultKind.late, TERMS.source, 1, seconds=7.5))
         for batch in batches(2):
             sending.put(batch)
         sending.close()
@@ -316,21 +249,17 @@ def test_a_late_hand_over_is_held_back_for_the_time_given(monkeypatch: pytest.Mo
 
 
 def test_a_fault_of_another_rank_changes_nothing_here() -> None:
-    cable = Cable()
     for kind in FaultKind:
         fault = Fault(kind, rank=0, sample=0)
-        assert faulty_edge(cable, fault, 1) is cable
-        assert faulty_pack(SCENARIO.pack, fault, 1) == SCENARIO.pack
+        assert type(sending_link(Cable(), TERMS, fault, now=time.time, report=print)) is Link
         before_evaluations(fault, 1, [0])
-    assert faulty_edge(cable, None, 0) is cable
-    assert faulty_pack(SCENARIO.pack, None, 0) == SCENARIO.pack
     before_evaluations(None, 0, [0])
 
 
 def test_faults_of_the_rank_strike_before_the_evaluations_of_their_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     struck: list[object] = []
-    monkeypatch.setattr("gpubench.pipeline.transfer.os.kill", lambda pid, number: struck.append(number))
-    monkeypatch.setattr("gpubench.pipeline.transfer.time.sleep", struck.append)
+    monkeypatch.setattr("gpubench.pipeline.faults.os.kill", lambda pid, number: struck.append(number))
+    monkeypatch.setattr("gpubench.pipeline.faults.time.sleep", struck.append)
     for kind in (FaultKind.kill, FaultKind.stop, FaultKind.slow):
         fault = Fault(kind, rank=0, sample=3, seconds=2.5)
         before_evaluations(fault, 0, [1, 2])
@@ -343,19 +272,15 @@ def test_faults_of_the_rank_strike_before_the_evaluations_of_their_sample(monkey
 def test_a_latent_of_the_wrong_shape_or_type_has_as_many_bytes_as_the_right_one(
     kind: FaultKind, dtype: torch.dtype
 ) -> None:
-    packed: list[Batch] = []
-
-    def pack(batch: Batch) -> Parcel:
-        packed.append(batch)
-        return SCENARIO.pack(batch)
-
-    right = Batch([0, 1], torch.ones(2, 4, 8, 8, dtype=dtype), None, [])
-    faulty_pack(pack, Fault(kind, 0, 1), 0)(right)
-    (wrong,) = packed
-    assert len(wrong.latents) == len(right.latents)
-    assert wrong.latents.nbytes == right.latents.nbytes
-    assert (wrong.latents.shape == right.latents.shape) == (kind is FaultKind.dtype)
-    assert (wrong.latents.dtype == right.latents.dtype) == (kind is FaultKind.shape)
+    right = batch_of(TERMS, 0, 1)
+    right.latents = right.latents.to(dtype)
+    faulty = sending_link(Cable(), TERMS, Fault(kind, 1, 1), now=time.time, report=print)
+    wrong = faulty.pack(right).message.batch
+    assert wrong
+    assert wrong.latent_shape[0] == len(right.latents)
+    assert wrong.latent_bytes == right.latents.nbytes
+    assert (wrong.latent_shape == right.latents.shape) == (kind is FaultKind.dtype)
+    assert (wrong.latent_dtype == str(dtype).removeprefix("torch.")) == (kind is FaultKind.shape)
 
 
 # What follows happened over gloo, between three processes.
@@ -366,8 +291,8 @@ Results = dict[tuple[str, int], Any]
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each rank saw of each scenario."""
-    folder = tmp_path_factory.mktemp("links")
-    codes = start_ranks("links", 3, folder)
+    folder = tmp_path_factory.mktemp("link")
+    codes = start_ranks("link", 3, folder)
     assert codes == [0, -signal.SIGKILL, 0]
     return {
         (path.stem.rpartition("-")[0], int(path.stem.rpartition("-")[2])): json.loads(path.read_text())
@@ -376,8 +301,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def start_ranks(what: str, world_size: int, folder: Path) -> list[int]:
-    """The exit codes of all ranks of links_worker.py."""
-    script = [sys.executable, links_worker.__file__, what]
+    """The exit codes of all ranks of link_worker.py."""
+    script = [sys.executable, link_worker.__file__, what]
     ranks = [
         subprocess.Popen([*script, str(rank), str(world_size), str(folder)], env=environment())
         for rank in range(world_size)
@@ -389,7 +314,7 @@ def start_ranks(what: str, world_size: int, folder: Path) -> list[int]:
             rank.kill()
 
 
-@pytest.mark.parametrize("name", ["one-in-flight", "three-in-flight", "long-manifest", "large", "late"])
+@pytest.mark.parametrize("name", ["one-in-flight", "three-in-flight", "long-message", "large", "late"])
 def test_samples_pass_down_the_chain_in_order_and_what_is_sent_and_received_pairs_up(name: str, seen: Results) -> None:
     ranks = [seen[name, rank] for rank in range(3)]
     assert [rank["samples"] for rank in ranks] == [list(range(SAMPLES))] * 3
@@ -397,8 +322,8 @@ def test_samples_pass_down_the_chain_in_order_and_what_is_sent_and_received_pair
     assert [(rank["sent"], rank["received"]) for rank in ranks] == [(SAMPLES, 0), (SAMPLES, SAMPLES), (0, SAMPLES)]
 
 
-@pytest.mark.parametrize("name", ["three-in-flight", "long-manifest", "large"])
-def test_both_ends_of_a_hand_over_tell_the_same_of_it(name: str, seen: Results) -> None:
+@pytest.mark.parametrize("name", ["three-in-flight", "long-message", "large"])
+def test_both_ends_of_a_hand_off_report_the_same_of_it(name: str, seen: Results) -> None:
     handoffs = [handoff for rank in range(3) for handoff in seen[name, rank]["handoffs"]]
     ends = {(handoff["rank"], handoff["direction"], handoff["sequence"]): handoff for handoff in handoffs}
     assert len(ends) == len(handoffs) == 4 * SAMPLES
@@ -412,7 +337,7 @@ def test_both_ends_of_a_hand_over_tell_the_same_of_it(name: str, seen: Results) 
     scenario = SCENARIOS[name]
     sizes = {(handoff["header_bytes"], handoff["latent_bytes"]) for handoff in handoffs}
     ((header_bytes, latent_bytes),) = sizes
-    assert header_bytes == (3 * FRAME if scenario.filler else FRAME)
+    assert header_bytes == (4 * FRAME if scenario.filler else FRAME) - GENERATOR
     assert latent_bytes == torch.Size(scenario.shape).numel() * 4
 
 
@@ -422,30 +347,32 @@ def test_both_ends_of_a_hand_over_tell_the_same_of_it(name: str, seen: Results) 
         (
             FaultKind.drop,
             "rank 2 expected sample 3 after 2 evaluations from rank 1, and got sample 4 (sequence 4 instead of 3): "
-            "a hand-over was lost",
+            "a hand-off was lost",
         ),
         (
             FaultKind.duplicate,
             "rank 2 expected sample 4 after 2 evaluations from rank 1, and got sample 3 (sequence 3 instead of 4): "
-            "a hand-over came twice",
+            "a hand-off came twice",
         ),
         (FaultKind.step, "rank 2 expected sample 3 after 2 evaluations from rank 1, and got it after 3"),
         (
             FaultKind.corrupt,
-            "rank 2 refused sample 3 after 2 evaluations from rank 1: its payload was damaged in transit: "
-            "the checksum does not fit",
+            "rank 2 expected sample 3 after 2 evaluations from rank 1, and its payload was damaged in transit: "
+            "the checksum does not match",
         ),
         (
             FaultKind.shape,
-            "rank 2 refused sample 3 after 2 evaluations from rank 1: its latent is torch.float32 [1, 1, 4, 8, 8]",
+            "rank 2 expected sample 3 after 2 evaluations from rank 1, and its latent is float32 [1, 1, 4, 8, 8] "
+            "instead of float32 [1, 4, 8, 8]",
         ),
         (
             FaultKind.dtype,
-            "rank 2 refused sample 3 after 2 evaluations from rank 1: its latent is torch.int32 [1, 4, 8, 8]",
+            "rank 2 expected sample 3 after 2 evaluations from rank 1, and its latent is int32 [1, 4, 8, 8] "
+            "instead of float32 [1, 4, 8, 8]",
         ),
     ],
 )
-def test_a_wrong_hand_over_is_refused_and_what_came_before_it_is_kept(
+def test_a_wrong_hand_off_is_refused_and_what_came_before_it_is_kept(
     fault: FaultKind, message: str, seen: Results
 ) -> None:
     receiver = seen[fault, 2]

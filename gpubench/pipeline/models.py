@@ -1,23 +1,19 @@
-"""The model that a pipeline rank evaluates, chosen by the settings: a folder, a UNet or a dummy.
-
-One evaluation, on any rank, is `sampler.step(batch, denoiser.predict(batch, sampler))`.
-"""
+"""Loads the denoiser that the settings name: a pipeline folder, a UNet with random weights, or a dummy."""
 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gpubench.errors import ModelError
-from gpubench.pipeline import base, folders
-from gpubench.pipeline.base import DenoiserBase, OnStep, Scale, image_size
-from gpubench.pipeline.batch import Batch, quiet
+from gpubench.pipeline import denoiser, folders
+from gpubench.pipeline.denoiser import Denoiser, Scale, image_size
 from gpubench.pipeline.folders import PipelineFolder
-from gpubench.pipeline.scheduler_names import RANDOM_WEIGHTS, OwnScheduler
-from gpubench.pipeline.schedulers import Sampler
+from gpubench.pipeline.sampler import Batch, Sampler, quiet
+from gpubench.pipeline.schedulers import RANDOM_WEIGHTS, OwnScheduler
 from gpubench.pipeline.text_to_image import (
     Flux,
     PixArt,
@@ -34,11 +30,11 @@ if TYPE_CHECKING:
 _CHANNELS = 4
 _SIDE = 64
 _PIXELS = 8  # image pixels per latent pixel in each direction
-AWAKE = 5e-4  # seconds of busy waiting at the end of a sleep
+BUSY_WAIT = 5e-4  # seconds of busy waiting at the end of a sleep
 _SPIN = 50_000_000  # cycles; tens of milliseconds, long beside the events that time them
 
 
-class Dummy(DenoiserBase):
+class Dummy(Denoiser):
     """Each evaluation takes `model.step_ms`, whatever the number of samples, and does bounded arithmetic on them."""
 
     def __init__(self, settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> None:
@@ -72,7 +68,7 @@ class Dummy(DenoiserBase):
 
 def _sleep_until(deadline: float) -> None:
     """Waits until `deadline` of `time.perf_counter`, at the end by busy waiting, because a sleep ends late."""
-    time.sleep(max(0.0, deadline - AWAKE - time.perf_counter()))
+    time.sleep(max(0.0, deadline - BUSY_WAIT - time.perf_counter()))
     while time.perf_counter() < deadline:
         pass
 
@@ -94,7 +90,7 @@ _RUN_BY_PIPELINE = ("DDPMScheduler", "DDIMScheduler")
 """The schedulers that DDPMPipeline can run, because they scale neither noise nor input."""
 
 
-class Unconditional(DenoiserBase):
+class Unconditional(Denoiser):
     """The denoiser of a DDPMPipeline, whose latents are images.
 
     It also supports schedulers that scale noise or input.
@@ -134,7 +130,7 @@ class Unconditional(DenoiserBase):
     def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
         """Returns the latents of the pipeline's last step, because the pipeline itself returns clipped images."""
         latents: list[Tensor] = []
-        base.watch(scheduler, lambda step, made: latents.append(made))
+        denoiser.watch(scheduler, lambda step, made: latents.append(made))
         self.pipe.scheduler = scheduler
         self.pipe.set_progress_bar_config(disable=True)
         with quiet():
@@ -181,7 +177,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(unet: str) -> nn.Module:
-    """The network with random weights from torch's default generator, on the default device."""
+    """Returns the network with random weights from torch's default generator, on the default device."""
     if unet == "unet2d":
         from diffusers.models.unets.unet_2d import UNet2DModel
 
@@ -193,7 +189,7 @@ def build(unet: str) -> nn.Module:
     return model
 
 
-def load_unet(settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> DenoiserBase:
+def load_unet(settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> Denoiser:
     """Returns the denoiser `settings.model.unet`. Its weights are drawn in fp32 on the CPU, so all devices agree."""
     unet = settings.model.unet
     if unet is None:
@@ -265,8 +261,8 @@ _NOT_LOADED: Mapping[str, Mapping[str, Any]] = {
 
 def load_folder(
     settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype, *, encoders: bool, vae: bool
-) -> DenoiserBase:
-    """The denoiser of the folder `settings.model.name`, on `device`; see `gpubench.pipeline.denoisers.load`.
+) -> Denoiser:
+    """Returns the denoiser of the folder `settings.model.name`, on `device`; see `load`.
 
     Weights are read from safetensors only, code in the folder is never run, and nothing is downloaded.
 
@@ -288,7 +284,7 @@ def load_folder(
     with quiet(transformers=True):
         pipe.to(device)
     own_scheduler = (type(pipe.scheduler).__name__, dict(pipe.scheduler.config))
-    adapter: DenoiserBase = _ADAPTERS[folder.pipeline](
+    adapter: Denoiser = _ADAPTERS[folder.pipeline](
         pipe, folder.path.resolve().name, settings, device, dtype, own_scheduler
     )
     return adapter
@@ -335,67 +331,6 @@ def _denoiser(folder: PipelineFolder, source: Mapping[str, Any]) -> torch.nn.Mod
     return model.to(source["torch_dtype"])  # without accelerate, some weights keep the data type of the file
 
 
-class Denoiser(Protocol):
-    """A model with all its weights on one device, and the other parts of its pipeline."""
-
-    name: str
-    model: Any
-    """The module that predicts."""
-    latent_shape: tuple[int, ...]
-    """The shape of one sample's latent, without the batch dimension."""
-    dtype: torch.dtype
-    device: torch.device
-    parameters: int
-    """The number of parameters of the denoiser, without text encoders and VAE."""
-    scheduler_config: Mapping[str, Any]
-    """The configuration of the model's own scheduler. Another class uses the options that it knows."""
-    default_scheduler: str
-    """The class name of the model's own scheduler."""
-    reference_name: str
-    """The program that `reference` runs, in words."""
-
-    def scheduler(self) -> Any:
-        """Returns a new diffusers scheduler: the model's own or the requested one, with the model's configuration.
-
-        Raises SettingsError for a name or an option that does not exist.
-        """
-
-    def set_timesteps_kwargs(self, steps: int) -> dict[str, Any]:
-        """Returns the arguments of the model's pipeline to `set_timesteps` besides number of steps and device."""
-
-    def weights_digest(self) -> str:
-        """Returns the sha256 of all parameters and buffers of the denoiser with their names, in order."""
-
-    def encode(self, prompts: Sequence[str], before_each: Callable[[int], None] = ...) -> list[dict[str, Tensor]]:
-        """Returns the conditioning of each prompt: tensors on the CPU with a batch dimension of 1. Only for rank 0.
-
-        `before_each` is called with the number of each prompt, from 0.
-
-        A model without conditioning returns an empty list, and one with random weights random tensors.
-        """
-
-    def admit(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
-        """Keeps the result of `encode` on this rank's device. Sample i uses entry i % len."""
-
-    def prepare(self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int]) -> Batch:
-        """Returns a batch before its first evaluation: noise from a generator per sample, at the scheduler's scale."""
-
-    def predict(self, batch: Batch, sampler: Sampler) -> Tensor:
-        """Returns the model's output for the next evaluation with guidance, as input of the scheduler's step."""
-
-    def decode(self, batch: Batch) -> "list[Image]":
-        """Returns the images of a finished batch, on a rank that was loaded with `images`."""
-
-    def reference(
-        self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int], on_step: OnStep | None = None
-    ) -> Tensor:
-        """Returns the final latents of the samples on the CPU, made together in this process by diffusers.
-
-        It takes only the number of evaluations and the arguments of `set_timesteps` from `sampler`, and uses a new
-        scheduler.
-        """
-
-
 def load(
     settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype, *, first: bool, last: bool, images: bool
 ) -> Denoiser:
@@ -410,5 +345,4 @@ def load(
         return load_folder(settings, device, dtype, encoders=first, vae=last and images)
     if settings.model.unet == "dummy":
         return Dummy(settings, device, dtype)
-
     return load_unet(settings, device, dtype)

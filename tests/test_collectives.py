@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_links import start_ranks
+from test_link import start_ranks
 
-from gpubench.pipeline import handshake
-from gpubench.pipeline.wire import RUN_ID
+from gpubench.pipeline import collectives
+from gpubench.pipeline.link import RUN_ID
 from gpubench.ranks import Ranks
 
 WORLD_SIZE = 3
@@ -17,8 +17,8 @@ ALONE = Ranks(0, 0, 1, 1)
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank came to know."""
-    folder: Path = tmp_path_factory.mktemp("handshake")
-    assert start_ranks("handshake", WORLD_SIZE, folder) == [0] * WORLD_SIZE
+    folder: Path = tmp_path_factory.mktemp("collectives")
+    assert start_ranks("collectives", WORLD_SIZE, folder) == [0] * WORLD_SIZE
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
 
 
@@ -56,9 +56,9 @@ def test_conditioning_reaches_every_rank_with_its_names_types_and_shapes(told: l
 
 
 def test_a_rank_alone_needs_nobody() -> None:
-    handshake.agree({"weights": "3fa1"}, ALONE)
-    assert handshake.gather_bytes(b"mine", ALONE) == [b"mine"]
-    assert len(handshake.draw_run_id(ALONE)) == RUN_ID
-    (prompt,) = handshake.broadcast_conditioning([{"prompt_embeds": torch.ones(2)}], ALONE)
+    collectives.agree({"weights": "3fa1"}, ALONE)
+    assert collectives.gather_bytes(b"mine", ALONE) == [b"mine"]
+    assert len(collectives.draw_run_id(ALONE)) == RUN_ID
+    (prompt,) = collectives.broadcast_conditioning([{"prompt_embeds": torch.ones(2)}], ALONE)
     assert torch.equal(prompt["prompt_embeds"], torch.ones(2))
-    assert handshake.broadcast_conditioning([], ALONE) == []
+    assert collectives.broadcast_conditioning([], ALONE) == []

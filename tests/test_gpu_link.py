@@ -1,19 +1,16 @@
-"""On a GPU, hand-overs are packed, sent, received and unpacked beside the evaluations, and are not used too early."""
+"""On a GPU, hand-offs are packed, sent, received and unpacked beside the evaluations, and are not used too early."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 
 import pytest
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import wire
-from gpubench.pipeline.batch import Batch
-from gpubench.pipeline.handover import pack, read_manifest, unpack
-from gpubench.pipeline.schedulers import Sampler, build, create
-from gpubench.pipeline.transfer import Inbox, Outbox
-from gpubench.pipeline.wire import GlooEdge, Route, beside_evaluations
+from gpubench.pipeline.background import Receiver, Sender, beside_evaluations
+from gpubench.pipeline.link import FRAME, Link, Terms, Transport
+from gpubench.pipeline.sampler import Batch, Sampler, build, create
 from gpubench.worker.timing import CudaClock
 
 pytestmark = [
@@ -23,12 +20,11 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda", 0)
-ROUTE = Route(b"thisrun!", 0, 0, 1)
 SECOND = 2_000_000_000  # cycles of `torch.cuda._sleep`, or somewhat more than a second
 
 
-class Wire(GlooEdge):
-    """Both ends of a gloo or NCCL edge in one process: all but the library's own transport."""
+class Wire(Transport):
+    """Both ends of a gloo or NCCL connection in one process: all but the library itself."""
 
     def __init__(self, nccl: bool) -> None:
         self.device = DEVICE
@@ -36,8 +32,8 @@ class Wire(GlooEdge):
         self._messages: SimpleQueue[bytes | Tensor] = SimpleQueue()
 
     def send_frames(self, frames: bytes) -> None:
-        for start in range(0, len(frames), wire.FRAME):
-            self._messages.put(frames[start : start + wire.FRAME])
+        for start in range(0, len(frames), FRAME):
+            self._messages.put(frames[start : start + FRAME])
 
     def receive_frame(self) -> bytes:
         frame = self._messages.get()
@@ -60,7 +56,7 @@ class Wire(GlooEdge):
 
 
 @pytest.fixture(params=["gloo", "nccl"])
-def edge(request: pytest.FixtureRequest) -> Wire:
+def wire(request: pytest.FixtureRequest) -> Wire:
     return Wire(request.param == "nccl")
 
 
@@ -92,35 +88,31 @@ def stepped(sampler: Sampler) -> Batch:
     return batch
 
 
-class Ends:
-    """An Outbox and an Inbox on the two ends of one edge."""
+class Watched(Link):
+    """A link that takes the GPU some cycles longer over each unpacking."""
 
-    def __init__(self, edge: Wire, sampler: Sampler, batches: int = 1, delay: int = 0) -> None:
-        """`delay` is the cycles that the GPU takes over each unpacking."""
+    def __init__(self, wire: Wire, terms: Terms, delay: int) -> None:
+        super().__init__(wire, terms, now=time.time, report=lambda handoff: None)
         self.unpacked: list[torch.cuda.Event] = []
-        self._sampler = sampler
         self._delay = delay
-        self.outbox = Outbox(
-            edge, ROUTE, bound=2, pack=lambda batch: pack(batch, sampler), tell=lambda handoff: None, now=time.time
-        )
-        self.inbox = Inbox(
-            edge,
-            ROUTE,
-            [[0]] * batches,
-            3,
-            bound=1,
-            admit=read_manifest,
-            unpack=self._unpack,
-            tell=lambda handoff: None,
-            now=time.time,
-        )
 
-    def _unpack(self, manifest: bytes, payload: Tensor) -> Batch:
-        batch = unpack(manifest, payload, self._sampler, [0])
+    def receive(self, samples: Sequence[int]) -> Batch:
+        batch = super().receive(samples)
         if self._delay:
             torch.cuda._sleep(self._delay)
         self.unpacked.append(torch.cuda.current_stream().record_event())
         return batch
+
+
+class Ends:
+    """A sender and a receiver at the two ends of one connection."""
+
+    def __init__(self, wire: Wire, sampler: Sampler, batches: int = 1, delay: int = 0) -> None:
+        terms = Terms(b"thisrun!", 0, 0, 1, 3, sampler, torch.float32, (4, 64, 64), 0)
+        link = Watched(wire, terms, delay)
+        self.unpacked = link.unpacked
+        self.sender = Sender(Link(wire, terms, now=time.time, report=lambda handoff: None), time.time, bound=2)
+        self.receiver = Receiver(link, [[0]] * batches, bound=1)
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -128,40 +120,40 @@ def tensors(batch: Batch) -> list[Tensor]:
 
 
 def test_a_batch_is_packed_sent_received_and_unpacked_while_evaluations_are_queued(
-    edge: Wire, sampler: Sampler
+    wire: Wire, sampler: Sampler
 ) -> None:
     batch = stepped(sampler)
     expected = [tensor.cpu() for tensor in tensors(batch)]
-    ends = Ends(edge, sampler)
-    ends.outbox.put(batch)
+    ends = Ends(wire, sampler)
+    ends.sender.put(batch)
     evaluations = queue_evaluations()
-    arrived = ends.inbox.take()
+    arrived = ends.receiver.take()
     ends.unpacked[0].synchronize()
     assert not evaluations.query()
     assert all(torch.equal(*pair) for pair in zip(map(Tensor.cpu, tensors(arrived)), expected, strict=True))
 
 
-def test_what_uses_a_batch_waits_until_it_is_unpacked(edge: Wire, sampler: Sampler) -> None:
-    ends = Ends(edge, sampler, delay=SECOND)
-    ends.outbox.put(stepped(sampler))
-    ends.inbox.take()
+def test_what_uses_a_batch_waits_until_it_is_unpacked(wire: Wire, sampler: Sampler) -> None:
+    ends = Ends(wire, sampler, delay=SECOND)
+    ends.sender.put(stepped(sampler))
+    ends.receiver.take()
     use = torch.cuda.current_stream().record_event()
     assert not use.query()
     use.synchronize()
     assert ends.unpacked[0].query()
 
 
-def test_the_memory_of_a_batch_is_not_used_again_before_its_evaluations_are_done(edge: Wire, sampler: Sampler) -> None:
-    ends = Ends(edge, sampler, batches=2)
-    ends.outbox.put(stepped(sampler))
+def test_the_memory_of_a_batch_is_not_used_again_before_its_evaluations_are_done(wire: Wire, sampler: Sampler) -> None:
+    ends = Ends(wire, sampler, batches=2)
+    ends.sender.put(stepped(sampler))
     second = stepped(sampler)
-    first = ends.inbox.take()
+    first = ends.receiver.take()
     evaluations = queue_evaluations()
     used = {tensor.data_ptr() for tensor in tensors(first)}
     del first
-    with beside_evaluations(DEVICE):  # or the outbox would wait for the evaluations, as those of this batch
-        ends.outbox.put(second)
-    arrived = ends.inbox.take()
+    with beside_evaluations(DEVICE):  # or the sender would wait for the evaluations, as those of this batch
+        ends.sender.put(second)
+    arrived = ends.receiver.take()
     assert not evaluations.query()
     assert not used & {tensor.data_ptr() for tensor in tensors(arrived)}
 

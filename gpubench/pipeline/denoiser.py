@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.batch import TERMINAL, Batch, quiet, schedule_arguments, step_of
-from gpubench.pipeline.scheduler_names import SEEDED, OwnScheduler, parse_options
-from gpubench.pipeline.schedulers import Sampler, create
+from gpubench.pipeline.sampler import TERMINAL, Batch, Sampler, create, quiet, schedule_arguments, step_of
+from gpubench.pipeline.schedulers import SEEDED, OwnScheduler, parse_options
 from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
@@ -24,9 +23,9 @@ LOOP = "a single-process loop over diffusers' scheduler and model"
 """The reference if diffusers has no pipeline for the model and the scheduler."""
 
 Output = Callable[[Tensor, Tensor], Tensor]
-"""(latents, timestep) -> the model output for the scheduler's step."""
+"""A function of (latents, timestep) that returns the model's output for the scheduler's step."""
 OnStep = Callable[[int, Tensor], None]
-"""(number of an evaluation from 0, its resulting latents) -> None."""
+"""A function that is called with the number of an evaluation, from 0, and its resulting latents."""
 
 
 def generators_of(seeds: Sequence[int]) -> list[torch.Generator]:
@@ -110,16 +109,17 @@ def compare(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> tuple[int, floa
 
 
 Scale = Callable[[Tensor], Tensor]
-"""The scaling of the model's input by a scheduler."""
+"""A function that scales the model's input as the scheduler requires."""
 
 
-class DenoiserBase:
-    """The base class that implements `gpubench.pipeline.denoisers.Denoiser`; a subclass adds `output`.
+class Denoiser:
+    """A model with all its weights on one device, and the other parts of its pipeline.
 
-    `model` must be on `device` and in `dtype`.
+    One evaluation, on any rank, is `sampler.step(batch, denoiser.predict(batch, sampler))`. A subclass adds `output`.
     """
 
     reference_name = LOOP
+    """The program that `reference` runs, in words."""
 
     def __init__(
         self,
@@ -132,6 +132,11 @@ class DenoiserBase:
         latent_shape: tuple[int, ...],
         scheduler: OwnScheduler,
     ) -> None:
+        """`model` must be on `device` and in `dtype`.
+
+        `latent_shape` is the shape of one sample's latent, without the batch dimension. `scheduler` is the class name
+        and the configuration of the model's own scheduler; another class uses the options that it knows.
+        """
         self.name = name
         self.model: Any = model.eval().requires_grad_(False)
         self.device = device
@@ -141,6 +146,7 @@ class DenoiserBase:
         self.sampling = settings.sampling
         self.steps = settings.sampling.steps
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        """The number of parameters of the denoiser, without text encoders and VAE."""
         self.conditioning: list[dict[str, Tensor]] = []
 
     def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
@@ -148,14 +154,20 @@ class DenoiserBase:
         raise NotImplementedError
 
     def scheduler(self) -> Any:
+        """Returns a new diffusers scheduler: the model's own or the requested one, with the model's configuration.
+
+        Raises SettingsError for a name or an option that does not exist.
+        """
         name = self.sampling.scheduler or self.default_scheduler
         with quiet():
             return create(name, parse_options(self.sampling.options), self.scheduler_config)
 
     def set_timesteps_kwargs(self, steps: int) -> dict[str, Any]:
+        """Returns the arguments of the model's pipeline to `set_timesteps` besides number of steps and device."""
         return {}
 
     def weights_digest(self) -> str:
+        """Returns the sha256 of all parameters and buffers of the denoiser with their names, in order."""
         digest = hashlib.sha256()
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -165,9 +177,15 @@ class DenoiserBase:
     def encode(
         self, prompts: Sequence[str], before_each: Callable[[int], None] = lambda index: None
     ) -> list[dict[str, Tensor]]:
+        """Returns the conditioning of each prompt: tensors on the CPU with a batch dimension of 1. Only for rank 0.
+
+        `before_each` is called with the number of each prompt, from 0. A model without conditioning returns an empty
+        list, and one with random weights random tensors.
+        """
         return []
 
-    def admit(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
+    def set_conditioning(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
+        """Keeps the result of `encode` on this rank's device. Sample i uses entry i % len."""
         self.conditioning = [{key: value.to(self.device) for key, value in entry.items()} for entry in conditioning]
 
     def condition(self, key: str, samples: Sequence[int]) -> Tensor:
@@ -179,22 +197,30 @@ class DenoiserBase:
         return noise((len(generators), *self.latent_shape), generators, self.device, self.dtype)
 
     def prepare(self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int]) -> Batch:
+        """Returns a batch before its first evaluation: noise from a generator per sample, at the scheduler's scale."""
         generators = generators_of(seeds)
         latents = self.noise(generators) * sampler.noise_scale
         return Batch(list(samples), latents, sampler.fresh(seeds[0]), generators)
 
     @torch.no_grad()
     def predict(self, batch: Batch, sampler: Sampler) -> Tensor:
+        """Returns the model's output for the next evaluation with guidance, as input of the scheduler's step."""
         scale = functools.partial(sampler.scale, batch)
         return self.output(batch.latents, sampler.timesteps[batch.done], batch.samples, scale)
 
     def decode(self, batch: Batch) -> "list[Image]":
+        """Returns the images of a finished batch, on a rank that was loaded with `images`."""
         raise SettingsError(f"{self.name} makes latents for which there is no decoder", "leave output.images at false")
 
     @torch.no_grad()
     def reference(
         self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int], on_step: OnStep | None = None
     ) -> Tensor:
+        """Returns the final latents of the samples on the CPU, made together in this process by diffusers.
+
+        It takes only the number of evaluations and the arguments of `set_timesteps` from `sampler`, and uses a new
+        scheduler.
+        """
         scheduler = self.scheduler()
         if type(scheduler).__name__ == SEEDED:
             scheduler.noise_sampler_seed = seeds[0]

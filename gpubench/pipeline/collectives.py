@@ -1,4 +1,4 @@
-"""The exchange of facts and bytes between ranks before the first evaluation, over the default process group."""
+"""Exchanges facts, prompts' embeddings and bytes between all ranks, over the default process group."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpubench.errors import HandoverError
-from gpubench.pipeline.wire import RUN_ID, bytes_of, tensor_of
+from gpubench.pipeline.link import RUN_ID
+from gpubench.pipeline.packing import bytes_of, tensor_of
 from gpubench.ranks import Ranks
 
 Fact = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -39,27 +40,27 @@ def _first_difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -
     if isinstance(there, list) and isinstance(here, list):
         if len(there) != len(here):
             return f"rank {rank} has {len(there)} {name}, rank 0 has {len(here)}"
-        at = _alike(there, here)
+        at = _common_prefix(there, here)
         name, there, here = f"{name}[{at}]", there[at], here[at]
-    alike = _alike(str(there), str(here))
-    return f"rank {rank} has {name} {_excerpt(str(there), alike)}, rank 0 has {_excerpt(str(here), alike)}"
+    same = _common_prefix(str(there), str(here))
+    return f"rank {rank} has {name} {_excerpt(str(there), same)}, rank 0 has {_excerpt(str(here), same)}"
 
 
-def _alike(one: Sequence[object], other: Sequence[object]) -> int:
+def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
     """Returns the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _excerpt(text: str, alike: int) -> str:
-    """Returns `text`, or the part of a long text around index `alike`, where the difference begins."""
+def _excerpt(text: str, same: int) -> str:
+    """Returns `text`, or the part of a long text around index `same`, where the difference begins."""
     if len(text) <= SHOWN:
         return text
-    start = max(0, alike - SHOWN // 2)
+    start = max(0, same - SHOWN // 2)
     return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if start + SHOWN < len(text) else ''}"
 
 
 def draw_run_id(ranks: Ranks) -> bytes:
-    """Returns RUN_ID random bytes of rank 0 on every rank, which identify the hand-overs of this run."""
+    """Returns RUN_ID random bytes of rank 0 on every rank, which identify the hand-offs of one pass."""
     return broadcast_bytes(os.urandom(RUN_ID) if ranks.is_rank_zero else None, ranks)
 
 
