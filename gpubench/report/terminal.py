@@ -37,7 +37,7 @@ from gpubench.report.document import (
     Table,
     Tone,
 )
-from gpubench.text import bar, plain_table, shorten, spelled_out
+from gpubench.text import bar, clean, plain_table, shorten, spelled_out
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
@@ -175,7 +175,7 @@ def _(block: Paragraph, console: Console, _media: Medium) -> None:
 
 @_show_block.register
 def _(block: Command, console: Console, _media: Medium) -> None:
-    console.print(Text(f"{block.label}: {block.text}{block.after}{block.link}", _TONES[block.tone]), soft_wrap=True)
+    console.print(_safe(f"{block.label}: {block.text}{block.after}{block.link}", _TONES[block.tone]), soft_wrap=True)
 
 
 @_show_block.register
@@ -223,7 +223,12 @@ def _(block: Section, console: Console, media: Medium) -> None:
 
 def _say(console: Console, line: str, style: str = "") -> None:
     """Prints a line, wrapped between words on a terminal and unwrapped in a file."""
-    console.print(Text(line, style), soft_wrap=not console.is_terminal)
+    console.print(_safe(line, style), soft_wrap=not console.is_terminal)
+
+
+def _safe(text: str, style: str = "") -> Text:
+    """Returns text on one line, with control characters as escapes, because names can come from a foreign file."""
+    return Text(clean(text), style)
 
 
 def _title(title: str, console: Console) -> None:
@@ -291,12 +296,12 @@ def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Se
         name, texts = block.columns[place], [row[place].text for row in block.rows]
         left = block.is_words(place) and not all(map(str.isdigit, texts))  # numbers can also name rows
         wrapped = {"width": limits[place]} if name in block.sentences else {"no_wrap": True}
-        drawn.add_column(Text(name), justify="left" if left else "right", **wrapped)
+        drawn.add_column(_safe(name), justify="left" if left else "right", **wrapped)
         if bars and place == 0:
             drawn.add_column("less · more" if min(bars) < 0 else "", no_wrap=True)
     for number, row in enumerate(block.rows):
         cells = [
-            Text(_fitting(block, place, _text(row[place], brief), limits[place]), _COLOURS.get(row[place].style, ""))
+            _safe(_fitting(block, place, _text(row[place], brief), limits[place]), _COLOURS.get(row[place].style, ""))
             for place, brief in kept.items()
         ]
         drawn.add_row(cells[0], *([_size_bar(bars, number)] if bars else []), *cells[1:])
@@ -304,7 +309,14 @@ def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Se
 
 
 def _fitting(block: Table, place: int, text: str, limit: int) -> str:
-    return text if block.columns[place] in block.sentences else shorten(text, max(1, limit))
+    """Returns a text that fits its column, in cells of the terminal, of which wide letters take two."""
+    if block.columns[place] in block.sentences:
+        return text
+    length, shown = max(1, limit), shorten(text, max(1, limit))
+    while cell_len(shown) > limit and length > 1:
+        length -= 1
+        shown = shorten(text, length)
+    return shown
 
 
 def _size_bar(bars: Sequence[float], number: int) -> Text:
@@ -330,15 +342,15 @@ def _breakdown(block: Breakdown, width: int) -> RichTable:
     barred = room >= SMALLEST_BAR and not lettered
     if lettered:
         drawn.add_column("")
-    drawn.add_column(block.of, no_wrap=True)
+    drawn.add_column(_safe(block.of), no_wrap=True)
     if barred:
         drawn.add_column("", no_wrap=True)
     drawn.add_column("share", justify="right", no_wrap=True)
-    drawn.add_column(block.size, justify="right", no_wrap=True)
+    drawn.add_column(_safe(block.size), justify="right", no_wrap=True)
     for part in block.parts:
         letter = [_stacked(part, 1)] if lettered else []
         drawing = [bar(part.share, part.style, room)] if barred else []
-        drawn.add_row(*letter, Text(part.name), *drawing, Text(part.percent), Text(part.size))
+        drawn.add_row(*letter, _safe(part.name), *drawing, _safe(part.percent), _safe(part.size))
     return drawn
 
 
@@ -355,14 +367,14 @@ def _stacks(block: Stacks, width: int) -> RichTable:
     drawn, barred = plain_table(), room >= SMALLEST_BAR
     before, after = [head for head in heads if head != block.last], [head for head in heads if head == block.last]
     for head in (block.head, *before, *[""] * barred, *after):
-        drawn.add_column(head, justify="left" if head in (block.head, "") else "right", no_wrap=True)
+        drawn.add_column(_safe(head), justify="left" if head in (block.head, "") else "right", no_wrap=True)
     for group, rows in groupby(block.rows, key=lambda row: row.group):
-        drawn.add_row(Text(group, "dim"))
+        drawn.add_row(_safe(group, "dim"))
         for row in rows:
             style = "bold" if row.strong else ""
-            cells = [Text(f" {row.name}", style), *(Text(row.figures[head], style) for head in before)]
+            cells = [_safe(f" {row.name}", style), *(_safe(row.figures[head], style) for head in before)]
             bars = [_stack(row.parts, room)] if barred else []
-            drawn.add_row(*cells, *bars, *(Text(row.figures[head]) for head in after))
+            drawn.add_row(*cells, *bars, *(_safe(row.figures[head]) for head in after))
     return drawn
 
 
@@ -379,22 +391,22 @@ def _stack(parts: Sequence[Part], room: int) -> Text:
 
 def _stacked(part: Part, length: int) -> Text:
     colour = LETTER_COLOURS.get(part.letter, "bright_black")
-    return Text(part.letter * length, f"{colour} on {colour}")
+    return _safe(part.letter * length, f"{colour} on {colour}")
 
 
 @_show_block.register
 def _(block: Findings, console: Console, _media: Medium) -> None:
     for number, finding in enumerate(block.findings, 1):
         console.print()
-        severity = (f"  {finding.severity}", _SEVERITIES[finding.severity])
-        console.print(Text.assemble((f"{number}. {finding.title}", "bold"), severity))
+        severity = _safe(f"  {finding.severity}", _SEVERITIES[finding.severity])
+        console.print(_safe(f"{number}. {finding.title}", "bold").append_text(severity))
         grid = RichTable.grid(padding=(0, GAP, 0, 0))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
         for place, text in enumerate(finding.evidence):
-            grid.add_row(Text("   evidence" if not place else "", "dim"), Text(text))
+            grid.add_row(_safe("   evidence" if not place else "", "dim"), _safe(text))
         for line in finding.lines:
-            grid.add_row(Text(f"   {line.label}", "dim"), Text(line.text, _COLOURS.get(line.style, "")))
+            grid.add_row(_safe(f"   {line.label}", "dim"), _safe(line.text, _COLOURS.get(line.style, "")))
         console.print(grid)
     if not block.findings:
         _say(console, f"no finding: {block.nothing}")
