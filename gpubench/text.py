@@ -9,11 +9,11 @@ from rich.text import Text
 
 from gpubench import units
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def spelled_out(text: str) -> str:
-    """Returns `text` with control characters as escapes; line ends and tabs stay."""
+    """Returns `text` with control characters and lone surrogates as escapes; line ends and tabs stay."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 

@@ -87,7 +87,7 @@ def _(block: Findings) -> Iterator[str]:
             *(("evidence", text) for text in finding.evidence),
             *((line.label, line.text) for line in finding.lines),
         ]
-        yield from (f"   - {label}: {escape(text)}" for label, text in lines)
+        yield from (f"   - {escape(label)}: {escape(text)}" for label, text in lines)
     yield "" if block.findings else f"- no finding: {escape(block.nothing)}"
 
 

@@ -13,7 +13,7 @@ from gpubench.report.document import Block, Document, Medium
 from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
-_WORD = re.compile(r"[^\W\d_]+(?=[\s,:;.!?()]|$)")  # not a name with digits or signs
+_WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 

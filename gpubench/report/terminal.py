@@ -37,7 +37,7 @@ from gpubench.report.document import (
     Table,
     Tone,
 )
-from gpubench.text import bar, plain_table, shorten, spelled_out
+from gpubench.text import bar, clean, plain_table, shorten, spelled_out
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
@@ -178,7 +178,7 @@ def _(block: Paragraph, console: Console, _media: Medium) -> None:
 
 @_show_block.register
 def _(block: Command, console: Console, _media: Medium) -> None:
-    console.print(Text(f"{block.label}: {block.text}{block.after}{block.link}", _TONES[block.tone]), soft_wrap=True)
+    console.print(_safe(f"{block.label}: {block.text}{block.after}{block.link}", _TONES[block.tone]), soft_wrap=True)
 
 
 @_show_block.register
@@ -226,7 +226,12 @@ def _(block: Section, console: Console, media: Medium) -> None:
 
 def _say(console: Console, line: str, style: str = "") -> None:
     """Prints a line, wrapped between words on a terminal and unwrapped in a file."""
-    console.print(Text(line, style), soft_wrap=not console.is_terminal)
+    console.print(_safe(line, style), soft_wrap=not console.is_terminal)
+
+
+def _safe(text: str, style: str = "") -> Text:
+    """Returns text on one line, with control characters as escapes, because names can come from a foreign file."""
+    return Text(clean(text), style)
 
 
 def _title(title: str, console: Console) -> None:
@@ -248,7 +253,7 @@ def _table(block: Table, width: int) -> RichTable:
         for drawn in (bars, ()) if signed else (bars,):
             room = width - (bar_width + GAP if drawn else 0)
             limits = _limits(block, kept, room)
-            least = {place: WORD if _wraps(block, place) else READABLE for place in kept}
+            least = {place: _longest_word(block, place) if _wraps(block, place) else READABLE for place in kept}
             if all(limits[place] >= min(_needed(block, kept, place), least[place]) for place in kept):
                 return _drawn(block, kept, limits, drawn)
     return _drawn(block, kept, limits, ())
@@ -276,6 +281,12 @@ def _wraps(block: Table, place: int) -> bool:
         return True
     names = [row[place].text for row in block.rows]
     return place == 0 and all(len(name) <= WRAPPED for name in names) and any(" " in name for name in names)
+
+
+def _longest_word(block: Table, place: int) -> int:
+    """Returns the least width of a wrapped column, in which none of its words is broken; not more than READABLE."""
+    words = [word for row in block.rows for word in row[place].text.split()]
+    return min(READABLE, max([WORD, *map(cell_len, words)]))
 
 
 def _shrinks(block: Table, kept: dict[int, bool], place: int) -> bool:
@@ -309,7 +320,7 @@ def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Se
         wraps = _wraps(block, place)
         width = limits[place] if name in block.sentences else None
         justify: JustifyMethod = "left" if left else "right"
-        drawn.add_column(Text(name), justify=justify, no_wrap=not wraps, overflow="fold", width=width)
+        drawn.add_column(_safe(name), justify=justify, no_wrap=not wraps, overflow="fold", width=width)
         if bars and place == 0:
             drawn.add_column("less · more" if min(bars) < 0 else "", no_wrap=True)
     for number, row in enumerate(block.rows):
@@ -321,8 +332,14 @@ def _drawn(block: Table, kept: dict[int, bool], limits: dict[int, int], bars: Se
 
 
 def _cell(cell: Cell, brief: bool, limit: int | None) -> Text:
-    text = _text(cell, brief)
-    return Text(text if limit is None else shorten(text, max(1, limit)), _COLOURS.get(cell.style, ""))
+    """Returns a cell that fits into `limit` cells of the terminal, of which wide letters take two."""
+    text, style = _text(cell, brief), _COLOURS.get(cell.style, "")
+    if limit is None:
+        return _safe(text, style)
+    length = max(1, limit)
+    while length > 1 and cell_len(shorten(text, length)) > limit:
+        length -= 1
+    return _safe(shorten(text, length), style)
 
 
 def _size_bar(bars: Sequence[float], number: int) -> Text:
@@ -348,15 +365,15 @@ def _breakdown(block: Breakdown, width: int) -> RichTable:
     barred = room >= SMALLEST_BAR and not lettered
     if lettered:
         drawn.add_column("")
-    drawn.add_column(block.of, no_wrap=True)
+    drawn.add_column(_safe(block.of), no_wrap=True)
     if barred:
         drawn.add_column("", no_wrap=True)
     drawn.add_column("share", justify="right", no_wrap=True)
-    drawn.add_column(block.size, justify="right", no_wrap=True)
+    drawn.add_column(_safe(block.size), justify="right", no_wrap=True)
     for part in block.parts:
         letter = [_stacked(part, 1)] if lettered else []
         drawing = [bar(part.share, part.style, room)] if barred else []
-        drawn.add_row(*letter, Text(part.name), *drawing, Text(part.percent), Text(part.size))
+        drawn.add_row(*letter, _safe(part.name), *drawing, _safe(part.percent), _safe(part.size))
     return drawn
 
 
@@ -373,14 +390,14 @@ def _stacks(block: Stacks, width: int) -> RichTable:
     drawn, barred = plain_table(), room >= SMALLEST_BAR
     before, after = [head for head in heads if head != block.last], [head for head in heads if head == block.last]
     for head in (block.head, *before, *[""] * barred, *after):
-        drawn.add_column(head, justify="left" if head in (block.head, "") else "right", no_wrap=True)
+        drawn.add_column(_safe(head), justify="left" if head in (block.head, "") else "right", no_wrap=True)
     for group, rows in groupby(block.rows, key=lambda row: row.group):
-        drawn.add_row(Text(group, "dim"))
+        drawn.add_row(_safe(group, "dim"))
         for row in rows:
             style = "bold" if row.strong else ""
-            cells = [Text(f" {row.name}", style), *(Text(row.figures[head], style) for head in before)]
+            cells = [_safe(f" {row.name}", style), *(_safe(row.figures[head], style) for head in before)]
             bars = [_stack(row.parts, room)] if barred else []
-            drawn.add_row(*cells, *bars, *(Text(row.figures[head]) for head in after))
+            drawn.add_row(*cells, *bars, *(_safe(row.figures[head]) for head in after))
     return drawn
 
 
@@ -397,22 +414,22 @@ def _stack(parts: Sequence[Part], room: int) -> Text:
 
 def _stacked(part: Part, length: int) -> Text:
     colour = LETTER_COLOURS.get(part.letter, "bright_black")
-    return Text(part.letter * length, f"{colour} on {colour}")
+    return _safe(part.letter * length, f"{colour} on {colour}")
 
 
 @_show_block.register
 def _(block: Findings, console: Console, _media: Medium) -> None:
     for number, finding in enumerate(block.findings, 1):
         console.print()
-        severity = (f"  {finding.severity}", _SEVERITIES[finding.severity])
-        console.print(Text.assemble((f"{number}. {finding.title}", "bold"), severity))
+        severity = _safe(f"  {finding.severity}", _SEVERITIES[finding.severity])
+        console.print(_safe(f"{number}. {finding.title}", "bold").append_text(severity))
         grid = RichTable.grid(padding=(0, GAP, 0, 0))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
         for place, text in enumerate(finding.evidence):
-            grid.add_row(Text("   evidence" if not place else "", "dim"), Text(text))
+            grid.add_row(_safe("   evidence" if not place else "", "dim"), _safe(text))
         for line in finding.lines:
-            grid.add_row(Text(f"   {line.label}", "dim"), Text(line.text, _COLOURS.get(line.style, "")))
+            grid.add_row(_safe(f"   {line.label}", "dim"), _safe(line.text, _COLOURS.get(line.style, "")))
         console.print(grid)
     if not block.findings:
         _say(console, f"no finding: {block.nothing}")
