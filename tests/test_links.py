@@ -1,6 +1,5 @@
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ import links_worker
 import pytest
 import torch
 from links_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS, Parcel, Scenario
-from running import PATIENCE, environment
+from running import PATIENCE, ended
 from torch import Tensor
 
 from gpubench.errors import HandoverError
@@ -378,15 +377,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def start_ranks(what: str, world_size: int, folder: Path) -> list[int]:
     """The exit codes of all ranks of links_worker.py."""
     script = [sys.executable, links_worker.__file__, what]
-    ranks = [
-        subprocess.Popen([*script, str(rank), str(world_size), str(folder)], env=environment())
-        for rank in range(world_size)
-    ]
-    try:
-        return [rank.wait(PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    return ended([*script, str(rank), str(world_size), str(folder)] for rank in range(world_size))
 
 
 @pytest.mark.parametrize("name", ["one-in-flight", "three-in-flight", "long-manifest", "large", "late"])
