@@ -5,8 +5,10 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+import forked
 import pytest
 from running import Finished, gpubench, simulated
 
@@ -22,13 +24,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job,
 
 # A simulated GPU's memory is this machine's: a garbage size must end one process with an error, not fill the machine.
 LIMIT = 8 * 2**30  # bytes of data of one process; what device memory counts is in tests/fake_cuda/README.md
-if any(Path(folder, "fake_cuda_arithmetic.so").exists() for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+LIBRARIES = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+SIMULATED = any(Path(folder, "fake_cuda_arithmetic.so").exists() for folder in LIBRARIES)
+if SIMULATED:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts the fork servers, once for all processes of pytest. With a GPU, or to measure coverage, all are real."""
+    real = "COVERAGE_PROCESS_START" in os.environ or SIMULATED or Path("/dev/nvidiactl").exists()
+    if not hasattr(config, "workerinput") and not real:
+        running = ExitStack()
+        running.enter_context(forked.servers())
+        config.add_cleanup(running.close)
+
+
 LONGEST = (
-    "test_pipe_bad_luck", "test_train_bench", "test_pipeline_identity", "test_memory", "test_profile",
-    "test_bad_luck", "test_simulations", "test_pipe_infer",
+    "test_pipeline_identity", "test_bad_luck", "test_train_bench", "test_machines", "test_memory", "test_pipe_bad_luck",
+    "test_simulations", "test_gpu_suite", "test_directory", "test_profile", "test_pipe_infer",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
 

@@ -1,4 +1,4 @@
-"""Runs the real command in a process of its own."""
+"""Runs the command as a user does."""
 
 import json
 import os
@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 TINY = ("--model", "gpt2-tiny", "--performance.cpu_threads=1", "--logging.graph=false")
@@ -57,12 +58,29 @@ def metrics(run: Finished) -> dict[str, Any]:
 
 
 def gpubench(
-    *arguments: str, results: Path, cwd: Path | None = None, launcher: Sequence[str] = (sys.executable,)
+    *arguments: str,
+    results: Path,
+    cwd: Path | None = None,
+    launcher: Sequence[str] = (sys.executable,),
+    real: bool = False,
 ) -> Finished:
-    """Runs `gpubench ARGUMENTS --results RESULTS` to its end."""
+    """Runs `gpubench ARGUMENTS --results RESULTS` to its end; forks what is Python's, unless it is to be `real`."""
     command = [*launcher, "-m", "gpubench", *arguments, "--results", str(results)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment())
+    if real or launcher[0] != sys.executable:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment())
+    else:
+        done = forked.run(command, PATIENCE, cwd=cwd, env=environment())
     return Finished(done.returncode, done.stdout, done.stderr, results)
+
+
+def ended(commands: Iterable[Sequence[str]], patience: float = PATIENCE) -> list[int]:
+    """The exit codes of Python programs that run side by side, as ranks do."""
+    processes = [forked.start(command, env=environment()) for command in commands]
+    try:
+        return [process.wait(patience) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import TINY, Finished, gpubench, started, wait_for_steps
+from running import SMALL, Finished, gpubench, started, wait_for_steps
 
 from gpubench.runs.reader import Run
 
@@ -31,11 +31,14 @@ def make():
 """
 
 
-def accident(tmp_path: Path, code: str, *options: str, launcher: Sequence[str] = (sys.executable,)) -> Finished:
+def accident(
+    tmp_path: Path, code: str, *options: str, launcher: Sequence[str] = (sys.executable,), real: bool = False
+) -> Finished:
     """A run whose model does `code` in the forward pass of step 14."""
     (tmp_path / "unlucky.py").write_text(MODEL.format(accident=code))
     common = ("--model", "unlucky:make", "--performance.cpu_threads=1", "--steps", "40", "--repeats", "2", "-q")
-    return gpubench("train-bench", *common, *options, results=tmp_path / "results", cwd=tmp_path, launcher=launcher)
+    places = {"results": tmp_path / "results", "cwd": tmp_path}
+    return gpubench("train-bench", *common, *options, **places, launcher=launcher, real=real)
 
 
 def error_of(done: Finished) -> str:
@@ -109,7 +112,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_a_batch_systems_sigterm_keep_the_repeat_in_hand(tmp_path: Path, number: int) -> None:
     options = ("--steps", "100000", "--repeats", "2", "--experiment", "long")
-    with started("train-bench", *TINY, *options, results=tmp_path) as process:
+    with started("train-bench", *SMALL, *options, results=tmp_path) as process:
         run = wait_for_steps(tmp_path, 50)
         process.send_signal(number)
         process.send_signal(number)  # impatience changes nothing
@@ -124,7 +127,7 @@ def test_ctrl_c_and_a_batch_systems_sigterm_keep_the_repeat_in_hand(tmp_path: Pa
 
 def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Path) -> None:
     options = ("--steps", "100000", "--world-size", "2", "--experiment", "long")
-    with started("train-bench", *TINY, *options, results=tmp_path) as process:
+    with started("train-bench", *SMALL, *options, results=tmp_path) as process:
         path = wait_for_steps(tmp_path, 50)
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 2
@@ -141,7 +144,7 @@ def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Pa
 
 
 def test_the_host_ends_a_worker_that_will_not_leave(tmp_path: Path) -> None:
-    done = accident(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise ValueError('no')")
+    done = accident(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise ValueError('no')", real=True)
     assert done.code == 1
     assert "ValueError" in error_of(done)
     assert not [
@@ -170,7 +173,7 @@ def test_under_torchrun_the_failing_rank_is_heard_before_all_are_ended(
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     options = ("--steps", "300", "--repeats", "1", "-vv")
-    with started("train-bench", *TINY, *options, results=tmp_path) as process:
+    with started("train-bench", *SMALL, *options, results=tmp_path) as process:
         assert process.stderr
         process.stderr.close()
         process.communicate(timeout=60)

@@ -1,7 +1,7 @@
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import ranks_worker
 import torch
@@ -39,7 +39,7 @@ def test_two_ranks_give_the_gradients_of_one_process_on_the_joined_batch(
         pytest.skip("FSDP2 on a CPU is of PyTorch 2.7 and later")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, ranks_worker.__file__, strategy, str(accumulation), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
+    done = forked.run(command, PATIENCE, env=environment())
     assert done.returncode == 0, done.stderr
 
     alone = ranks_worker.model()

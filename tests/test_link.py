@@ -1,6 +1,5 @@
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ import pytest
 import torch
 from link_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS
 from links import Cable, batch_of, terms
-from running import PATIENCE, environment
+from running import PATIENCE, ended
 
 from gpubench.errors import HandoverError
 from gpubench.events import Handoff
@@ -303,15 +302,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def start_ranks(what: str, world_size: int, folder: Path) -> list[int]:
     """The exit codes of all ranks of link_worker.py."""
     script = [sys.executable, link_worker.__file__, what]
-    ranks = [
-        subprocess.Popen([*script, str(rank), str(world_size), str(folder)], env=environment())
-        for rank in range(world_size)
-    ]
-    try:
-        return [rank.wait(PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    return ended([*script, str(rank), str(world_size), str(folder)] for rank in range(world_size))
 
 
 @pytest.mark.parametrize("name", ["one-in-flight", "three-in-flight", "long-message", "large", "late"])

@@ -162,7 +162,7 @@ def test_no_batch_fits_and_it_is_said(tmp_path: Path) -> None:
 
 
 def test_two_ranks_are_each_followed(tmp_path: Path) -> None:
-    done = gpubench("memory", *SMALL, "--device", "cpu", "--world-size", "2", "-q", results=tmp_path)
+    done = gpubench("memory", *SMALL, "--device", "cpu", "--world-size", "2", "-q", results=tmp_path, real=True)
     assert not done.code, done.stderr
     assert [rank.rank for rank in followed(done.run).ranks] == [0, 1]
     assert (

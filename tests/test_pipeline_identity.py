@@ -2,7 +2,6 @@
 
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pytest
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from pipeline_worker import TAMPERED_SAMPLE, Case, Told
-from running import PATIENCE, environment, gpubench
+from running import PATIENCE, ended, gpubench
 from test_schedulers import ROWS, Row, names
 
 from gpubench.events import Verified
@@ -127,15 +126,8 @@ def start(todo: dict[str, Case], world_size: int, folder: Path) -> list[dict[str
     """What each rank of pipeline_worker.py told of each case."""
     folder.joinpath("cases.json").write_bytes(msgspec.json.encode(todo))
     script = [sys.executable, pipeline_worker.__file__]
-    ranks = [
-        subprocess.Popen([*script, str(rank), str(world_size), str(folder)], env=environment())
-        for rank in range(world_size)
-    ]
-    try:
-        assert [rank.wait(MUCH_PATIENCE) for rank in ranks] == [0] * world_size
-    finally:
-        for rank in ranks:
-            rank.kill()
+    commands = [[*script, str(rank), str(world_size), str(folder)] for rank in range(world_size)]
+    assert ended(commands, MUCH_PATIENCE) == [0] * world_size
     told = [folder.joinpath(f"told-{rank}.json").read_bytes() for rank in range(world_size)]
     return [msgspec.json.decode(data, type=dict[str, Told]) for data in told]
 
@@ -222,7 +214,7 @@ def test_a_run_with_a_sample_that_diffusers_would_not_make_fails(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parent)]))
     size = ("--model.height=64", "--model.width=64", "--steps", "5", "--samples", "2")
     run = ("--device", "cpu", "--world-size", "2", "--repeats", "1", "--baseline", "off", "--performance.cpu_threads=1")
-    done = gpubench("pipe-infer", "--unet", "tiny", "--verify", *size, *run, results=tmp_path / "results")
+    done = gpubench("pipe-infer", "--unet", "tiny", "--verify", *size, *run, results=tmp_path / "results", real=True)
     assert done.code == 1, done.stderr
     message = "1 of 2 samples differ from diffusers StableDiffusionPipeline.__call__"
     assert f"error: {message}" in done.stderr

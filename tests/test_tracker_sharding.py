@@ -1,6 +1,5 @@
 """What each of several ranks holds, against closed forms, against real tensors, and against two real ranks."""
 
-import subprocess
 import sys
 from itertools import pairwise
 from math import prod
@@ -15,7 +14,7 @@ import tracker_ranks_worker
 from hypothesis import given
 from hypothesis import settings as trying
 from hypothesis import strategies as st
-from running import PATIENCE, environment
+from running import ended
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
@@ -208,13 +207,8 @@ def test_two_ranks_on_gloo_take_what_was_predicted_for_each(tmp_path: Path) -> N
     for name, settings in asked.items():
         (tmp_path / f"{name}.settings.json").write_text(settings.model_dump_json())
     command = [sys.executable, tracker_ranks_worker.__file__]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True, env=environment())
-        for rank in range(tracker_ranks_worker.RANKS)
-    ]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=PATIENCE)
-        assert worker.returncode == 0, errors
+    ranks = range(tracker_ranks_worker.RANKS)
+    assert ended([*command, str(rank), str(tmp_path)] for rank in ranks) == [0 for _ in ranks]
     for name, settings in asked.items():
         predicted = _predicted(settings)
         whole = 4 * sum(weight.numel() for weight in _weights(settings))

@@ -222,7 +222,7 @@ def test_fsdp2_trains_with_accumulation_and_checkpointing(tmp_path: Path) -> Non
 
 def test_under_torchrun_the_ranks_are_the_workers(tmp_path: Path) -> None:
     options = ("--steps", "5", "--repeats", "2", "-q")
-    done = gpubench("train-bench", *SMALL, *options, results=tmp_path, launcher=TORCHRUN)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path, launcher=TORCHRUN, real=True)
     assert done.code == 0, done.stderr
     record = done.document("run.json")
     assert (record["world_size"], record["repeats"], record["repeat_kind"]) == (2, 2, "in-process")
@@ -302,7 +302,7 @@ def test_wandb_works_offline_and_stays_in_the_run_directory(tmp_path: Path) -> N
 
 
 def test_warnings_about_the_numbers_are_in_the_log_too(tmp_path: Path) -> None:
-    done = gpubench("train-bench", *SMALL, "--steps", "3", "--repeats", "1", "-q", results=tmp_path)
+    done = gpubench("train-bench", *SMALL, "--steps", "3", "--repeats", "1", "-q", results=tmp_path, real=True)
     assert done.code == 0, done.stderr
     warning = "one repeat only, so the variation between processes is unknown"
     assert warning in done.stderr

@@ -1,0 +1,258 @@
+"""Starts Python programs by forking a server that has imported what they need.
+
+Most runs in these tests last a tenth of a second, and the imports of a worker take five: torch, transformers and
+diffusers. A server imports them when it is first asked, and forks itself for each program. `Forked` stands in for
+subprocess.Popen. The program has its own environment, working directory, open files, session, signals and exit code.
+
+It differs from a process of its own in what is decided as a process starts: the variables that libraries read as they
+are loaded, the hash seed, sitecustomize, and /proc/PID/cmdline. A test that depends on one of these starts a real one.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import IO, Any, Self
+
+FOLDER = "FORK_SERVERS"
+"""The variable with the folder of the servers' sockets. Without it all processes are real."""
+HOST = (
+    "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
+    "gpubench.verify", "gpubench.report.page", "pydantic_settings", "asyncio", "pynvml", "rich.live",
+    "rich._emoji_codes", "tensorboard.summary", "tensorboard.compat", "tensorboard.plugins.hparams.summary_v2",
+    "numpy.ma", "numpy.fft",
+)  # fmt: skip
+WORKER = (
+    "gpubench.worker.train_bench", "gpubench.memory.worker", "gpubench.pipeline.worker", "torch.distributed.fsdp",
+    "torch.distributed.run", "torch.distributed.checkpoint", "gpubench.commands", "gpubench.host.launch",
+    "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion", "transformers.models.gpt2.modeling_gpt2",
+)  # fmt: skip
+IMPORTS = {"gpubench": HOST, "worker": WORKER}
+"""What each server imports: that of the command line has no torch."""
+MOST = 1 << 18  # bytes of a request
+
+
+class Forked:
+    """What the host and the tests use of subprocess.Popen."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
+    ) -> None:
+        """`args` are [sys.executable, script or "-m", ...]. Output goes to this process's own where None."""
+        assert args[0] == sys.executable
+        assert stdin == subprocess.DEVNULL
+        self.args = args
+        self.returncode: int | None = None
+        program = [argument for argument in args[1:2] if argument != "-u"] + list(args[2:])
+        host = program[:2] == ["-m", "gpubench"] and "RANK" not in env  # under torchrun the command becomes a worker
+        given = {number: number for number in pass_fds}
+        for number, file in ((1, stdout), (2, stderr)):
+            given[number] = number if file is None else file if isinstance(file, int) else file.fileno()
+        request = {
+            "program": program,
+            "environment": {**env, "PYTHONUNBUFFERED": "1"} if args[1] == "-u" else dict(env),
+            "folder": str(cwd or Path.cwd()),
+            "descriptors": list(given),
+            "session": start_new_session,
+        }
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket_of_server = Path(os.environ[FOLDER], "gpubench" if host else "worker")
+        self._log = socket_of_server.with_suffix(".log")
+        self._server.connect(str(socket_of_server))
+        socket.send_fds(self._server, [json.dumps(request).encode()], list(given.values()))
+        self.pid = self._answer()
+
+    def _answer(self) -> int:
+        data = self._server.recv(MOST)
+        if not data:
+            raise RuntimeError(f"the fork server ended: {self._log.read_text()}")
+        return int(data)
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._server.settimeout(timeout)
+            try:
+                self.returncode = self._answer()
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._server.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wait()
+
+
+def start(command: Sequence[str], **options: Any) -> "Forked | subprocess.Popen[Any]":
+    """Starts `command` by a fork server, or as a real process where there is none. The options are those of Forked."""
+    return Forked(command, **options) if FOLDER in os.environ else subprocess.Popen(command, **options)
+
+
+def run(command: Sequence[str], timeout: float, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """The same as subprocess.run with capture_output and text."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with start(command, stdout=out, stderr=err, **options) as process:
+            try:
+                code = process.wait(timeout)
+            except BaseException:
+                process.kill()
+                raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+
+@contextmanager
+def servers() -> Iterator[None]:
+    """Has the servers listen, and ends them. They take no time before they are first asked."""
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        running = []
+        for name in IMPORTS:
+            with (
+                Path(folder, f"{name}.log").open("w") as log,
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+            ):
+                listening.bind(str(Path(folder, name)))
+                listening.listen(64)
+                number = listening.fileno()
+                # These libraries read their number of threads as they load; a worker sets that of torch by itself.
+                clean = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+                clean |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+                command = [sys.executable, __file__, name, str(number)]
+                running.append(
+                    subprocess.Popen(
+                        command, env=clean, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[number]
+                    )
+                )
+        os.environ[FOLDER] = folder
+        try:
+            yield
+        finally:
+            del os.environ[FOLDER]
+            for server in running:
+                server.communicate()  # it ends with its standard input
+
+
+def serve(name: str, listening: socket.socket) -> dict[str, Any]:
+    """Forks this process for each request until standard input ends. Returns only in the children: their request."""
+    ready = selectors.DefaultSelector()
+    ready.register(listening, selectors.EVENT_READ)
+    ready.register(0, selectors.EVENT_READ)
+    if all(key.fd == 0 for key, _ in ready.select()):  # nobody ever asked
+        os._exit(0)
+    for module in IMPORTS[name]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or the first collection in each child would copy all their memory
+    clients: dict[int, tuple[int, socket.socket]] = {}  # by the pidfd of the child
+    while True:
+        for key, _ in ready.select():
+            if key.fd == 0:
+                os._exit(0)
+            if key.fd in clients:
+                ready.unregister(key.fd)
+                pid, client = clients.pop(key.fd)
+                os.close(key.fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with suppress(OSError), client:  # who asked may be gone
+                    client.send(str(code).encode())
+                continue
+            client, _ = listening.accept()
+            data, given, _, _ = socket.recv_fds(client, MOST, 16)
+            request: dict[str, Any] = json.loads(data)
+            if (pid := os.fork()) == 0:
+                ready.close()
+                for ours in (listening, client, *(other for _, other in clients.values())):
+                    ours.detach()  # place() closes them
+                place(dict(zip(request["descriptors"], given, strict=True)))
+                return request
+            for number in given:
+                os.close(number)
+            with suppress(OSError):
+                client.send(str(pid).encode())
+            there = os.pidfd_open(pid)
+            clients[there] = pid, client
+            ready.register(there, selectors.EVENT_READ)
+
+
+def place(given: Mapping[int, int]) -> None:
+    """Makes `given` (number: the descriptor that belongs there) and no others the open files of this process."""
+    above = max([*given, *given.values(), 2]) + 1
+    parked = {number: os.dup2(there, above + place) for place, (number, there) in enumerate(given.items())}
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, there in parked.items():
+        os.dup2(there, number)
+    last = 2
+    for number in [*sorted(given.keys() - {1, 2}), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(last + 1, number)
+        last = number
+
+
+def become(request: Mapping[str, Any]) -> None:
+    """Runs the program of `request` as if this process had been started for it."""
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own is seeded anew after a fork
+    known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    program = request["program"]
+    module = program[0] == "-m"
+    sys.path[0:1] = [request["folder"] if module else str(Path(program[0]).parent), *known]
+    sys.argv = program[1:] if module else program
+    importlib.invalidate_caches()
+    if program[:2] == ["-m", "gpubench"]:
+        launch = importlib.import_module("gpubench.host.launch")
+        launch.__dict__["subprocess"] = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+    elif program[:2] == ["-m", "torch.distributed.run"]:
+        package = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+        importlib.import_module(package).__dict__["Popen"] = Forked
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # of what is imported already
+    if module:
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    become(serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))))
