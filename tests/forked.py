@@ -35,7 +35,7 @@ HOST = (
     "numpy.ma", "numpy.fft",
 )  # fmt: skip
 WORKER = (
-    "gpubench.worker.train_bench", "gpubench.memory.worker", "gpubench.pipeline.worker", "torch.distributed.fsdp",
+    "gpubench.worker.train_bench", "gpubench.memory_worker", "gpubench.pipeline.worker", "torch.distributed.fsdp",
     "torch.distributed.run", "torch.distributed.checkpoint", "gpubench.commands", "gpubench.host.launch",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion", "transformers.models.gpt2.modeling_gpt2",
 )  # fmt: skip
