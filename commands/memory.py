@@ -261,7 +261,7 @@ def _of_run(
     verbose: int,
 ) -> None:
     from gpubench.host import memory_recorder
-    from gpubench.report import notebook
+    from gpubench.report import after_run
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
@@ -271,7 +271,7 @@ def _of_run(
         outcomes[0], summary=outcomes[0].recorder.summary()
     )  # it may have changed to that of the batch size found
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = notebook.judge_pair(paths, ("predicted", "measured")) if measurements else None
+    pair = after_run.judge_pair(paths, ("predicted", "measured")) if measurements else None
     finish(outcomes, pair, terminal, json=json)
     if stopped:
         raise stopped

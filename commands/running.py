@@ -60,13 +60,13 @@ def run_and_report(
     verbose: int,
 ) -> None:
     """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
-    from gpubench.report import notebook
+    from gpubench.report import after_run
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = notebook.judge_pair(paths) if len(paths) == 2 else None
+    pair = after_run.judge_pair(paths) if len(paths) == 2 else None
     finish(outcomes, pair, terminal, json=json)
 
 
@@ -85,7 +85,7 @@ def measure(
     """
     from gpubench.host import schedule
     from gpubench.host.live import view_on
-    from gpubench.report import notebook
+    from gpubench.report import after_run
 
     if launched_by_torchrun() and not is_rank_zero():
         schedule.become_worker(runs[0].settings)
@@ -93,7 +93,7 @@ def measure(
     with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
     for outcome in outcomes:
-        notebook.write_up(outcome.recorder.writer.path)
+        after_run.write_up(outcome.recorder.writer.path)
     return outcomes
 
 
@@ -187,7 +187,7 @@ def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder
     """Calls `keep` with each result as it arrives. Returns the error that ended the trials, or None."""
     import msgspec
 
-    from gpubench.report import notebook
+    from gpubench.report import after_run
 
     ended: GpubenchError | None = None
     try:
@@ -199,14 +199,14 @@ def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder
         ended = error
     if isinstance(ended, Interrupted) and recorder.findings:
         recorder.conclude(msgspec.structs.replace(recorder.findings, interrupted=True))
-    notebook.write_up(recorder.writer.path)
+    after_run.write_up(recorder.writer.path)
     return ended
 
 
 def _judge(*outcomes: "Outcome") -> "Comparisons | None":
-    from gpubench.report import notebook
+    from gpubench.report import after_run
 
-    return notebook.judge_pair([outcome.recorder.writer.path for outcome in outcomes])
+    return after_run.judge_pair([outcome.recorder.writer.path for outcome in outcomes])
 
 
 def _following(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":

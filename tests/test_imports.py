@@ -42,7 +42,7 @@ def test_what_is_not_needed_is_not_loaded(tmp_path: Path, arguments: list[str], 
 
 
 def test_the_host_starts_without_torch() -> None:
-    script = "import sys, gpubench.host.schedule, gpubench.report.notebook, gpubench.report.run; print(*sys.modules)"
+    script = "import sys, gpubench.host.schedule, gpubench.report.after_run, gpubench.report.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert {"torch", "transformers", "diffusers"}.isdisjoint(done.stdout.split())
 

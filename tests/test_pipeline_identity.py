@@ -203,7 +203,7 @@ TAMPERING = """
 import os
 if os.environ.get("RANK") == "0":  # a worker; the command itself has no rank
     import pipeline_worker
-    pipeline_worker.stage.pack = pipeline_worker.latents_alone
+    pipeline_worker.packing.pack = pipeline_worker.latents_alone
 """
 
 

@@ -15,7 +15,7 @@ from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
 from gpubench.pipeline.results import PipeRepeat, summarise
 from gpubench.report import lanes as gantt
-from gpubench.report.notebook import write_up
+from gpubench.report.after_run import write_up
 from gpubench.runs.directory import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
 from gpubench.runs.stages import PARTS
 
@@ -66,7 +66,7 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
         "Plain data-parallel can be faster: 3 replicas",
         "one of these ranks alone",
         "A hand-over is 8.44 KiB",
-        "Bit-identical: 5/5, beside a loop of single-process diffusers",
+        "bit-identical: 5/5, beside a loop of single-process diffusers",
         "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9",
     ):
         assert expected in page, expected

@@ -218,7 +218,7 @@ def test_a_trace_as_json_is_one_document(tmp_path: Path, command_line: Callable[
         (("--trace", "x.json", "--verify"), "--verify is for a new run"),
         (("--trace", "x.json", "--steps", "3"), "--steps is for a new run"),
         (("--trace", "x.json", "--bogus", "1"), "unknown setting 'bogus'"),
-        (("--against", "x.json"), "--against needs a --trace"),
+        (("--against", "x.json"), "--against needs --trace"),
         (("--html", "x.html"), "--html belongs to --trace"),
         (("--device", "mps"), "its profiler records no work of it"),
         (("--profiling.enabled=false",), "records no profile to diagnose"),

@@ -21,7 +21,7 @@ from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.host.supervision import LONGEST_SILENCE, SHORTEST_SILENCE
 from gpubench.pipeline import defaults
-from gpubench.report import notebook, terminal
+from gpubench.report import after_run, terminal
 from gpubench.report import run as report
 from gpubench.runs import directory
 from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
@@ -206,7 +206,7 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     text = shown(outcome)
     assert f"on cpu: {lies}, on a busy machine\n" in text
     assert f"{noisy}\n{busy}\n" in text
-    notebook.write_up(path)
+    after_run.write_up(path)
     page = (path / REPORT).read_text()
     assert busy[1:] in page
     assert "too noisy to quote" in page

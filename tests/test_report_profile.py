@@ -38,6 +38,7 @@ from gpubench.report.document import Breakdown, Document, Figure, Heading, Mediu
 from gpubench.report.profile import Against, differences, document, to_document
 from gpubench.report.profile_tables import kernel_name, operator_row
 from gpubench.runs import directory
+from gpubench.runs.reader import Run
 from gpubench.runs.stages import PARTS
 from gpubench.trace.phases import NAMES
 from gpubench.trace.profile import (
@@ -567,7 +568,8 @@ def recorded(folder: Path, command: str, settings: dict[str, Any] | None = None)
     (folder / directory.PROFILE).write_bytes(msgspec.json.encode(made.profile()))
     (folder / directory.FINDINGS).write_bytes(msgspec.json.encode(made.findings(unanswered=[])))
     record = REPLACE(record_of("exp-a"), command=command)
-    return run_report.page(run_of("exp-a", path=folder, record=record, settings=settings or {}))
+    run = run_of("exp-a", path=folder, record=record, settings=settings or {}, files=Run(folder, record))
+    return run_report.page(run)
 
 
 def test_the_page_of_a_profiled_run_begins_with_what_its_profile_says(tmp_path: Path) -> None:

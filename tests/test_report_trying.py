@@ -22,8 +22,8 @@ from test_plots import parsed, texts
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import RunDirectoryError
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed, Trade, Trades, weigh
+from gpubench.report import after_run, page
 from gpubench.report import memory_figures as figures
-from gpubench.report import notebook, page
 from gpubench.report import run as report
 from gpubench.report.charts import HEAD, Scale
 from gpubench.report.document import Block, Document, Figure, Table
@@ -308,7 +308,7 @@ def searched(results: Path, found: Any) -> Path:
 def test_a_run_that_only_looked_for_batch_sizes_has_its_page(tmp_path: Path) -> None:
     followed(tmp_path, made.predicted())
     path = searched(tmp_path, looked())
-    notebook.write_up(path)
+    after_run.write_up(path)
     assert (path / REPORT).is_file()
     found = report.page(open_run(path, measured=False))
     assert found.headline == batch_sizes_sentence(looked())
@@ -322,7 +322,7 @@ def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no metrics, nothing was measured"):
         open_run(path)
     later = followed(tmp_path, made.predicted())
-    notebook.write_up(later)
+    after_run.write_up(later)
     assert "first run of the experiment" in (later / REPORT).read_text(encoding="utf-8")
 
 

@@ -58,8 +58,8 @@ def test_an_experiment_whose_trials_would_have_too_long_a_name_is_refused_at_onc
     monkeypatch.setenv("GPUBENCH_EXPERIMENT", "x" * 114)
     said, hint = complaint(command_line(*common))
     assert said == (
-        f"experiment: '{'x' * 114}' (from GPUBENCH_EXPERIMENT) has 114 bytes; the limit is 113, because the folder of "
-        "the trial runs adds -verify to the name"
+        f"experiment: '{'x' * 114}' has 114 bytes; the limit is 113, because the folder of the trial runs adds -verify "
+        "to the name (from GPUBENCH_EXPERIMENT)"
     )
     assert hint == "give an --experiment of at most 113 bytes"
     once = [argument for argument in common if argument not in ("--verify", "--find-batch-size")]

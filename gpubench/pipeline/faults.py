@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench.errors import SettingsError, did_you_mean
+from gpubench.settings.loading import about
 
 FORM = "KIND,rank=R,sample=S[,seconds=T]"
 DEFAULT_SECONDS = 1.0
@@ -49,6 +50,7 @@ class Fault:
     """The delay of `late` and `slow` in seconds."""
 
 
+@about("inject")
 def parse_fault(text: str, world_size: int, samples: int) -> Fault:
     """Parses a fault in the form of `FORM`.
 

@@ -245,12 +245,13 @@ def document(
     left_out = [clean(phrases.omission(line)) for line in comparisons.left_out]
     blocks: list[Block] = [Paragraph(left_out, "warning")]
     if comparisons.gate:
-        blocks += [Heading("Gate"), _gate_table(comparisons.gate)]
+        blocks += [Heading("Gate"), _gate_table(comparisons.gate, Medium.PAGE)]
     for number, comparison in enumerate(found, 1):
         pair = (sides[0], sides[number]) if sides else ()
         blocks.append(_section(comparison, comparisons, pair, everything, number if apart or len(found) > 1 else 0))
     if comparisons.gate:
         blocks += [Paragraph(f"{one.outcome}: {phrases.gate(one)}", on=Medium.TERMINAL) for one in comparisons.gate]
+        blocks.append(_gate_table(comparisons.gate, Medium.MARKDOWN))
     baseline = clean(found[0].baseline.label) if found else ""
     return Document(
         f"{len(found)} candidates against {baseline}" if len(found) > 1 else "",
@@ -529,7 +530,7 @@ def _estimates(runs: Sequence[RunEvidence]) -> dict[str, float]:
     }
 
 
-def _gate_table(gate: Sequence[GateResult]) -> Table:
+def _gate_table(gate: Sequence[GateResult], on: Medium) -> Table:
     cells: list[dict[str, str | Cell]] = [
         {
             "gate": Cell(one.outcome, style=GATES[one.outcome], chip=True),
@@ -540,7 +541,7 @@ def _gate_table(gate: Sequence[GateResult]) -> Table:
         }
         for one in gate
     ]
-    return table("", cells, ("condition", "candidate", "measured and limit"), on=Medium.MARKDOWN | Medium.PAGE)
+    return table("", cells, ("condition", "candidate", "measured and limit"), on=on)
 
 
 def _footer(comparisons: Comparisons, sides: Sequence[Side]) -> list[tuple[list[str], list[str]]]:

@@ -280,7 +280,8 @@ def _wraps(block: Table, place: int) -> bool:
     if block.columns[place] in block.sentences:
         return True
     names = [row[place].text for row in block.rows]
-    return place == 0 and all(len(name) <= WRAPPED for name in names) and any(" " in name for name in names)
+    short = all(len(name) <= WRAPPED and len(word) <= READABLE for name in names for word in name.split())
+    return place == 0 and short and any(" " in name for name in names)
 
 
 def _longest_word(block: Table, place: int) -> int:

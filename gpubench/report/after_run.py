@@ -15,7 +15,7 @@ from gpubench.runs import directory
 
 REMEMBERED = 20  # previous runs that a new one is compared with
 
-log = logging.getLogger("gpubench.report.notebook")
+log = logging.getLogger("gpubench.report.after_run")
 
 
 def write_up(path: Path) -> None:

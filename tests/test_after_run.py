@@ -8,7 +8,7 @@ import pytest
 from recorded_runs import write_run
 from running import TINY, Finished, gpubench
 
-from gpubench.report import notebook
+from gpubench.report import after_run
 from gpubench.runs import directory
 from gpubench.runs.reader import Run
 
@@ -57,7 +57,7 @@ def test_a_run_that_measured_nothing_gets_no_report(pair: Finished, tmp_path: Pa
     shutil.copytree(pair.runs[0], path)
     for name in (directory.SUMMARY, directory.NOISE, directory.REPORT):
         (path / name).unlink()
-    notebook.write_up(path)
+    after_run.write_up(path)
     assert not (path / directory.REPORT).exists()
 
 
@@ -68,14 +68,14 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(
     shutil.copytree(pair.runs[0], path)
     (path / directory.REPORT).unlink()
     (path / directory.REPORT).mkdir()
-    notebook.write_up(path)
+    after_run.write_up(path)
     assert "no report" in caplog.text
 
 
 def test_equal_runs_of_an_experiment_teach_each_other_how_runs_differ(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, "same", repeats=2) for _ in range(4)]
-    notebook.write_up(paths[2])
-    notebook.write_up(paths[3])
+    after_run.write_up(paths[2])
+    after_run.write_up(paths[3])
     third, fourth = (json.loads((path / directory.NOISE).read_text()) for path in paths[2:])
     assert fourth["runs"] == [path.name for path in (paths[3], *reversed(paths[:3]))]
     levels = [
