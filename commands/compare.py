@@ -231,11 +231,11 @@ def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
 
 
 def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
-    from gpubench.report import comparison, markdown
+    from gpubench.report import comparison, markdown, noise
 
     if chosen is Format.JSON:
         return comparison.to_json(learned)
-    document = comparison.noise(learned)
+    document = noise.document(learned)
     return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
 
 

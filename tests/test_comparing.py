@@ -25,7 +25,7 @@ from gpubench.compare.result import (
     WorkChange,
 )
 from gpubench.report import comparison as report
-from gpubench.report import markdown, phrases, terminal
+from gpubench.report import markdown, noise, phrases, terminal
 from gpubench.report.phrases import headline
 from gpubench.text import clean, shorten
 
@@ -483,7 +483,7 @@ def null_metric(metric: str, **changes: Any) -> NullMetric:
 
 def shown(found: Noise, width: int) -> str:
     console = console_of(width)
-    terminal.show(report.noise(found), console)
+    terminal.show(noise.document(found), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -512,18 +512,18 @@ def test_noise_fits_a_narrow_terminal(width: int) -> None:
 
 
 def test_a_change_that_no_affordable_number_of_repeats_shows_is_out_of_reach() -> None:
-    (line,) = report._budget(learned(null_metric("step_time", spread=5.0)))
+    (line,) = noise._budget(learned(null_metric("step_time", spread=5.0)))
     assert line.endswith("1 %: out of reach, 2 %: out of reach")
 
 
 def test_noise_in_markdown_is_a_table() -> None:
-    text = markdown.render(report.noise(learned(null_metric("step_time"))))
+    text = markdown.render(noise.document(learned(null_metric("step_time"))))
     assert "| step time | 2.1 % | 0.4 % | 7 % | 0 % of 35 | 61.0 % of 28 | 5 % |" in text
 
 
 def test_noise_of_nothing_is_said_so() -> None:
     assert shown(learned(), 80).startswith("no noise known")
-    assert markdown.render(report.noise(learned()))
+    assert markdown.render(noise.document(learned()))
 
 
 def test_causes_stand_side_by_side_after_what_explains_the_change() -> None:

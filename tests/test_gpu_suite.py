@@ -192,6 +192,7 @@ def test_results_of_two_devices_are_not_put_into_one_table(
     assert f"{tmp_path} holds results of NVIDIA H100 80GB HBM3, 80.0 GiB" in capsys.readouterr().err
 
 
+@pytest.mark.stress
 def test_a_rehearsal_measures_two_runs_and_judges_them(tmp_path: Path) -> None:
     only = ("--group", "pipelines", "--job", "pipe-sd15", "--job", "compare")
     command = [sys.executable, str(BENCHMARKS / "gpu_suite.py"), "--rehearse", "--budget", "3000", *only]

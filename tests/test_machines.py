@@ -62,6 +62,7 @@ def test_two_machines_train_as_one_and_one_of_them_writes_despite_unauthenticate
     assert second.stdout == ""
 
 
+@pytest.mark.stress
 def test_a_pipeline_over_two_machines_makes_every_sample_bit_identical(
     pair: tuple[Machine, Machine], tmp_path: Path
 ) -> None:

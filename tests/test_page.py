@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from browser import PHONE, browse, needs_browser, probed, width_on_a_phone
+from reports import HOSTILE, Page
 
 from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
 from gpubench.compare.result import (
@@ -38,7 +38,6 @@ from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import Rank
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
-HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
 SHARES = {"data_wait": 0.05, "forward": 0.3, "backward": 0.5, "optimizer": 0.15}
 START = 1_795_260_000.0
 WARMUP = 5
@@ -204,44 +203,6 @@ def compare_page(found: Comparisons, sides: Sequence[Side]) -> str:
 
 def run_page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvidence | None = None) -> str:
     return render(run_report.page(run, previous, earlier))
-
-
-class Page(HTMLParser):
-    """Reads a page and insists on what a browser forgives: every tag closed, in order."""
-
-    VOID = {"meta", "link", "br", "wbr", "hr", "img", "input"}
-    BLOCKS = {"div", "table", "ul", "ol", "p", "figure", "section", "h1", "h2", "h3", "dl", "details"}
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not (tag in self.BLOCKS and "p" in self.open), f"<{tag}> within a paragraph"
-        self.handle_startendtag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join("".join(self.text).replace("\u00a0", " ").split())
 
 
 def hostile_pages() -> dict[str, str]:

@@ -21,6 +21,7 @@ from gpubench.events import Verified
 from gpubench.pipeline.schedulers import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
+SEVERAL = [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))]
 QUICK = {"measurement.baseline": "off", "verify": True}
 SMALL = QUICK | {"model.height": 64, "model.width": 64}
 DUMMY = SMALL | {"model.unet": "dummy", "model.step_ms": 0}
@@ -145,7 +146,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     return started
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("world_size", [1, *SEVERAL])
 def test_every_sample_of_every_scheduler_is_the_one_of_a_single_process(world_size: int, starts: Starts) -> None:
     started = starts(world_size)
     for name, case in started.cases.items():
@@ -154,13 +155,12 @@ def test_every_sample_of_every_scheduler_is_the_one_of_a_single_process(world_si
         assert sorted(started.samples(name)) == list(range(case.settings["work.samples"])), name
 
 
-def test_a_sample_is_the_same_over_any_number_of_ranks(starts: Starts) -> None:
-    alone = starts(1)
-    for world_size in WORLD_SIZES[1:]:
-        started = starts(world_size)
-        assert {name: started.samples(name) for name in started.cases} == {
-            name: alone.samples(name) for name in started.cases
-        }
+@pytest.mark.parametrize("world_size", SEVERAL)
+def test_a_sample_is_the_same_over_any_number_of_ranks(world_size: int, starts: Starts) -> None:
+    alone, started = starts(1), starts(world_size)
+    assert {name: started.samples(name) for name in started.cases} == {
+        name: alone.samples(name) for name in started.cases
+    }
 
 
 def test_the_samples_of_a_run_are_all_different(starts: Starts) -> None:
@@ -170,6 +170,7 @@ def test_the_samples_of_a_run_are_all_different(starts: Starts) -> None:
         assert len(set(made)) == len(made), name
 
 
+@pytest.mark.stress
 def test_every_scheduler_met_steps_that_divide_and_steps_that_do_not(starts: Starts) -> None:
     met: dict[str, set[bool]] = {names(row): set() for row in ROWS if row.evaluations > max(WORLD_SIZES)}
     for world_size in WORLD_SIZES[1:]:

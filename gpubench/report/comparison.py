@@ -21,8 +21,6 @@ from gpubench.compare.result import (
     GateResult,
     Memory,
     MemoryPeak,
-    Noise,
-    NullMetric,
     Outcome,
     PhaseMemory,
     SideSummary,
@@ -30,7 +28,7 @@ from gpubench.compare.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.compare.verdicts import LEADERS, leading
+from gpubench.compare.verdicts import leading
 from gpubench.memory.footprint import Amounts
 from gpubench.memory.history import PLACES
 from gpubench.report import figures, findings, lanes, phrases, profile, rows
@@ -57,7 +55,7 @@ from gpubench.report.findings import NOTHING
 from gpubench.report.memory import STAGES, added
 from gpubench.report.memory_figures import category, hue, ordered, share, stack
 from gpubench.report.phrases import headline
-from gpubench.runs import directory, stats
+from gpubench.runs import directory
 from gpubench.text import clean, words
 
 FOLDED = 0.001  # of the baseline's peak: smaller changes share one row
@@ -555,79 +553,6 @@ def _footer(comparisons: Comparisons, sides: Sequence[Side]) -> list[tuple[list[
         facts = [f"{word} {phrases.cell(environment[key])}" for word, key in VERSIONS.items() if environment.get(key)]
         lines.append((summary.paths[:PATHS], [f"{more} more paths"] * (more > 0) + facts))
     return lines
-
-
-CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
-SINGLE = "one against one"
-
-
-def noise(found: Noise) -> Document:
-    """Returns the report of `compare --null`: how much this workload varies, and which changes are resolvable."""
-    if not found.metrics:
-        return Document(_noise_headline(found), [])
-    cells = [
-        {
-            "metric": words(one.metric),
-            "spread": units.percent(one.spread),
-            "within": "-" if one.within is None else units.percent(one.within),
-            "noise floor": units.difference(one.noise_floor),
-            "false verdicts": _of_splits(one.false_verdicts, one.splits),
-            SINGLE: _of_splits(one.single_false_verdicts, one.single_splits),
-            "resolvable": "-" if one.resolvable is None else units.difference(one.resolvable),
-        }
-        for one in found.metrics
-    ]
-    expendable = (SINGLE, "within", "false verdicts", "noise floor", "spread")
-    lines = [_noise_caption(found), *_budget(found)]
-    shown = table("", cells, ("metric",), expendable=expendable)
-    return Document(_noise_headline(found), [shown, Paragraph(lines, "quiet")], context="gpubench compare --null")
-
-
-def _noise_headline(noise: Noise) -> str:
-    leading = _leading_metric(noise.metrics)
-    if leading is None:
-        return "no noise known: no metric was measured often enough"
-    runs = units.counted(len(noise.runs), "run")
-    whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
-    sentence = f"{whose}: {words(leading.metric)} varies by"
-    sentence += f" {units.percent(leading.spread)} where nothing was changed"
-    if leading.resolvable is None:
-        return sentence
-    enough = f"{units.counted(leading.per_side, leading.level)} a side"
-    return f"{sentence}; {enough} resolve a change of {units.difference(leading.resolvable)}"
-
-
-def _noise_caption(noise: Noise) -> str:
-    leading = _leading_metric(noise.metrics)
-    unit = leading.level if leading else "repeat"
-    splits = f"{leading.per_side} against {leading.per_side} {unit}s" if leading and leading.splits else "no splits"
-    return (
-        f"spread: standard deviation between {unit}s; within: standard error that the steps of one {unit} leave; noise"
-        f" floor: one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
-        f" {units.percent(noise.margin)}; {SINGLE}: the same for single {unit}s, by their steps alone;"
-        " resolvable: found with 80 % power"
-    )
-
-
-def _budget(noise: Noise) -> list[str]:
-    """Say how many runs or repeats a side are needed to resolve changes of the leading metric."""
-    leading = _leading_metric(noise.metrics)
-    if leading is None:
-        return []
-    prices = []
-    for change in CHANGES:
-        needed = stats.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
-        price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
-        prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
-    return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
-
-
-def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:
-    return next((one for name in LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
-
-
-def _of_splits(share: float | None, splits: int) -> str:
-    return "-" if share is None else f"{units.percent(share)} of {splits}"
 
 
 PARTS = {  # columns of the fields of Verdict that are pairs

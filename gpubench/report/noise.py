@@ -1,0 +1,82 @@
+"""The report of `compare --null`: how much a workload varies on this machine, and which changes can be found."""
+
+from collections.abc import Sequence
+
+from gpubench import units
+from gpubench.compare.result import Noise, NullMetric
+from gpubench.compare.verdicts import LEADERS
+from gpubench.report.document import Document, Paragraph, table
+from gpubench.runs import stats
+from gpubench.text import words
+
+CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
+SINGLE = "one against one"
+
+
+def document(found: Noise) -> Document:
+    """Returns the report of `compare --null`: how much this workload varies, and which changes are resolvable."""
+    if not found.metrics:
+        return Document(_headline(found), [])
+    cells = [
+        {
+            "metric": words(one.metric),
+            "spread": units.percent(one.spread),
+            "within": "-" if one.within is None else units.percent(one.within),
+            "noise floor": units.difference(one.noise_floor),
+            "false verdicts": _of_splits(one.false_verdicts, one.splits),
+            SINGLE: _of_splits(one.single_false_verdicts, one.single_splits),
+            "resolvable": "-" if one.resolvable is None else units.difference(one.resolvable),
+        }
+        for one in found.metrics
+    ]
+    expendable = (SINGLE, "within", "false verdicts", "noise floor", "spread")
+    lines = [_caption(found), *_budget(found)]
+    shown = table("", cells, ("metric",), expendable=expendable)
+    return Document(_headline(found), [shown, Paragraph(lines, "quiet")], context="gpubench compare --null")
+
+
+def _headline(noise: Noise) -> str:
+    leading = _leading_metric(noise.metrics)
+    if leading is None:
+        return "no noise known: no metric was measured often enough"
+    runs = units.counted(len(noise.runs), "run")
+    whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
+    sentence = f"{whose}: {words(leading.metric)} varies by"
+    sentence += f" {units.percent(leading.spread)} where nothing was changed"
+    if leading.resolvable is None:
+        return sentence
+    enough = f"{units.counted(leading.per_side, leading.level)} a side"
+    return f"{sentence}; {enough} resolve a change of {units.difference(leading.resolvable)}"
+
+
+def _caption(noise: Noise) -> str:
+    leading = _leading_metric(noise.metrics)
+    unit = leading.level if leading else "repeat"
+    splits = f"{leading.per_side} against {leading.per_side} {unit}s" if leading and leading.splits else "no splits"
+    return (
+        f"spread: standard deviation between {unit}s; within: standard error that the steps of one {unit} leave; noise"
+        f" floor: one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
+        f" {units.percent(noise.margin)}; {SINGLE}: the same for single {unit}s, by their steps alone;"
+        " resolvable: found with 80 % power"
+    )
+
+
+def _budget(noise: Noise) -> list[str]:
+    """Say how many runs or repeats a side are needed to resolve changes of the leading metric."""
+    leading = _leading_metric(noise.metrics)
+    if leading is None:
+        return []
+    prices = []
+    for change in CHANGES:
+        needed = stats.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
+        price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
+        prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
+    return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
+
+
+def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:
+    return next((one for name in LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
+
+
+def _of_splits(share: float | None, splits: int) -> str:
+    return "-" if share is None else f"{units.percent(share)} of {splits}"
