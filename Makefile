@@ -28,7 +28,7 @@ bench: $(VENV)/ready
 
 test: $(VENV)/ready-for-development lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $$(grep -l mark.alone tests/test_*.py)
 
 test-cuda: $(CUDA_VENV)/ready
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)

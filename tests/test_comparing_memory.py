@@ -14,10 +14,11 @@ from footprints_made import GIB, MIB, level, of_phases, of_snapshot, on_cpu, pha
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded_runs import edit, side, write_run
+from reports import Page
 from rich.console import Console
 from running import Finished
 from test_damaged_runs import DAMAGES, Damage
-from test_page import Page, compare_page
+from test_page import compare_page
 
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import open_run

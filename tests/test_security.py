@@ -13,8 +13,8 @@ import pytest
 import snapshots_made
 from cli import complaint
 from recorded_runs import edit, write_run
+from reports import HOSTILE, Page
 from running import SMALL, Finished, gpubench
-from test_page import HOSTILE, Page
 from traces_made import launched, slice_, step, write
 
 import gpubench as package

