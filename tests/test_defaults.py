@@ -19,7 +19,8 @@ from gpubench.pipeline import defaults
 from gpubench.releases import Release
 from gpubench.runs.warnings import other_threads, unused_prompts
 from gpubench.settings.defaults import complete, refuse_combinations
-from gpubench.settings.loading import apply_overrides, flatten
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import Device, MemorySettings, PipeSettings, Precision, TrainSettings
 from gpubench.worker.training import optimizer_impl
 

@@ -34,7 +34,8 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise
-from gpubench.settings.loading import FILLED_IN, Configuration, flatten
+from gpubench.settings.keys import FILLED_IN, flatten
+from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares

@@ -43,7 +43,8 @@ from gpubench.memory.history import Allocation, History, classify
 from gpubench.memory.target import Target, predicted
 from gpubench.memory.tracker import Tracker, follow, hide_shape_propagation, load
 from gpubench.ranks import Ranks
-from gpubench.settings.loading import apply_overrides, flatten
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import (
     CompletedMemorySettings,
     CompletedTrainSettings,

@@ -14,7 +14,7 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
 from gpubench.settings.defaults import Gaps, fill_device, fill_training, required_torch
-from gpubench.settings.loading import about
+from gpubench.settings.keys import about
 from gpubench.settings.schema import CompletedMemorySettings, Device, FollowSettings, MemorySettings, Precision
 
 UNKNOWN = (9, 0)

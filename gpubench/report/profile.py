@@ -42,8 +42,7 @@ from gpubench.report.profile_tables import (
 )
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import clean, words
-from gpubench.trace.profile import Compiled, KernelChange, Launches, Profile, Rank, Straggler
-from gpubench.trace.program import SHORT_KERNEL
+from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
