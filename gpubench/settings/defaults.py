@@ -16,6 +16,15 @@ from gpubench import devices, foreign_files, releases
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.settings.data_sources import (
+    SYNTHETIC,
+    batches_each,
+    check_source,
+    check_task,
+    names_callable,
+    refuse_short,
+    samples_in,
+)
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import (
@@ -26,15 +35,6 @@ from gpubench.settings.schema import (
     Precision,
     RunSettings,
     TrainSettings,
-)
-from gpubench.settings.sources import (
-    SYNTHETIC,
-    batches_each,
-    check_source,
-    check_task,
-    names_callable,
-    refuse_short,
-    samples_in,
 )
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
