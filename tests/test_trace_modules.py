@@ -7,7 +7,7 @@ from gpubench.trace.host import modules
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Module, folded
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 NODE = "autograd::engine::evaluate_function: "
 

@@ -30,8 +30,8 @@ from gpubench.trace.profile import (
     Step,
     Timeline,
 )
-from gpubench.trace.program import Program, launches, nearest_around, owner
 from gpubench.trace.ranks import collectives
+from gpubench.trace.slices import Program, launches, nearest_around, owner
 
 BEHIND = 0.05
 """The largest fraction of the window's work launched outside it: beyond that, the host's figures are of other work."""

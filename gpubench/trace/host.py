@@ -36,7 +36,7 @@ from gpubench.trace.phases import (
     for_other_ranks,
 )
 from gpubench.trace.profile import HOST_PARTS, Compiled, HostPart, Module, Python, Stretch, common_path, without_numbers
-from gpubench.trace.program import (
+from gpubench.trace.slices import (
     Program,
     Segments,
     innermost_frames,
