@@ -56,7 +56,7 @@ from gpubench.diagnosis.host import (
     too_few_threads,
     too_many_threads,
 )
-from gpubench.diagnosis.memory import allocator, memory_bound, recompute
+from gpubench.diagnosis.memory_time import allocator, memory_bound, recompute
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import Metric
