@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedMemorySettings
-    from gpubench.verify import Searched, Tried
+    from gpubench.trials import Searched, Tried
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ def try_fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal
     """
     from gpubench.settings.defaults import complete
     from gpubench.settings.loading import completed
-    from gpubench.verify import Bench, verify_speed
+    from gpubench.trials import Bench, verify_speed
 
     recorder = outcome.recorder
     if recorder.findings is None or outcome.error:
@@ -133,9 +133,9 @@ def try_memory_advice(
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
     from gpubench.host.memory_recorder import MemoryRecorder
-    from gpubench.memory.target import complete_memory
+    from gpubench.memory.predicted_device import complete_memory
     from gpubench.settings.loading import completed
-    from gpubench.verify import MemoryBench, confirm, verify_memory
+    from gpubench.trials import MemoryBench, confirm, verify_memory
 
     recorder = outcome.recorder
     assert isinstance(recorder, MemoryRecorder)

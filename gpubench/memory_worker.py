@@ -16,7 +16,7 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import classify
 from gpubench.memory.predict import Forecast
-from gpubench.memory.target import Target, target_of
+from gpubench.memory.predicted_device import Target, target_of
 from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten

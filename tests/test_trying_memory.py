@@ -26,7 +26,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import CompletedTrainSettings, MemorySettings
-from gpubench.verify import (
+from gpubench.trials import (
     MOST_TRIES,
     NOTABLE,
     SEARCH_PRECISION,

@@ -19,7 +19,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import ProfileSettings
-from gpubench.verify import Bench, unrecorded, verify_speed
+from gpubench.trials import Bench, unrecorded, verify_speed
 
 FUSED, WORKERS, BATCH = (
     {"training.optimizer_impl": "fused"},

@@ -21,7 +21,7 @@ from gpubench.settings.keys import FIX, THE_RUN, TRIAL, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedTrainSettings
 
-log = logging.getLogger("gpubench.verify")
+log = logging.getLogger("gpubench.trials")
 
 
 @dataclass(frozen=True)
