@@ -132,7 +132,7 @@ def memory(
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
-    from gpubench.memory.predicted_device import complete_memory
+    from gpubench.memory.defaults import complete_memory
     from gpubench.settings.keys import naming_origins
     from gpubench.settings.loading import complete_all, load
 
@@ -217,7 +217,7 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
 
 def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[CompletedMemorySettings]":
     """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
-    from gpubench.memory.predicted_device import complete_memory
+    from gpubench.memory.defaults import complete_memory
     from gpubench.settings.loading import completed
 
     changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}

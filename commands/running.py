@@ -133,7 +133,7 @@ def try_memory_advice(
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
     from gpubench.host.memory_recorder import MemoryRecorder
-    from gpubench.memory.predicted_device import complete_memory
+    from gpubench.memory.defaults import complete_memory
     from gpubench.settings.loading import completed
     from gpubench.trials import MemoryBench, confirm, verify_memory
 

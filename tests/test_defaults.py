@@ -14,7 +14,7 @@ from gpubench import devices, releases
 from gpubench.devices import Gpu
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
 from gpubench.host.schedule import thread_environment
-from gpubench.memory.predicted_device import complete_memory
+from gpubench.memory.defaults import complete_memory
 from gpubench.pipeline import defaults
 from gpubench.releases import Release
 from gpubench.runs.warnings import other_threads, unused_prompts

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity, shortened
-from gpubench.diagnosis.device import is_product
+from gpubench.diagnosis.matrix_products import is_product
 from gpubench.findings import Finding
 from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import family, moves_memory
