@@ -13,6 +13,7 @@ from msgspec import structs
 from gpubench import units
 from gpubench.compare.comparability import same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, Side
+from gpubench.compare.intervals import CONFIDENCE, Sample, difference, holm
 from gpubench.compare.result import (
     Bottleneck,
     Causes,
@@ -37,7 +38,6 @@ from gpubench.compare.warnings import RUNS_WATCHED, steady_telemetry
 from gpubench.findings import Finding, Findings
 from gpubench.memory.footprint import Amounts, Footprint, PhaseFootprint
 from gpubench.metrics import DEFINITIONS
-from gpubench.runs.stats import CONFIDENCE, Sample, difference, holm
 from gpubench.trace.profile import KernelChange, Rank, kernel_changes
 
 MOST = 20  # number of changes of work that are listed
