@@ -60,12 +60,12 @@ def measure(
     `independent` is that of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
     other ranks become workers.
     """
-    from gpubench.host import schedule
+    from gpubench.host import launch, schedule
     from gpubench.host.live import view_on
     from gpubench.report import after_run
 
     if launched_by_torchrun() and not is_rank_zero():
-        schedule.become_worker(runs[0].settings)
+        launch.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
     with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)

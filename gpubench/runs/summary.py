@@ -1,9 +1,11 @@
-"""Computes the metrics and warnings of a run from the steps of all repeats and ranks.
+"""Computes the metrics and warnings of a run from the steps of all repeats and ranks, and writes them.
 
 The time of a step is that of the rank which is slowest in it. The phases of a run are those of its slowest rank: the
 one whose steady window took the most time. Throughput is the samples of all ranks over the time of the steady window.
 """
 
+import csv
+import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +20,7 @@ from gpubench import hardware
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
 from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
 from gpubench.runs import stats, warnings
+from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
 from gpubench.runs.stages import Pipeline
 from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepTable, measure
 from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_between, throttled
@@ -167,6 +170,24 @@ class Summary(msgspec.Struct, frozen=True):
 
     def get(self, name: str) -> Metric | None:
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def write_summary(summary: Summary, writer: RunWriter) -> None:
+    """Writes summary.json and summary.csv, which replace those of earlier repeats."""
+    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
+    writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
+
+
+def to_csv(metrics: Sequence[Metric]) -> str:
+    """Returns the metrics as CSV, with one line per metric."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
+    for metric in metrics:
+        low, high = metric.interval or ("", "")
+        row = [metric.name, metric.unit, metric.better or "", metric.estimate, low, high, len(metric.repeats)]
+        rows.writerow([*row, metric.n, metric.effective_n or ""])
+    return table.getvalue()
 
 
 def summarise(
