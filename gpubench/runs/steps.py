@@ -259,14 +259,15 @@ def _places(phases: Sequence[str]) -> dict[str, str]:
     return {f"p{number}": name for number, name in enumerate(phases)}
 
 
-def _row_type(ids: type, phases: Any) -> Any:
-    """Returns the type of a line of steps.jsonl, with the types of its ids and of its phases."""
-    numbers = [(name, Annotated[ids if name in _IDS else float, limits]) for name, limits in _LIMITS.items()]
+def _row_type(phases: Any) -> Any:
+    """Returns the type of a line of steps.jsonl with the type of its phases. Ids are floats; see `_Decoder`."""
+    numbers = [(name, Annotated[float, limits]) for name, limits in _LIMITS.items()]
     others = [("loss", float | None, math.nan), ("skipped", bool, False), ("starved", bool | None, None)]
     return msgspec.defstruct("_Row", [*numbers, *others, ("phases", phases)], gc=False, kw_only=True)
 
 
-_AnyRow = _row_type(int, dict[_Name, _Part])
+_AnyRow = _row_type(dict[_Name, _Part])
+NOT_WHOLE = f"{', '.join(_IDS)}: one is not a whole number"
 _STARVED = np.full(256, np.nan, np.float32)
 """The value of `StepTable.starved` by its byte in MessagePack."""
 _STARVED[[FALSE, TRUE]] = 0, 1
@@ -285,7 +286,7 @@ class _Decoder:
         self._phases = places
         parts = [(place, _Part, 0.0) for place in places]
         parts_type = msgspec.defstruct("_Parts", parts, gc=False, forbid_unknown_fields=True, rename=places)
-        row_type = _row_type(float, parts_type)
+        row_type = _row_type(parts_type)
         self._decoder = msgspec.json.Decoder(row_type)
         self._encoder = msgspec.msgpack.Encoder()
         marks = {name: float(mark) for mark, name in enumerate([*_LIMITS, "loss", *places], 1)}
@@ -308,7 +309,7 @@ class _Decoder:
         columns: dict[str, NDArray[Any]] = {name: table[name] for name in TYPES}
         columns |= {name: table[name].astype(np.int32) for name in _IDS}
         if any((columns[name] != table[name]).any() for name in _IDS):
-            raise ValueError("an id is not a whole number")
+            raise ValueError(NOT_WHOLE)
         columns |= {"skipped": table["skipped"] == TRUE, "starved": _STARVED[table["starved"]]}
         return columns, {name: table[place] for place, name in self._phases.items()}
 
@@ -325,7 +326,10 @@ def _sift(block: bytes, number: int, phases: tuple[str, ...], bad: BadLines) -> 
         if not line.strip():
             continue
         try:
-            known = names | dict.fromkeys(decoder.decode(line).phases)
+            row = decoder.decode(line)
+            known = names | dict.fromkeys(row.phases)
+            if not all(getattr(row, name).is_integer() for name in _IDS):
+                raise ValueError(NOT_WHOLE)
             if len(known) > MOST_PHASES:
                 raise ValueError(f"more than {MOST_PHASES} phases in one run")
         except (ValueError, RecursionError) as error:
