@@ -5,13 +5,16 @@ that are not finite raise ValueError: a NaN in a step time is a bug in the calle
 statistics of two sides. docs/statistics.md describes the methods.
 """
 
+import math
+import sys
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpubench.distributions import student_t_quantile
-from gpubench.metrics import Distribution
+from gpubench.metrics import DEFINITIONS, RATES, Distribution
 
 Series = NDArray[np.float64]
 
@@ -19,6 +22,7 @@ MOST_VALUES = 1 << 16  # a longer series is reduced to this before its autocorre
 MOST_BLOCKS = 500  # more blocks do not improve the error
 OUTSIDE = 3  # ranges of the settled half; a steady drift through the whole series reaches half of that
 A_RANGE = 10  # number of values from which a range is estimated
+LARGEST_LOGARITHM = 700.0  # of an interval's bound: a float can represent its exponential
 FALSE_ALARM = 0.01  # probability that a warm-up is found in steady, uncorrelated steps
 
 
@@ -131,6 +135,35 @@ def student_half_width(values: ArrayLike) -> float:
     sample = _series(values)
     n = len(sample)
     return float(student_t_quantile(n - 1, 0.975) * sample.std(ddof=1) / np.sqrt(n)) if np.ptp(sample) else 0.0
+
+
+def mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Returns the mean of a metric over its repeats, and its 95 % interval; None for one repeat.
+
+    The mean of a rate is harmonic (see `metrics.RATES`). The interval is Student's t on a scale without limits, around
+    the mean: on the logarithm of positive values, so that a rate and its time get inverse intervals, and on the log
+    odds of shares. So no time is below 0 and no share outside 0 to 1. Values without a logarithm, such as a count of 0,
+    stay on their own scale, and the interval is clipped to the same limits.
+    """
+    rate, share = name in RATES and min(repeats) > 0, DEFINITIONS[name].unit == "fraction"
+    mean = 1 / fmean([1 / value for value in repeats]) if rate else fmean(repeats)
+    if len(repeats) < 2:
+        return mean, None
+    most = max(1.0, mean) if share else sys.float_info.max  # JSON has no infinity
+    if min(repeats) <= 0:
+        half = student_half_width(repeats)
+        least = 0.0 if min(repeats) == 0 else -math.inf
+        return mean, (max(least, mean - half), min(most, mean + half))
+    if share and not rate and max(repeats) < 1:
+        factor = _factor([value / (1 - value) for value in repeats])
+        return mean, (mean / (mean + (1 - mean) * factor), mean * factor / (mean * factor + 1 - mean))
+    factor = _factor(repeats)
+    return mean, (max(sys.float_info.min, mean / factor), min(most, mean * factor))
+
+
+def _factor(values: Sequence[float]) -> float:
+    """Returns the factor by which the mean of positive values may be off in either direction, at 95 %."""
+    return math.exp(min(student_half_width([math.log(value) for value in values]), LARGEST_LOGARITHM))
 
 
 def warmup_length(x: ArrayLike) -> int:
