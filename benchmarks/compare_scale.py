@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import bars
-import msgspec
 import numpy as np
 import yaml
 from processes import Spent, observe, reason
 from tables import table
 
 from gpubench.events import ModelBuilt, Step
-from gpubench.runs.directory import COMPLETED, ENVIRONMENT, SCHEMA_VERSION, STEPS, SUMMARY, RunWriter
+from gpubench.runs.directory import COMPLETED, ENVIRONMENT, STEPS, RunWriter
 from gpubench.runs.steps import Repeat
-from gpubench.runs.summary import summarise
+from gpubench.runs.summary import summarise, write_summary
 
 PHASES = {"data_wait": 0.02, "host_to_device": 0.03, "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "other": 0.05}
 WARMUP = 10
@@ -105,8 +104,7 @@ def write_run(plan: Plan) -> Path:
             writer.append(STEPS, step)
             repeat.steps[0].append(step)
         measured.append(repeat)
-    summary = summarise(measured, WARMUP, None, "fp32")
-    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
+    write_summary(summarise(measured, WARMUP, None, "fp32"), writer)
     writer.update(repeats=plan.repeats)
     writer.finish(COMPLETED)
     return writer.path

@@ -89,8 +89,8 @@ def preload() -> None:
     import gpubench.commands
     import gpubench.compare.compare
     import gpubench.diagnosis.rules
+    import gpubench.memory.predicted_device
     import gpubench.memory.snapshot
-    import gpubench.memory.target
     import gpubench.pipeline.defaults
     import gpubench.pipeline.resuming
     import gpubench.report.comparison

@@ -29,7 +29,7 @@ from gpubench.devices import visible_gpus
 from gpubench.hardware import find_accelerator
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.runs.directory import CONFIG, MEMORY, TRACES
-from gpubench.settings.loading import flatten
+from gpubench.settings.keys import flatten
 
 ALLOCATED, RESERVED = 0.02, 0.05
 READ_BACK = 0.02

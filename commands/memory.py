@@ -11,7 +11,6 @@ from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import (
     check_trial_name,
-    complete_all,
     finish,
     measure,
     print_configurations,
@@ -133,8 +132,9 @@ def memory(
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
-    from gpubench.memory.target import complete_memory
-    from gpubench.settings.loading import load, naming_origins
+    from gpubench.memory.defaults import complete_memory
+    from gpubench.settings.keys import naming_origins
+    from gpubench.settings.loading import complete_all, load
 
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
     with naming_origins(base.origins):
@@ -151,7 +151,7 @@ def memory(
 
 def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:
     """Raises UsageError for options that contradict each other or would have no effect."""
-    from gpubench.settings.loading import COMMAND_LINE
+    from gpubench.settings.keys import COMMAND_LINE
 
     memory, device = base.settings.memory, base.settings.device
     predicting, finding = memory.predict, memory.find_batch_size
@@ -217,8 +217,8 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
 
 def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[CompletedMemorySettings]":
     """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
-    from gpubench.memory.target import complete_memory
-    from gpubench.settings.defaults import completed
+    from gpubench.memory.defaults import complete_memory
+    from gpubench.settings.loading import completed
 
     changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}
     return completed(run.with_overrides(changes, "--check"), complete_memory)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import options, output
-from gpubench.commands.running import complete_all, print_configurations, run_and_report
+from gpubench.commands.running import print_configurations, run_and_report
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -110,7 +110,7 @@ def pipe_infer(
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
     from gpubench.pipeline.defaults import complete
-    from gpubench.settings.loading import load
+    from gpubench.settings.loading import complete_all, load
     from gpubench.settings.schema import PipeSettings
 
     overrides = options.overrides(ctx, PipeSettings)
@@ -166,7 +166,8 @@ def resumed(
     """
     from gpubench.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
     from gpubench.runs.directory import CONFIG
-    from gpubench.settings.loading import canonical, flatten, load, validate
+    from gpubench.settings.keys import flatten
+    from gpubench.settings.loading import canonical, load, validate
     from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
     if vs:

@@ -7,7 +7,7 @@ import typer
 
 from gpubench.commands import options, output
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
-from gpubench.commands.running import check_trial_name, complete_all, finish, measure, print_configurations, try_fixes
+from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
@@ -101,7 +101,8 @@ def profile(
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
 
     from gpubench.settings.defaults import complete
-    from gpubench.settings.loading import load, naming_origins
+    from gpubench.settings.keys import naming_origins
+    from gpubench.settings.loading import complete_all, load
 
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
@@ -126,7 +127,7 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     from gpubench.report.profile import Against
     from gpubench.report.terminal import Terminal
     from gpubench.runs.directory import to_json
-    from gpubench.trace.analyse import kernel_changes
+    from gpubench.trace.profile import kernel_changes
 
     if not traces:
         raise UsageError("--against needs --trace", "gpubench profile --trace BEFORE --against AFTER")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubench.commands import output
-from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
+from gpubench.errors import GpubenchError, Interrupted, SettingsError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -14,34 +14,11 @@ if TYPE_CHECKING:
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.defaults import C
-    from gpubench.settings.loading import Configuration, S
+    from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedMemorySettings
-    from gpubench.verify import Searched, Tried
+    from gpubench.trials import Searched, Tried
 
 T = TypeVar("T")
-
-
-def complete_all(
-    base: "Configuration[S]", vs: list[str] | None, complete: "Callable[[S], tuple[C, dict[str, str]]]"
-) -> "list[Configuration[C]]":
-    """Returns the complete configuration, followed by that of `--vs` if it is given.
-
-    Raises an error for settings that cannot be run, before a run directory is created.
-    """
-    from gpubench.settings.defaults import completed
-    from gpubench.settings.loading import naming_origins, parse_assignments
-
-    precision = base.settings.measurement.target_precision
-    if launched_by_torchrun() and precision is not None:
-        message = "a target precision takes fresh processes, which torchrun does not start"
-        with naming_origins(base.origins):
-            key = "measurement.target_precision"
-            raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
-    if launched_by_torchrun() and vs:
-        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
-    runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
-    return [completed(run, complete) for run in runs]
 
 
 def print_configurations(runs: "Sequence[Configuration[Any]]", command: str) -> None:
@@ -83,12 +60,12 @@ def measure(
     `independent` is that of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
     other ranks become workers.
     """
-    from gpubench.host import schedule
+    from gpubench.host import launch, schedule
     from gpubench.host.live import view_on
     from gpubench.report import after_run
 
     if launched_by_torchrun() and not is_rank_zero():
-        schedule.become_worker(runs[0].settings)
+        launch.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
     with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
@@ -119,7 +96,7 @@ def finish(
 def check_trial_name(run: "Configuration[Any]") -> None:
     """Raises SettingsError if the name of the folder for trials would be too long. Call it before the first run."""
     from gpubench.foreign_files import TRIALS
-    from gpubench.settings.loading import about, naming_origins
+    from gpubench.settings.keys import about, naming_origins
     from gpubench.settings.schema import MOST_OF_A_NAME
 
     name, limit = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
@@ -137,8 +114,9 @@ def try_fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal
 
     Nothing is run if the profiled run failed.
     """
-    from gpubench.settings.defaults import complete, completed
-    from gpubench.verify import Bench, verify_speed
+    from gpubench.settings.defaults import complete
+    from gpubench.settings.loading import completed
+    from gpubench.trials import Bench, verify_speed
 
     recorder = outcome.recorder
     if recorder.findings is None or outcome.error:
@@ -155,9 +133,9 @@ def try_memory_advice(
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
     from gpubench.host.memory_recorder import MemoryRecorder
-    from gpubench.memory.target import complete_memory
-    from gpubench.settings.defaults import completed
-    from gpubench.verify import MemoryBench, confirm, verify_memory
+    from gpubench.memory.defaults import complete_memory
+    from gpubench.settings.loading import completed
+    from gpubench.trials import MemoryBench, confirm, verify_memory
 
     recorder = outcome.recorder
     assert isinstance(recorder, MemoryRecorder)

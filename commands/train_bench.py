@@ -3,7 +3,7 @@
 import typer
 
 from gpubench.commands import options
-from gpubench.commands.running import complete_all, print_configurations, run_and_report
+from gpubench.commands.running import print_configurations, run_and_report
 from gpubench.configs import presets
 from gpubench.zoo import MODELS
 
@@ -51,7 +51,7 @@ def train_bench(
     """Measure how fast a model trains on this machine, and where the time of a step goes."""
     # Settings are imported here, and the modules that measure and draw only once the settings are valid.
     from gpubench.settings.defaults import complete
-    from gpubench.settings.loading import load
+    from gpubench.settings.loading import complete_all, load
     from gpubench.settings.schema import TrainSettings
 
     base = load(TrainSettings, config, options.overrides(ctx, TrainSettings))

@@ -16,10 +16,10 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import classify
 from gpubench.memory.predict import Forecast
-from gpubench.memory.target import Target, target_of
+from gpubench.memory.predicted_device import Target, target_of
 from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
-from gpubench.settings.loading import flatten
+from gpubench.settings.keys import flatten
 from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity

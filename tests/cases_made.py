@@ -7,7 +7,8 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.settings.loading import flatten, validate
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import validate
 from gpubench.settings.schema import CompletedPipeSettings, PipeSettings, RunSettings, TrainSettings
 from gpubench.trace.profile import (
     CAUSES,

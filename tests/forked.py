@@ -30,7 +30,7 @@ FOLDER = "FORK_SERVERS"
 """The variable with the folder of the servers' sockets. Without it all processes are real."""
 HOST = (
     "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
-    "gpubench.verify", "gpubench.report.page", "pydantic_settings", "asyncio", "pynvml", "rich.live",
+    "gpubench.trials", "gpubench.report.page", "pydantic_settings", "asyncio", "pynvml", "rich.live",
     "rich._emoji_codes", "tensorboard.summary", "tensorboard.compat", "tensorboard.plugins.hparams.summary_v2",
     "numpy.ma", "numpy.fft",
 )  # fmt: skip

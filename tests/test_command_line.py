@@ -12,7 +12,8 @@ from running import Finished, gpubench
 
 from gpubench import __version__, configs
 from gpubench.commands import app
-from gpubench.settings.loading import flatten, load
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import load
 from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]

@@ -6,8 +6,8 @@ import pytest
 
 from gpubench.compare.comparability import (
     ORDER,
-    SETTINGS,
     Normalisation,
+    declarations,
     differences,
     headline,
     judge,
@@ -22,9 +22,10 @@ from gpubench.report import phrases
 from gpubench.runs.directory import CONFIG, RunRecord
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import SteadyWindow
-from gpubench.settings.defaults import complete, completed
+from gpubench.settings.defaults import complete
 from gpubench.settings.field import fields, setting
-from gpubench.settings.loading import flatten, load
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import COMMANDS, TrainSettings
 
 DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
@@ -94,11 +95,11 @@ def keys(baseline: RunEvidence, candidate: RunEvidence) -> list[str]:
 def test_a_setting_is_the_same_to_a_comparison_whichever_command_has_it() -> None:
     for cls in COMMANDS.values():
         roles = {key: setting(field).role for key, field in fields(cls).items()}
-        assert roles == {key: SETTINGS[key].role for key in roles}
+        assert roles == {key: declarations()[key].role for key in roles}
 
 
 def test_what_settings_depend_on_are_settings() -> None:
-    assert {key for declared in SETTINGS.values() for key in declared.depends_on} <= SETTINGS.keys()
+    assert {key for declared in declarations().values() for key in declared.depends_on} <= declarations().keys()
 
 
 def test_the_same_run_differs_in_nothing() -> None:

@@ -21,8 +21,8 @@ from running import PATIENCE
 from torch.utils.data import Dataset
 
 from gpubench.errors import DataError
+from gpubench.settings.data_sources import check_source
 from gpubench.settings.schema import DataSettings
-from gpubench.settings.sources import check_source
 from gpubench.worker.dataloader import POOL_BATCHES, Feed, to_device
 from gpubench.worker.datasets import (
     ALPHA_BAR,
@@ -148,7 +148,7 @@ def test_a_folder_without_tokenizer_is_named(text: DataSettings, tmp_path: Path)
 
 
 def test_checking_a_source_does_not_load_torch() -> None:
-    code = "import sys, gpubench.settings.sources; sys.exit('torch' in sys.modules)"
+    code = "import sys, gpubench.settings.data_sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,13 +13,14 @@ import pytest
 from gpubench import devices, releases
 from gpubench.devices import Gpu
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
-from gpubench.host.schedule import thread_environment
-from gpubench.memory.target import complete_memory
+from gpubench.host.launch import worker_environment
+from gpubench.memory.defaults import complete_memory
 from gpubench.pipeline import defaults
 from gpubench.releases import Release
 from gpubench.runs.warnings import other_threads, unused_prompts
 from gpubench.settings.defaults import complete, refuse_combinations
-from gpubench.settings.loading import apply_overrides, flatten
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import Device, MemorySettings, PipeSettings, Precision, TrainSettings
 from gpubench.worker.training import optimizer_impl
 
@@ -364,6 +365,6 @@ def test_expandable_segments_go_into_the_variable_that_pytorch_reads(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    made = thread_environment(complete(settings(device="cpu", performance__expandable_segments=True))[0])
+    made = worker_environment(complete(settings(device="cpu", performance__expandable_segments=True))[0])
     parts = [part for part in (given.get(set_variable), "expandable_segments:True") if part]
     assert {name: value for name, value in made.items() if "ALLOC" in name} == {set_variable: ",".join(parts)}

@@ -11,7 +11,7 @@ from gpubench.errors import SettingsError
 from gpubench.pipeline import denoiser, models
 from gpubench.pipeline.denoiser import Denoiser
 from gpubench.pipeline.schedulers import RANDOM_WEIGHTS
-from gpubench.settings.loading import flatten
+from gpubench.settings.keys import flatten
 
 CPU = torch.device("cpu")
 

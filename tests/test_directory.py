@@ -16,7 +16,7 @@ from PIL.Image import Image
 from gpubench.errors import ModelError, SettingsError
 from gpubench.pipeline import denoiser, folders, models
 from gpubench.pipeline.denoiser import Denoiser
-from gpubench.settings.loading import flatten
+from gpubench.settings.keys import flatten
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
 TRANSFORMERS = ("pixart_alpha", "pixart_sigma", "stable_diffusion_3", "flux")

@@ -193,6 +193,17 @@ def test_a_phase_first_met_far_into_a_file_is_zero_before(tmp_path: Path) -> Non
     assert table.phases["late"].sum() == table.phases["late"][-1] == 1.0
 
 
+def test_a_whole_number_may_be_written_with_a_point_and_a_part_of_one_not(tmp_path: Path) -> None:
+    with_point, part = (lines(step(1), samples=number) for number in (8.0, 8.5))
+    for beside in (lines(step(0)), b"broken\n"):
+        table, problems = read(tmp_path, beside + with_point)
+        assert table.samples[-1] == 8
+        assert len(problems) == beside.count(b"broken")
+        table, problems = read(tmp_path, beside + part)
+        assert 1 not in table.step
+        assert problems
+
+
 def test_a_step_without_a_loss_has_nan(tmp_path: Path) -> None:
     table, problems = read(
         tmp_path, lines(step(0), step(1, loss=None), step(2, skipped=True)) + lines(step(3), loss=None)

@@ -6,10 +6,10 @@ import pytest
 from compared import verdict
 
 from gpubench.compare.gate import Condition, judge, parse_condition, percent
+from gpubench.compare.intervals import Error, Ratio, holm
 from gpubench.compare.result import GateResult
 from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError
-from gpubench.runs.stats import Error, Ratio, holm
 
 
 def judged(

@@ -10,10 +10,10 @@ from running import Finished, gpubench
 
 from gpubench.hardware import find_accelerator
 from gpubench.memory.analysis import footprint
+from gpubench.memory.defaults import complete_memory
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.memory.history import History
 from gpubench.memory.snapshot import of_snapshot
-from gpubench.memory.target import complete_memory
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import Release, installed

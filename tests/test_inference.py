@@ -5,8 +5,8 @@ import pytest
 from scipy import stats as reference
 from simulated import Drift
 
-from gpubench.runs import stats
-from gpubench.runs.stats import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
+from gpubench.compare import intervals
+from gpubench.compare.intervals import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
 
 
 def units(*values: float) -> Sample:
@@ -101,8 +101,8 @@ def test_an_interval_excludes_what_its_test_rejects(estimate: float) -> None:
         found = Ratio(estimate, Error(0.003, 4.5))
         low, high = found.interval
         band = 1 + margin
-        assert (found.beyond(margin) < stats.SIGNIFICANT) == (low > band or high < 1 / band)
-        assert (found.within(margin) < stats.SIGNIFICANT) == (low > 1 / band and high < band)
+        assert (found.beyond(margin) < intervals.SIGNIFICANT) == (low > band or high < 1 / band)
+        assert (found.within(margin) < intervals.SIGNIFICANT) == (low > 1 / band and high < band)
 
 
 def test_holm_with_weights_gives_each_its_share() -> None:
@@ -118,7 +118,7 @@ def test_a_mean_of_zero_has_no_ratio_but_a_difference() -> None:
 
 
 def test_pairs_of_nothing_but_zeros_have_no_spread() -> None:
-    assert stats.pooled_spread(units(0.0, 0.0), units(0.0, 0.0), paired=True) is None
+    assert intervals.pooled_spread(units(0.0, 0.0), units(0.0, 0.0), paired=True) is None
 
 
 def test_the_difference_of_pairs_is_students() -> None:
@@ -132,7 +132,7 @@ def test_the_difference_of_pairs_is_students() -> None:
 def test_rates_are_the_inverse_of_times() -> None:
     found = ratio(units(1.0, 1.02), units(2.0, 2.1))
     assert found
-    turned = stats.inverse(found)
+    turned = intervals.inverse(found)
     assert turned.estimate == pytest.approx(1 / found.estimate)
     assert turned.interval == pytest.approx((1 / found.interval[1], 1 / found.interval[0]))
 
@@ -144,13 +144,13 @@ def test_the_same_data_give_the_same_interval() -> None:
 
 
 def test_more_repeats_than_anybody_would_run_are_not_proposed() -> None:
-    assert stats.repeats_for(0.0051, 0.05, 0.005) is None
+    assert intervals.repeats_for(0.0051, 0.05, 0.005) is None
 
 
 @pytest.mark.parametrize(("change", "margin"), [(0.03, 0.005), (0.0, 0.005), (0.01, 0.02)])
 def test_the_proposed_repeats_settle_the_question_and_one_less_does_not(change: float, margin: float) -> None:
     spread = 0.01
-    n = stats.repeats_for(change, spread, margin)
+    n = intervals.repeats_for(change, spread, margin)
     assert n
 
     def settled(n: int) -> bool:
@@ -167,7 +167,7 @@ def test_the_proposed_repeats_settle_the_question_and_one_less_does_not(change: 
 
 def test_the_resolvable_change_is_found_with_eighty_percent_power() -> None:
     error, margin = Error(0.004, 4), 0.005
-    change = math.log1p(stats.resolvable(error, margin))
+    change = math.log1p(intervals.resolvable(error, margin))
     rng = np.random.default_rng(4)
     estimates = rng.normal(change, error.size, 20_000)
     sizes = error.size * np.sqrt(rng.chisquare(4, 20_000) / 4)

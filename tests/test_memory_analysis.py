@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpubench.errors import DataError
 from gpubench.memory.allocator import Rules, replay
-from gpubench.memory.analysis import HOLDERS, MODULES, OTHERS, POINTS, footprint
-from gpubench.memory.footprint import CATEGORIES, Footprint, Source
+from gpubench.memory.analysis import HOLDERS, MODULES, POINTS, footprint
+from gpubench.memory.footprint import CATEGORIES, OTHERS, Footprint, Source
 from gpubench.memory.history import Allocation, Counts, History, Mark, Reading
 
 N = 12_345

@@ -9,9 +9,8 @@ from footprints_made import MIB, of_phases, phase, predicted
 
 from gpubench import events
 from gpubench.host.memory_recorder import MemoryRecorder
-from gpubench.memory.target import complete_memory
-from gpubench.settings.defaults import completed
-from gpubench.settings.loading import load
+from gpubench.memory.defaults import complete_memory
+from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import MemorySettings
 from gpubench.telemetry import TelemetrySample
 

@@ -9,7 +9,8 @@ from cli import complaint
 from running import Finished
 
 from gpubench.errors import DataError, DeviceError, SettingsError
-from gpubench.settings.loading import FIX, THE_RUN, TRIAL, about, apply_overrides, naming_origins
+from gpubench.settings.keys import FIX, THE_RUN, TRIAL, about, naming_origins
+from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]

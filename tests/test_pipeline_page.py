@@ -14,7 +14,7 @@ from gpubench.compare.compare import compare
 from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
 from gpubench.pipeline.results import PipeRepeat, summarise
-from gpubench.report import lanes as gantt
+from gpubench.report import timelines as gantt
 from gpubench.report.after_run import write_up
 from gpubench.runs.directory import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
 from gpubench.runs.stages import PARTS

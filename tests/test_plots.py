@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from gpubench.compare.result import PhaseChange, Verdict, Waterfall
-from gpubench.report import charts, rows
+from gpubench.report import bar_charts, charts
 from gpubench.report.charts import Curve, Measure, Plane, Scale, Span, bulk, histogram, measure, reduce, ticks, widen
-from gpubench.report.figures import Reading
+from gpubench.report.run_figures import Reading
 
 PLANE = Plane("step time", "a description", "s", "time", "s", spans=[Span(0, 2, "warm-up")])
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -146,9 +146,9 @@ def test_curves_of_any_size_have_a_drawing(y: list[float]) -> None:
 def test_no_curves_are_no_drawing() -> None:
     assert charts.over(PLANE, []) is None
     assert charts.distributions(PLANE, [[], []], ["A", "B"], 0, 1) is None
-    assert rows.bars("memory", "B", []) is None
-    assert rows.bars("memory", "B", [("A", 0.0, "a")]) is None
-    assert rows.stack("phases", []) is None
+    assert bar_charts.bars("memory", "B", []) is None
+    assert bar_charts.bars("memory", "B", [("A", 0.0, "a")]) is None
+    assert bar_charts.stack("phases", []) is None
 
 
 def test_labels_of_curves_that_end_together_do_not_overlap() -> None:
@@ -168,21 +168,23 @@ def test_distributions_show_a_median_for_each_side_and_a_dot_for_each_repeat(sid
 
 def test_the_kinds_of_verdicts_have_marks_of_different_shape() -> None:
     kinds = ("slower", "equivalent", "inconclusive", "rejected")
-    root = parsed(rows.ratios([verdict(verdict=kind) for kind in kinds]))
+    root = parsed(bar_charts.ratios([verdict(verdict=kind) for kind in kinds]))
     shapes = [element.get("d") for element in root.iter("path") if (element.get("class") or "").startswith("mark")]
     assert len(set(shapes)) == len(kinds)
 
 
 def test_a_withheld_ratio_is_not_drawn() -> None:
-    root = parsed(rows.ratios([verdict(), verdict(verdict="withheld", metric="mfu")]))
+    root = parsed(bar_charts.ratios([verdict(), verdict(verdict="withheld", metric="mfu")]))
     assert "withheld" in texts(root)
     assert sum((element.get("class") or "").startswith("mark") for element in root.iter("path")) == 1
-    assert rows.ratios([verdict(verdict="withheld")]) is None
-    assert rows.ratios([]) is None
+    assert bar_charts.ratios([verdict(verdict="withheld")]) is None
+    assert bar_charts.ratios([]) is None
 
 
 def test_an_interval_that_leaves_the_axis_ends_in_an_arrow() -> None:
-    root = parsed(rows.ratios([verdict(), verdict(metric="mfu", interval=(0.2, 30.0)), verdict(interval=(-0.5, 2.0))]))
+    root = parsed(
+        bar_charts.ratios([verdict(), verdict(metric="mfu", interval=(0.2, 30.0)), verdict(interval=(-0.5, 2.0))])
+    )
     arrows = [element for element in root.iter("path") if (element.get("class") or "").startswith("arrow")]
     assert len(arrows) == 4
 
@@ -192,9 +194,9 @@ def test_an_interval_that_leaves_the_axis_ends_in_an_arrow() -> None:
 def test_any_ratio_has_a_drawing(ratio: float, interval: tuple[float, float] | None) -> None:
     if interval == (0.0, math.inf):
         ends = (ratio / 1e6, ratio * 1e6)
-        parsed(rows.ratios([verdict(ratio, ends)]))
+        parsed(bar_charts.ratios([verdict(ratio, ends)]))
     else:
-        parsed(rows.ratios([verdict(ratio, interval)]))
+        parsed(bar_charts.ratios([verdict(ratio, interval)]))
 
 
 def test_the_waterfall_leads_from_the_baseline_to_the_candidate() -> None:
@@ -202,7 +204,7 @@ def test_the_waterfall_leads_from_the_baseline_to_the_candidate() -> None:
         PhaseChange("forward", 0.04, 0.045, 0.005, (0.004, 0.006)),
         PhaseChange("backward", 0.06, 0.058, -0.002, None),
     ]
-    root = parsed(rows.waterfall(Waterfall("step", 0.1, 0.103, phases)))
+    root = parsed(bar_charts.waterfall(Waterfall("step", 0.1, 0.103, phases)))
     bars = {element.get("class"): element for element in root.iter("rect")}
     ends = {
         name: [float((bar.get(key) or "").removesuffix("%")) for key in ("x", "width")] for name, bar in bars.items()
@@ -216,7 +218,7 @@ def test_the_waterfall_leads_from_the_baseline_to_the_candidate() -> None:
 @pytest.mark.parametrize("change", [0.0, 1e-9, -0.099, 5.0])
 def test_a_waterfall_of_any_size_has_a_drawing(change: float) -> None:
     phases = [PhaseChange("other", 0.1, 0.1 + change, change, (-1e3, 1e3))]
-    parsed(rows.waterfall(Waterfall("sample", 0.1, 0.1 + change, phases)))
+    parsed(bar_charts.waterfall(Waterfall("sample", 0.1, 0.1 + change, phases)))
 
 
 def test_text_is_escaped_wherever_it_stands() -> None:
@@ -226,10 +228,10 @@ def test_text_is_escaped_wherever_it_stands() -> None:
         charts.over(plane, [curve]),
         charts.distributions(plane, [[np.ones(3)]], [HOSTILE], 0, 2),
         charts.marks(plane, [("a", HOSTILE, np.array([1.0]))], 2.0),
-        rows.bars(HOSTILE, HOSTILE, [(HOSTILE, 1.0, "a")]),
-        rows.stack(HOSTILE, [(HOSTILE, 1.0, "a")]),
-        rows.ratios([verdict(metric=HOSTILE)]),
-        rows.waterfall(Waterfall("step", 1.0, 2.0, [PhaseChange(HOSTILE, 1.0, 2.0, 1.0, None)])),
+        bar_charts.bars(HOSTILE, HOSTILE, [(HOSTILE, 1.0, "a")]),
+        bar_charts.stack(HOSTILE, [(HOSTILE, 1.0, "a")]),
+        bar_charts.ratios([verdict(metric=HOSTILE)]),
+        bar_charts.waterfall(Waterfall("step", 1.0, 2.0, [PhaseChange(HOSTILE, 1.0, 2.0, 1.0, None)])),
     ]
     for drawing in drawings:
         root = parsed(drawing)

@@ -25,8 +25,8 @@ from gpubench.report import after_run, terminal
 from gpubench.report import run as report
 from gpubench.runs import directory
 from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
-from gpubench.settings.defaults import complete, completed
-from gpubench.settings.loading import load
+from gpubench.settings.defaults import complete
+from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import PipeSettings, TrainSettings
 from gpubench.telemetry import CpuSample, TelemetrySample
 

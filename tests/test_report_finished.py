@@ -19,8 +19,7 @@ from gpubench.host.schedule import Outcome
 from gpubench.pipeline import defaults
 from gpubench.report import run as report
 from gpubench.runs.directory import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
-from gpubench.settings.defaults import completed
-from gpubench.settings.loading import load
+from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import PipeSettings
 
 CommandLine = Callable[..., Finished]

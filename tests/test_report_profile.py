@@ -29,7 +29,7 @@ from test_page import record_of, run_of
 
 from gpubench.compare.explanation import finding_changes
 from gpubench.findings import Cost, Findings, Saving, Trial, Unanswered
-from gpubench.report import charts, lanes
+from gpubench.report import charts, timelines
 from gpubench.report import findings as cards
 from gpubench.report import page as pages
 from gpubench.report import profile as report
@@ -433,7 +433,7 @@ def test_the_parts_of_the_time_fill_the_bar() -> None:
 def test_every_lane_has_a_row_and_every_box_a_hover_text() -> None:
     timeline = made.device_rank().timeline
     assert timeline
-    drawing = lanes.timeline(timeline) or ""
+    drawing = timelines.timeline(timeline) or ""
     assert re.findall(r'class="lane-name"[^>]*>([^<]+)<', drawing) == ["host", "stream 7", "stream 20", "idle"]
     assert drawing.count("<rect") == sum(len(lane.boxes) for lane in timeline.lanes)
     assert "<title>backward, 40 ms, from 94 ms</title>" in drawing
@@ -441,7 +441,7 @@ def test_every_lane_has_a_row_and_every_box_a_hover_text() -> None:
 
 def test_boxes_beyond_the_step_stay_within_the_drawing() -> None:
     boxes = [Box(-5, 3, "early", "compute"), Box(8, 400, "late", "compute"), Box(4, 4, "none", "compute")]
-    drawing = lanes.timeline(Timeline(0, 10, [Lane("stream 7", boxes)], 0)) or ""
+    drawing = timelines.timeline(Timeline(0, 10, [Lane("stream 7", boxes)], 0)) or ""
     places = [(float(x), float(width)) for x, width in re.findall(r'x="([\d.]+)%" y="\d+" width="([\d.]+)%"', drawing)]
     assert len(places) == 3
     assert all(x + width <= 100 for x, width in places)
@@ -449,14 +449,14 @@ def test_boxes_beyond_the_step_stay_within_the_drawing() -> None:
 
 @pytest.mark.parametrize("found", [Timeline(0, 0, [], 0), Timeline(0, 10, [Lane("stream 7", [])], 5)])
 def test_a_timeline_without_boxes_is_not_drawn(found: Timeline) -> None:
-    assert lanes.timeline(found) is None
+    assert timelines.timeline(found) is None
     assert "Timeline" not in titles(of(made.profile(timeline=found)))
 
 
 def test_the_legend_tells_each_style_once_at_the_lane_that_it_belongs_to() -> None:
     timeline = made.device_rank().timeline
     assert timeline
-    told = lanes.legend([*timeline.lanes, Lane("other", [Box(0, 1, "odd", "odd")])])
+    told = timelines.legend([*timeline.lanes, Lane("other", [Box(0, 1, "odd", "odd")])])
     assert [(lane, [name for _, name in styles]) for lane, styles in told] == [
         ("host", ["data wait", "host to device", "forward", "backward", "optimizer"]),
         ("streams", ["compute", "copy"]),

@@ -10,7 +10,7 @@ import yaml
 from cli import complaint
 from running import Finished
 
-from gpubench.settings.loading import flatten
+from gpubench.settings.keys import flatten
 from gpubench.settings.schema import COMMANDS
 
 CommandLine = Callable[..., Finished]

@@ -13,10 +13,10 @@ from gpubench.compare import gate, noise
 from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain
 from gpubench.compare.gate import parse_condition
+from gpubench.compare.intervals import ratio
 from gpubench.compare.result import Comparability, Verdict
 from gpubench.compare.verdicts import Circumstances, judge, judge_all, sample_of
 from gpubench.metrics import Metric
-from gpubench.runs.stats import ratio
 
 TRIALS = [100, pytest.param(1000, marks=pytest.mark.stress)]
 CHANGES = {"faster", "slower"}

@@ -17,7 +17,7 @@ from gpubench.trace.columns import DeviceProperties, Signature
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Attention
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 GROUPS, QUERIES, KEYS, HEAD = 12, 100, 90, 64
 SCORES, Q, V = [GROUPS, QUERIES, KEYS], [GROUPS, QUERIES, HEAD], [GROUPS, KEYS, HEAD]

@@ -6,7 +6,7 @@ from traces_made import PUBLIC, Record, made, slice_, step
 from gpubench.trace.host import compiled
 from gpubench.trace.load import read
 from gpubench.trace.profile import Compiled
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 
 def found(*parts: Record | list[Record]) -> Compiled | None:

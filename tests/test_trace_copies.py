@@ -9,7 +9,7 @@ from gpubench.trace.copies import copies
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Copy
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 
 def copy_(start: float, end: float, types: list[str], strides: list[list[int]] | None = None, size: int = 8) -> Record:

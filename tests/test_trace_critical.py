@@ -6,7 +6,7 @@ from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, 
 
 from gpubench.trace.device import critical_path
 from gpubench.trace.load import read
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 
 def path(*parts: Record | list[Record]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from gpubench.trace.copies import copies
 from gpubench.trace.host import host_parts
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

@@ -9,7 +9,7 @@ from gpubench.trace.device import idle_by_call, idle_causes, idle_within
 from gpubench.trace.load import read
 from gpubench.trace.names import Window
 from gpubench.trace.profile import Cause
-from gpubench.trace.program import Program, launchers
+from gpubench.trace.slices import Program, launchers
 
 UPLOAD, DOWNLOAD = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
 

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import Record, anything, launched, made, slice_, step, work
 
-from gpubench.trace.analyse import kernel_changes
 from gpubench.trace.columns import WorkKind
 from gpubench.trace.kernels import fusible, kernels, moves_memory
 from gpubench.trace.names import Lexicon, window
-from gpubench.trace.profile import Kernel, KernelChange, Rank
+from gpubench.trace.profile import Kernel, KernelChange, Rank, kernel_changes
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 

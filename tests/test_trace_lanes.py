@@ -9,7 +9,7 @@ from gpubench.trace.device import idle_causes
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Box, Timeline
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 
 def drawn(*parts: Record | list[Record]) -> Timeline:

@@ -7,7 +7,7 @@ from traces_made import PUBLIC, Record, anything, call, launched, made, step, wo
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Launches
-from gpubench.trace.program import launchers, launches
+from gpubench.trace.slices import launchers, launches
 
 
 def found(*parts: Record | list[Record]) -> Launches | None:

@@ -3,11 +3,11 @@
 import pytest
 from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step
 
-from gpubench.trace.host import folded, modules
+from gpubench.trace.host import modules
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
-from gpubench.trace.profile import Module
-from gpubench.trace.program import Program
+from gpubench.trace.profile import Module, folded
+from gpubench.trace.slices import Program
 
 NODE = "autograd::engine::evaluate_function: "
 

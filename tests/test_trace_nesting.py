@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from traces_made import Record, call, launched, made, slice_
 
 from gpubench.trace.columns import HostKind, Trace
-from gpubench.trace.program import innermost, launchers, nearest, nest, outermost, owner, owner_slice, reaching
+from gpubench.trace.slices import innermost, launchers, nearest, nest, outermost, owner, owner_slice, reaching
 
 SLICES = st.lists(
     st.tuples(

@@ -9,7 +9,7 @@ from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.operators import operators
 from gpubench.trace.profile import Operator, Rank
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
 

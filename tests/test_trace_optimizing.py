@@ -5,7 +5,7 @@ from traces_made import Record, launched, made, slice_, step
 
 from gpubench.trace.columns import union
 from gpubench.trace.phases import Optimizing, optimizing, phase_of, zeroing_idle
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 STEP, ZERO_GRAD = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
 

@@ -6,7 +6,7 @@ from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of, phases
 from gpubench.trace.profile import Phase
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 NODE = "autograd::engine::evaluate_function: "
 

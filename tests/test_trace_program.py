@@ -16,7 +16,7 @@ from gpubench.trace.host import compiled, host_parts, modules
 from gpubench.trace.load import read
 from gpubench.trace.operators import operators
 from gpubench.trace.phases import phase_of, phases
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 NAMES = (
     "ProfilerStep#1", "ProfilerStep#2", "enumerate(DataLoader)#x", "Optimizer.step#SGD.step", "forward", "backward",

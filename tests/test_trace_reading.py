@@ -24,7 +24,7 @@ from gpubench.trace.columns import HostKind, Trace, WorkKind
 from gpubench.trace.device import idle_causes
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 Damage = Callable[[bytes], bytes]
 

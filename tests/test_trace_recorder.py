@@ -11,7 +11,7 @@ from gpubench.trace.analyse import analyse
 from gpubench.trace.columns import Trace
 from gpubench.trace.load import read
 from gpubench.trace.profile import Rank
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 
 def recorded(*parts: Record | list[Record]) -> list[int]:

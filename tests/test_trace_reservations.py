@@ -7,7 +7,7 @@ from traces_made import Record, document, launched, made, slice_, step
 from gpubench.trace.analyse import notes
 from gpubench.trace.columns import Trace
 from gpubench.trace.load import read
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 
 def told(*parts: Record | list[Record]) -> str:

@@ -15,7 +15,7 @@ from gpubench.trace.host import PLACES, stretches
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Python, Stretch
-from gpubench.trace.program import Program
+from gpubench.trace.slices import Program
 
 NODE = "autograd::engine::evaluate_function: "
 

@@ -10,7 +10,7 @@ from gpubench.trace.copies import synchronisations
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Synchronisation
-from gpubench.trace.program import Program, user_frame
+from gpubench.trace.slices import Program, user_frame
 
 
 def found(*parts: Record | list[Record]) -> list[Synchronisation]:

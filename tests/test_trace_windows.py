@@ -5,7 +5,7 @@ from traces_made import PUBLIC, call, launched, made, slice_, step, work
 
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, StepWindow, Window, window
-from gpubench.trace.program import launchers
+from gpubench.trace.slices import launchers
 
 
 def window_of(*parts: object) -> Window:

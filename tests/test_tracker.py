@@ -15,10 +15,11 @@ from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.memory import predict as forecast
 from gpubench.memory.analysis import footprint
+from gpubench.memory.defaults import complete_memory
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import Counts, History, classify
 from gpubench.memory.predict import build_without_memory, predict
-from gpubench.memory.target import Target, complete_memory, target_of
+from gpubench.memory.predicted_device import Target, target_of
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed

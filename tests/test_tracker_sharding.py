@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpubench.memory.history import Category, History, Mark, Phase, classify
 from gpubench.memory.predict import predict, simulated_ranks
-from gpubench.memory.target import Target
+from gpubench.memory.predicted_device import Target
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed

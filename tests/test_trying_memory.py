@@ -22,10 +22,11 @@ from gpubench.memory.batch_sizes import BatchSizes, Line
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.runs.summary import Summary
-from gpubench.settings.defaults import complete, completed
-from gpubench.settings.loading import Configuration, flatten, load
+from gpubench.settings.defaults import complete
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import CompletedTrainSettings, MemorySettings
-from gpubench.verify import (
+from gpubench.trials import (
     MOST_TRIES,
     NOTABLE,
     SEARCH_PRECISION,

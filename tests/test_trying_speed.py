@@ -15,10 +15,11 @@ from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsErr
 from gpubench.findings import Finding, Findings
 from gpubench.host.schedule import Outcome
 from gpubench.report.findings import options
-from gpubench.settings.defaults import complete, completed
-from gpubench.settings.loading import Configuration, flatten, load
+from gpubench.settings.defaults import complete
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import ProfileSettings
-from gpubench.verify import Bench, unrecorded, verify_speed
+from gpubench.trials import Bench, unrecorded, verify_speed
 
 FUSED, WORKERS, BATCH = (
     {"training.optimizer_impl": "fused"},

@@ -14,9 +14,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpubench.memory.analysis import footprint
+from gpubench.memory.defaults import complete_memory
 from gpubench.memory.history import History
 from gpubench.memory.predict import predict
-from gpubench.memory.target import Target, complete_memory
+from gpubench.memory.predicted_device import Target
 from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import load

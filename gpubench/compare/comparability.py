@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -12,8 +13,9 @@ from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
 from gpubench.runs.directory import RunRecord
-from gpubench.settings.field import Setting, fields, setting
-from gpubench.settings.schema import COMMANDS
+
+if TYPE_CHECKING:
+    from gpubench.settings.field import Setting
 
 
 def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
@@ -44,22 +46,32 @@ PER_DEVICE = "_per_device"  # suffix of the name of a figure that is divided by 
 ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
 
 _OF_MEMORY = "memory."  # settings that only one command has
-UNKNOWN = Setting("treatment")  # a setting of another version of gpubench
 # Keys that are not conditions of the run: names, momentary readings, and duplicates of other keys.
 _PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
 PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 
 
-# Settings that several commands have are compared as those of train-bench, the first of them.
-SETTINGS = {key: setting(field) for cls in reversed(list(COMMANDS.values())) for key, field in fields(cls).items()}
-CONSEQUENCES: Mapping[str, Sequence[str]] = {
-    **{key: declared.depends_on for key, declared in SETTINGS.items()},
-    **{fact: (key, *declared.depends_on) for key, declared in SETTINGS.items() for fact in declared.environment},
-}
-"""Facts that gpubench derives, each with the settings that it is derived from, the closest first.
+@cache
+def declarations() -> "Mapping[str, Setting]":
+    """Returns what is declared about each setting. One that several commands have counts as that of train-bench."""
+    # Imported only for runs that differ in a setting, because pydantic takes a third of the start-up time.
+    from gpubench.settings.field import fields, setting
+    from gpubench.settings.schema import COMMANDS
 
-A setting among them counts as derived only if the user gave it on neither side.
-"""
+    first_last = reversed(list(COMMANDS.values()))
+    return {key: setting(field) for cls in first_last for key, field in fields(cls).items()}
+
+
+def consequences() -> Mapping[str, Sequence[str]]:
+    """Returns the facts that gpubench derives, each with the settings that it is derived from, the closest first.
+
+    A setting among them counts as derived only if the user gave it on neither side.
+    """
+    declared = declarations()
+    return {
+        **{key: one.depends_on for key, one in declared.items()},
+        **{fact: (key, *one.depends_on) for key, one in declared.items() for fact in one.environment},
+    }
 
 
 @dataclass(frozen=True)
@@ -104,11 +116,14 @@ def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Differenc
 
 def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> dict[str, str]:
     """Maps each difference that follows from another one to the setting that the user chose."""
+    if not keys:
+        return {}
+    derived, chosen = consequences(), baseline.chosen & candidate.chosen
     direct = {
         key: cause
-        for key in keys & CONSEQUENCES.keys()
-        if key not in SETTINGS or key in baseline.chosen & candidate.chosen
-        if (cause := next((cause for cause in CONSEQUENCES[key] if cause in keys), None))
+        for key in keys & derived.keys()
+        if key not in declarations() or key in chosen
+        if (cause := next((cause for cause in derived[key] if cause in keys), None))
     }
     found = {}
     for key, cause in direct.items():
@@ -202,13 +217,14 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
     built = baseline.workload.keys() & candidate.workload.keys()
     if baseline.settings and candidate.settings:
         for key, ours, theirs in _changes(baseline.settings, candidate.settings):
-            declared = SETTINGS.get(key, UNKNOWN)
-            if declared.role == "uncompared" or declared.superseded_by in built:
+            declared = declarations().get(key)
+            role = declared.role if declared else "treatment"  # a setting of another version of gpubench
+            if role == "uncompared" or (declared and declared.superseded_by in built):
                 continue
-            needed = declared.role in ("workload", "scale") or key.startswith(_OF_MEMORY)
+            needed = role in ("workload", "scale") or key.startswith(_OF_MEMORY)
             if needed and not (key in baseline.settings and key in candidate.settings):
                 continue
-            yield Difference(key, declared.role, ours, theirs)
+            yield Difference(key, role, ours, theirs)
     other_bits = any(baseline.settings.get(key) != candidate.settings.get(key) for key in ("precision", "seed"))
     for key, ours, theirs in _changes(baseline.workload, candidate.workload):
         if key == "weights" and other_bits:  # the same model, with weights that differ in their last bits

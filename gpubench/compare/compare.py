@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpubench.compare import comparability, gate, noise, verdicts
+from gpubench.compare import comparability, gate, intervals, noise, verdicts
 from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain, find_causes, find_memory
 from gpubench.compare.gate import Condition
@@ -15,7 +15,7 @@ from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, Judged, one
 from gpubench.compare.warnings import accountable, changed_machine, find_warnings, out_of_turn, rejection
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
-from gpubench.runs import directory, stats
+from gpubench.runs import directory
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def compare(
         judged.append((candidate.label, own))
     return Comparisons(
         schema_version=directory.SCHEMA_VERSION,
-        confidence=stats.CONFIDENCE,
+        confidence=intervals.CONFIDENCE,
         margin=margin,
         comparisons=comparisons,
         gate=gate.judge(conditions, judged) if conditions else [],

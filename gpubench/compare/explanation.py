@@ -13,6 +13,7 @@ from msgspec import structs
 from gpubench import units
 from gpubench.compare.comparability import same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, Side
+from gpubench.compare.intervals import CONFIDENCE, Sample, difference, holm
 from gpubench.compare.result import (
     Bottleneck,
     Causes,
@@ -37,9 +38,7 @@ from gpubench.compare.warnings import RUNS_WATCHED, steady_telemetry
 from gpubench.findings import Finding, Findings
 from gpubench.memory.footprint import Amounts, Footprint, PhaseFootprint
 from gpubench.metrics import DEFINITIONS
-from gpubench.runs.stats import CONFIDENCE, Sample, difference, holm
-from gpubench.trace import analyse
-from gpubench.trace.profile import KernelChange, Rank
+from gpubench.trace.profile import KernelChange, Rank, kernel_changes
 
 MOST = 20  # number of changes of work that are listed
 EVALUATED = "work.micro_batch"  # samples in a step of a pipeline
@@ -124,7 +123,7 @@ def _work(ours: Rank, theirs: Rank) -> tuple[Work, list[WorkChange]]:
     """Returns the kind of work that is compared, and its changes, the largest first."""
     if ours.host_only:
         return "operator", _moved(_operator_changes(ours, theirs))
-    return "kernel", _moved(map(in_seconds, analyse.kernel_changes(ours, theirs)))
+    return "kernel", _moved(map(in_seconds, kernel_changes(ours, theirs)))
 
 
 def _moved(changes: Iterable[WorkChange]) -> list[WorkChange]:

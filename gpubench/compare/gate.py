@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gpubench.compare.comparability import PER_DEVICE
+from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm
 from gpubench.compare.result import GateResult, Verdict
 from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError, did_you_mean
-from gpubench.runs.stats import SIGNIFICANT, Ratio, holm
 
 EXAMPLE = 'such as --fail-on "step_time>2%"'
 

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpubench.compare import intervals
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.intervals import Error, Sample, Steps
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import pick, sample_of
 from gpubench.errors import RunDirectoryError
 from gpubench.metrics import Metric
-from gpubench.runs import directory, stats
+from gpubench.runs import directory
 from gpubench.runs.directory import NOISE
-from gpubench.runs.stats import Error, Sample, Steps
 
 Edges = NDArray[np.float64]
 
@@ -36,7 +37,7 @@ def learn(side: Side, metrics: Sequence[Metric], margin: float) -> Noise:
         machine=machine(first),
         runs=[run.label for run in side.runs],
         margin=margin,
-        confidence=stats.CONFIDENCE,
+        confidence=intervals.CONFIDENCE,
         metrics=[one for one in found if one],
     )
 
@@ -87,7 +88,7 @@ def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     between_runs = len(side.runs) >= SPLIT or all(run.repeats == 1 for run in side.runs)
     sample = sample_of(side, metric.name) if between_runs else _all_repeats(side, metric.name)
-    unit_spread = stats.spread(sample) if sample else None
+    unit_spread = intervals.spread(sample) if sample else None
     if sample is None or unit_spread is None:
         return None
     per_side = max(2, sample.n // 2)
@@ -101,7 +102,7 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         units=sample.n,
         spread=unit_spread,
         within=_within(sample),
-        noise_floor=stats.noise_floor(unit_spread, sample.n - 1, 1, 1),
+        noise_floor=intervals.noise_floor(unit_spread, sample.n - 1, 1, 1),
         per_side=per_side,
         splits=len(halves),
         false_verdicts=_false_verdicts(halves, band),
@@ -136,7 +137,7 @@ def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
 
 def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:
     """Returns the logarithms of both ends of each split's interval, shape (splits, 2)."""
-    found = [stats.ratio(*split) for split in splits]
+    found = [intervals.ratio(*split) for split in splits]
     return np.log([ratio.interval for ratio in found if ratio]).reshape(-1, 2)
 
 
@@ -147,12 +148,12 @@ def _false_verdicts(edges: Edges, band: float) -> float | None:
 def _found_with_power(edges: Edges, band: float) -> float:
     """Returns the change, in either direction, that moves the fraction POWER of the intervals out of the band."""
     needed = np.concatenate([band - edges[:, 0], band + edges[:, 1]])
-    return float(np.expm1(np.quantile(needed, stats.POWER)))
+    return float(np.expm1(np.quantile(needed, intervals.POWER)))
 
 
 def _expected(unit_spread: float, per_side: int, margin: float) -> float:
     """Returns the change that this many units per side should detect, by theory; for too few units to split."""
-    return stats.resolvable(Error(unit_spread * math.sqrt(2 / per_side), 2 * per_side - 2), margin)
+    return intervals.resolvable(Error(unit_spread * math.sqrt(2 / per_side), 2 * per_side - 2), margin)
 
 
 def _within(sample: Sample) -> float | None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpubench import units
+from gpubench.compare import intervals
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.intervals import SIGNIFICANT, Error, Known, Ratio, Sample, Steps
 from gpubench.compare.result import Level, NullMetric, Outcome, Verdict
 from gpubench.metrics import Better, Metric
-from gpubench.runs import stats
-from gpubench.runs.stats import SIGNIFICANT, Error, Known, Ratio, Sample, Steps
 
 WELL_KNOWN = 10  # with so many units their spread suffices, and their steps are not read
 
@@ -139,21 +139,21 @@ class _Evidence:
     @property
     def unit_spread(self) -> tuple[float, float] | None:
         """The relative spread and its degrees of freedom, from the units or else from the record; None if unknown."""
-        own = stats.pooled_spread(self.ours, self.theirs, paired=self.paired)
+        own = intervals.pooled_spread(self.ours, self.theirs, paired=self.paired)
         return own or ((self.known.spread, self.known.df) if self.known else None)
 
     @property
     def floor(self) -> float | None:
         if self.known and self.known.of_runs:
-            return stats.noise_floor(self.known.spread, self.known.df, 1, 1)
-        return stats.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n) if self.unit_spread else None
+            return intervals.noise_floor(self.known.spread, self.known.df, 1, 1)
+        return intervals.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n) if self.unit_spread else None
 
     def ratio(self) -> Ratio | None:
         """Returns the ratio of the metric's values, before division by ranks."""
-        found = stats.ratio(self.ours, self.theirs, paired=self.paired, known=self.known)
+        found = intervals.ratio(self.ours, self.theirs, paired=self.paired, known=self.known)
         if found is None and self.counted and min(self.ours.mean, self.theirs.mean) > 0:
             found = Ratio(self.theirs.mean / self.ours.mean, Error(0.0, 1))
-        return stats.inverse(found) if found and self.rate else found
+        return intervals.inverse(found) if found and self.rate else found
 
     def values(self) -> tuple[float, float]:
         ours, theirs = self.ours.mean, self.theirs.mean
@@ -246,7 +246,7 @@ def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
     found = _scaled(evidence.ratio(), scale)
     case = _Case(evidence, scale, found, limit, why, circumstances.withheld or scale.withheld)
     if found is None:
-        change = stats.difference(evidence.ours, evidence.theirs, known=evidence.known)
+        change = intervals.difference(evidence.ours, evidence.theirs, known=evidence.known)
         above = min(evidence.ours.mean, evidence.theirs.mean) > 0
         certain = change.error is not None and change.error.size == 0
         return case if above else replace(case, beyond=change.p_value, certain=certain)
@@ -296,7 +296,7 @@ def _corrected(cases: Sequence[_Case], p_values: Sequence[float | None]) -> list
     """Returns the adjusted p-values of one claim for all cases. Cases without error are not part of the family."""
     weights = _weights(cases)
     family = {case.identity: p for case, p in zip(cases, p_values, strict=True) if case.identity and p is not None}
-    adjusted = stats.holm(list(family.values()), [weights[identity] for identity in family])
+    adjusted = intervals.holm(list(family.values()), [weights[identity] for identity in family])
     found = dict(zip(family, adjusted, strict=True))
     return [
         found[case.identity] if case.identity and p is not None else p for case, p in zip(cases, p_values, strict=True)
@@ -343,7 +343,7 @@ def _verdict(
         margin=margin,
         noise_floor=evidence.floor,
         limit=case.limit,
-        resolvable=stats.resolvable(found.error, case.limit, case.level) if found and not exact else None,
+        resolvable=intervals.resolvable(found.error, case.limit, case.level) if found and not exact else None,
         level=level,
         units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
@@ -395,7 +395,7 @@ def _more_repeats(case: _Case, margin: float) -> int | None:
         return None
     change = math.expm1(abs(math.log(found.estimate)))
     spread = evidence.unit_spread[0]
-    needed = stats.repeats_for(change, spread, margin, paired=evidence.paired, level=case.level)
+    needed = intervals.repeats_for(change, spread, margin, paired=evidence.paired, level=case.level)
     return None if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
 
 

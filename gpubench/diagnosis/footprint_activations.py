@@ -10,8 +10,7 @@ from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import AMPERE
 from gpubench.memory.allocator import capability
-from gpubench.memory.analysis import OTHERS
-from gpubench.memory.footprint import Holder
+from gpubench.memory.footprint import OTHERS, Holder
 
 LOGITS = 0.15
 """A fraction of the peak: computing the loss in chunks costs no more compute, but the loss has to be rewritten."""

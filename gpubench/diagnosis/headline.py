@@ -6,9 +6,8 @@ from gpubench import units
 from gpubench.diagnosis.attention import attention_clause
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.communication import collective_kind, every_rank_is_traced, slowest
-from gpubench.diagnosis.memory import memory_bound_clause
-from gpubench.trace.host import folded
-from gpubench.trace.profile import Breakdown, Cause, HostPart
+from gpubench.diagnosis.memory_time import memory_bound_clause
+from gpubench.trace.profile import Breakdown, Cause, HostPart, folded
 
 HEADLINE_MINIMUM = 0.1
 """The smallest part of the window that the headline names; smaller parts are in the tables."""

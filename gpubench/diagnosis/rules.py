@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpubench.diagnosis.attention import unfused_attention
+from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
 from gpubench.diagnosis.communication import (
     exposed_communication,
@@ -25,8 +26,7 @@ from gpubench.diagnosis.copies import (
     nchw_convolutions,
     pinning,
 )
-from gpubench.diagnosis.data import data_loading, small_batch, small_batch_on_cpu
-from gpubench.diagnosis.device import fp32_products, odd_shapes, unfused_optimizer, zeroed_gradients
+from gpubench.diagnosis.data_loading import data_loading
 from gpubench.diagnosis.footprint_activations import (
     activations_kept,
     attention_matrix,
@@ -56,7 +56,9 @@ from gpubench.diagnosis.host import (
     too_few_threads,
     too_many_threads,
 )
-from gpubench.diagnosis.memory import allocator, memory_bound, recompute
+from gpubench.diagnosis.matrix_products import fp32_products, odd_shapes
+from gpubench.diagnosis.memory_time import allocator, memory_bound, recompute
+from gpubench.diagnosis.optimizer import unfused_optimizer, zeroed_gradients
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import Metric

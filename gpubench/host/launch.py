@@ -1,4 +1,4 @@
-"""Starts the workers of a run, receives their events, and ends all of them.
+"""Starts the workers of a run in their environment, receives their events, and ends all of them.
 
 Workers connect to a Unix socket if all are on one machine, and otherwise to a TCP port, with a secret. A client without
 the secret gets no answer, does not delay the workers, and is disconnected within seconds. The port is closed when all
@@ -24,14 +24,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NoReturn, Self
 
 import msgspec
 import psutil
 
-from gpubench import events
+from gpubench import events, releases
 from gpubench.host.supervision import Peer, blame, stalled
-from gpubench.ranks import STORE_SOCKET, Ranks
+from gpubench.ranks import STORE_SOCKET, Ranks, launched_by_torchrun
+from gpubench.settings.schema import CompletedSettings, Device
 from gpubench.worker import channel
 
 LONGEST_HANDSHAKE = 4096  # bytes
@@ -366,6 +367,40 @@ class Workers:
             for key, _ in self._selector.select(min(TICK, seconds)):
                 if key.fileobj is self._printed:
                     key.data(key.fileobj)
+
+
+def worker_environment(settings: CompletedSettings) -> Mapping[str, str]:
+    """Returns the environment variables that a worker needs before it imports torch.
+
+    performance.cpu_threads replaces OMP settings of the user, so that the recorded number of threads is right.
+    """
+    threads = str(settings.performance.cpu_threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": settings.performance.omp_wait_policy,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # models are built from configurations, without a network
+    }
+    if settings.performance.expandable_segments:
+        names = releases.installed().allocator_variables
+        name = next((name for name in names if name in os.environ), names[-1])
+        variables[name] = ",".join(filter(None, [os.environ.get(name), "expandable_segments:True"]))
+    if settings.device is Device.cpu:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    if not launched_by_torchrun() and settings.distributed.world_size > 1:
+        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return variables
+
+
+def become_worker(settings: CompletedSettings) -> NoReturn:
+    """Turns this process, which the user's own torchrun has started, into a worker. Does not return."""
+    os.environ.update(worker_environment(settings))  # before torch loads
+
+    from gpubench.worker import process
+
+    process.leave(process.main())
 
 
 def _start(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:

@@ -1,10 +1,8 @@
-"""Writes metrics to epochs.jsonl, summary.json, summary.csv, TensorBoard and Weights & Biases.
+"""Writes metrics to epochs.jsonl, TensorBoard and Weights & Biases.
 
 They are written only by `MetricLogger`, which runs in the host, so that no tracker slows down a step.
 """
 
-import csv
-import io
 import logging
 import os
 import socket
@@ -18,8 +16,7 @@ import msgspec
 
 from gpubench.errors import UsageError
 from gpubench.events import Step
-from gpubench.metrics import Metric
-from gpubench.runs.directory import EPOCHS, SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, TENSORBOARD, RunWriter
+from gpubench.runs.directory import EPOCHS, TENSORBOARD, RunWriter
 from gpubench.runs.summary import Summary
 from gpubench.settings.schema import LoggingSettings
 
@@ -58,7 +55,7 @@ class Tracker(Protocol):
 
 
 class MetricLogger:
-    """Writes the steps of rank 0 as epochs and scalars, and the summary to files."""
+    """Writes the steps of rank 0 as epochs and scalars."""
 
     def __init__(self, writer: RunWriter, settings: LoggingSettings, config: Mapping[str, Any], text: str) -> None:
         """`config` maps dot-keys to values, and `text` is the same configuration as YAML.
@@ -103,16 +100,9 @@ class MetricLogger:
         """Flushes every tracker, so that curves are visible during the run."""
         self._send(lambda tracker: tracker.flush())
 
-    def summary(self, summary: Summary) -> None:
-        """Writes summary.json and summary.csv, which replace those of earlier repeats."""
-        document = {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)}
-        self._writer.replace(SUMMARY, document)
-        self._writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
-
     def close(self, summary: Summary, succeeded: bool = True) -> None:
-        """Ends the epoch, writes the summary, and closes every tracker."""
+        """Ends the epoch, and closes every tracker with the metrics of the summary."""
         self._end_epoch()
-        self.summary(summary)
         results = {metric.name: metric.estimate for metric in summary.metrics}
         self._send(lambda tracker: tracker.close(self._config, results, succeeded))
 
@@ -162,18 +152,6 @@ class _OpenEpoch:
             samples_per_second=self.samples / self.seconds,
             loss=self.loss / self.losses if self.losses else None,
         )
-
-
-def to_csv(metrics: Sequence[Metric]) -> str:
-    """Returns the metrics as CSV, with one line per metric."""
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
-    for metric in metrics:
-        low, high = metric.interval or ("", "")
-        row = [metric.name, metric.unit, metric.better or "", metric.estimate, low, high, len(metric.repeats)]
-        rows.writerow([*row, metric.n, metric.effective_n or ""])
-    return table.getvalue()
 
 
 class TensorBoard:

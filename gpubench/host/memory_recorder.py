@@ -16,7 +16,7 @@ from gpubench.host.recorder import LIGHTER, Progress, Recorder
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, TRADES
-from gpubench.runs.summary import Summary, metric_of
+from gpubench.runs.summary import Summary, metric_of, write_summary
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedMemorySettings
 
@@ -119,7 +119,7 @@ class MemoryRecorder(Recorder[CompletedMemorySettings]):
         self._found |= other._found
         self.writer.replace(MEMORY, Footprints(self.footprints))
         self.writer.update(repeats=self.completed())
-        self.metrics.summary(self.summary())
+        write_summary(self.summary(), self.writer)
 
     def keep_batch_sizes(self, found: BatchSizes) -> None:
         """Writes the batch sizes that fit. Called again, it replaces them, for example by measured ones."""

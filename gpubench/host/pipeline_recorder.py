@@ -21,7 +21,8 @@ from gpubench.runs.directory import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
 from gpubench.runs.stages import Times
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.loading import Configuration, flatten
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedPipeSettings, Device
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples

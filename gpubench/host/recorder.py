@@ -33,8 +33,9 @@ from gpubench.runs.directory import (
     git_state,
 )
 from gpubench.runs.steps import Repeat
-from gpubench.runs.summary import Environment, Summary, summarise
-from gpubench.settings.loading import FILLED_IN, Configuration, flatten
+from gpubench.runs.summary import Environment, Summary, summarise, write_summary
+from gpubench.settings.keys import FILLED_IN, flatten
+from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares
@@ -228,7 +229,7 @@ class Recorder(ABC, Generic[S]):
     def end_repeat(self) -> None:
         """Updates run.json and the summary after a repeat."""
         self.writer.update(repeats=self.completed())
-        self.metrics.summary(self.summary())
+        write_summary(self.summary(), self.writer)
 
     def throughputs(self) -> list[float]:
         """Returns the throughput of each repeat so far, in samples per second; empty if the command has none."""
@@ -275,6 +276,7 @@ class Recorder(ABC, Generic[S]):
                     log.warning("%s", warning)
                 elif self._handler.level <= logging.WARNING:
                     self._handler.handle(logging.LogRecord(log.name, logging.WARNING, "", 0, warning, None, None))
+            write_summary(summary, self.writer)
             self.metrics.close(summary, succeeded=error is None)
         finally:
             self.listen_to_log(False)

@@ -20,6 +20,7 @@ from gpubench.errors import DataError
 from gpubench.memory.allocator import Replayed, Rules, replay
 from gpubench.memory.footprint import (
     CATEGORIES,
+    OTHERS,
     Amounts,
     Footprint,
     Holder,
@@ -299,8 +300,6 @@ def _marks(spans: Sequence[Span], kept: Places) -> list[TimelineMark]:
 
 
 MODULES = 200
-OTHERS = "(others)"
-"""The path under which modules beyond `MODULES` are summed."""
 HOLDERS = 30
 NOTABLE = 0.01
 """A fraction of the peak: a note reports readings that are below the history by more than this."""

@@ -21,6 +21,9 @@ CATEGORIES = (
 using it (`fragmentation`: reserved but not allocated), and what the device holds beside it (`other`: context and
 libraries)."""
 
+OTHERS = "(others)"
+"""The path under which the modules that a footprint does not list are summed."""
+
 Amounts = dict[str, int]
 """Bytes by category, without zeros; they sum to what the device has given out, as far as that is known."""
 

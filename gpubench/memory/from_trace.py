@@ -25,7 +25,7 @@ from gpubench.trace.load import LONGEST, nanoseconds
 from gpubench.trace.load import read as read_trace
 from gpubench.trace.names import step_runs
 from gpubench.trace.phases import Phases, phase_of
-from gpubench.trace.program import Program, UserFrames, innermost, nearest
+from gpubench.trace.slices import Program, UserFrames, innermost, nearest
 
 NAME = "[memory]"
 HOST = 0

@@ -40,10 +40,11 @@ from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, override
 from gpubench.memory.cuda_kernels import RULES, Applied, as_cuda
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import Allocation, History, classify
-from gpubench.memory.target import Target, predicted
+from gpubench.memory.predicted_device import Target, predicted
 from gpubench.memory.tracker import Tracker, follow, hide_shape_propagation, load
 from gpubench.ranks import Ranks
-from gpubench.settings.loading import apply_overrides, flatten
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import (
     CompletedMemorySettings,
     CompletedTrainSettings,

@@ -19,7 +19,7 @@ from gpubench.pipeline.schedulers import (
     parse_options,
 )
 from gpubench.settings.defaults import Gaps, check_wandb, find_device, local_ranks, refuse_ranks
-from gpubench.settings.loading import about
+from gpubench.settings.keys import about
 from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, PipeSettings
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")

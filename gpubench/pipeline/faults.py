@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench.errors import SettingsError, did_you_mean
-from gpubench.settings.loading import about
+from gpubench.settings.keys import about
 
 FORM = "KIND,rank=R,sample=S[,seconds=T]"
 DEFAULT_SECONDS = 1.0

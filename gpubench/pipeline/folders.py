@@ -12,7 +12,7 @@ from typing import Any
 from gpubench import foreign_files
 from gpubench.errors import DataError, ModelError, SettingsError
 from gpubench.pipeline.schedulers import OwnScheduler
-from gpubench.settings.loading import about
+from gpubench.settings.keys import about
 
 
 @about("work.prompts")

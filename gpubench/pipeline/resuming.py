@@ -14,7 +14,7 @@ from gpubench.pipeline import folders
 from gpubench.pipeline.folders import prompt_of, read_prompts
 from gpubench.runs.directory import IMAGE, LATENT, sample_file
 from gpubench.runs.reader import Run
-from gpubench.settings.loading import flatten
+from gpubench.settings.keys import flatten
 from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
 FREE = ("distributed", "pipeline", "measurement", "logging", "experiment", "results", "inject", "verify")

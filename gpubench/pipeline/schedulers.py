@@ -15,7 +15,7 @@ from typing import Any
 
 from gpubench import errors, units
 from gpubench.errors import SettingsError
-from gpubench.settings.loading import about
+from gpubench.settings.keys import about
 
 EXAMPLE = "for example DDIMScheduler or EulerDiscreteScheduler"
 

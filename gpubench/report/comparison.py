@@ -31,7 +31,7 @@ from gpubench.compare.result import (
 from gpubench.compare.verdicts import leading
 from gpubench.memory.footprint import Amounts
 from gpubench.memory.history import PLACES
-from gpubench.report import figures, findings, lanes, phrases, profile, rows
+from gpubench.report import bar_charts, findings, phrases, profile, run_figures, timelines
 from gpubench.report.document import (
     TEXT,
     Block,
@@ -342,7 +342,7 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
     if of_phases:
         each = [_verdict_table(of_phases)]
         yield Folded("The same for each phase of a step", each, on=Medium.PAGE | Medium.DETAILS)
-    drawing = rows.ratios(shown) if drawn else None
+    drawing = bar_charts.ratios(shown) if drawn else None
     if drawing:
         note = (
             "Shaded: the margin within which a change does not matter. ◆ established, ■ equivalent, ○ inconclusive, "
@@ -386,7 +386,7 @@ def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Bloc
         if sides:
             title = f"Where the change of a {explanation.waterfall.per}'s time comes from"
             note = "Filled: takes longer. Hollow: takes less time. Whiskers are 95 % intervals of the change."
-            yield Figure(title, rows.waterfall(explanation.waterfall), note, "rows")
+            yield Figure(title, bar_charts.waterfall(explanation.waterfall), note, "rows")
     elif sides and _timed(sides):
         yield Paragraph("phases of a step are not recorded on both sides", "missing", on=Medium.PAGE)
     yield Paragraph([clean(note) for note in explanation.notes], listed=True)
@@ -439,9 +439,11 @@ def _peak_bars(memory: Memory) -> Any:
     totals = [side.level.total for _, side in _sides(memory)]
     stacks = [
         stack(f"{name} {units.size(total)}", amounts)
-        for name, total, amounts in zip(figures.NAMES, totals, held, strict=True)
+        for name, total, amounts in zip(run_figures.NAMES, totals, held, strict=True)
     ]
-    return lanes.stacked("peak of both sides by category", "; ".join(one.name for one in stacks), stacks, "B", "held")
+    return timelines.stacked(
+        "peak of both sides by category", "; ".join(one.name for one in stacks), stacks, "B", "held"
+    )
 
 
 def _causes(causes: Causes, sides: Sequence[Side]) -> Iterator[Block]:
@@ -463,17 +465,17 @@ def _timed(sides: Sequence[Side]) -> bool:
 
 def _recordings(sides: Sequence[Side]) -> Iterator[Block]:
     """Returns the figures of steps, hardware and memory, or says what was not recorded."""
-    drawn = [figures.recording(side) for side in sides]
+    drawn = [run_figures.recording(side) for side in sides]
     if _timed(sides):
         yield Heading("Steps")
-        yield from figures.or_missing([figures.steps(drawn)], "steps are not recorded")
-        yield from figures.or_missing([figures.distribution(drawn)], "")
+        yield from run_figures.or_missing([run_figures.steps(drawn)], "steps are not recorded")
+        yield from run_figures.or_missing([run_figures.distribution(drawn)], "")
         yield Heading("Hardware over time")
-        telemetry = figures.telemetry(drawn)
+        telemetry = run_figures.telemetry(drawn)
         yield Figures(telemetry) if telemetry else Paragraph("telemetry is not recorded", "missing", on=Medium.PAGE)
     yield Heading("Memory")
-    known = [figures.peaks(drawn, [_estimates(side.runs) for side in sides]), figures.memory(drawn)]
-    yield from figures.or_missing(known, "memory is not recorded")
+    known = [run_figures.peaks(drawn, [_estimates(side.runs) for side in sides]), run_figures.memory(drawn)]
+    yield from run_figures.or_missing(known, "memory is not recorded")
 
 
 def _method(comparison: Comparison, whole: Comparisons, *, timed: bool) -> Iterator[Block]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from gpubench import units
 from gpubench.findings import Findings
-from gpubench.memory.analysis import OTHERS
 from gpubench.memory.batch_sizes import MOST, BatchSizes, Trade, Trades
 from gpubench.memory.footprint import (
+    OTHERS,
     Amounts,
     Footprint,
     Footprints,

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.memory.batch_sizes import BatchSizes, Line, Trade, Trades
 from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Stage, Timeline, TimelineMark
-from gpubench.report import charts, lanes
+from gpubench.report import charts, timelines
 from gpubench.report.charts import HEAD, Axis, Scale, Series, framed, widen
 from gpubench.report.document import Block, Figure, Figures, Heading, Medium, Paragraph
 from gpubench.report.findings import options
@@ -148,15 +148,15 @@ def _phases(footprint: Footprint, stages: Mapping[Stage, str]) -> Markup | None:
         )
         for phase in footprint.phases
     ]
-    return lanes.stacked("peak of each phase", "; ".join(one.name for one in stacks), stacks, "B", "held")
+    return timelines.stacked("peak of each phase", "; ".join(one.name for one in stacks), stacks, "B", "held")
 
 
-def stack(name: str, amounts: Amounts) -> lanes.Stack:
+def stack(name: str, amounts: Amounts) -> timelines.Stack:
     """Return the areas of held memory, split by category."""
-    return lanes.Stack(
+    return timelines.Stack(
         name,
         [
-            lanes.Piece(f"{category(kind)} {units.size(size)}", STYLES.get(kind, "other"), size)
+            timelines.Piece(f"{category(kind)} {units.size(size)}", STYLES.get(kind, "other"), size)
             for kind, size in ordered(amounts)
         ],
     )
@@ -195,7 +195,7 @@ def _strip(held: Timeline, x: Scale) -> list[Markup]:
     for number, (mark, left, right) in enumerate(_spans(held.marks, x)):
         name, style = words(mark.phase), "margin" if number % 2 else "shade"
         parts.append(charts.bar(left, right, TOP + HISTORY_HEIGHT + 2, STRIP, style, f"{name}, {_step(mark.step)}"))
-        if label := next((one for one in (name, _initial(name)) if lanes.LETTER * len(one) <= right - left), ""):
+        if label := next((one for one in (name, _initial(name)) if timelines.LETTER * len(one) <= right - left), ""):
             parts.append(charts.text((left + right) / 2, TOP + HISTORY_HEIGHT + 14, label, "tick middle"))
     return parts
 
@@ -207,7 +207,7 @@ def _steps(held: Timeline, x: Scale) -> list[Markup]:
     for mark, left, right in _spans(firsts, x):
         name = _step(mark.step)
         parts.append(charts.line(left, TOP - 14, left, TOP + HISTORY_HEIGHT, "step"))
-        if right - left >= lanes.LETTER * len(name):
+        if right - left >= timelines.LETTER * len(name):
             parts.append(charts.text(left, TOP - 6, name, "note after"))
     return parts
 

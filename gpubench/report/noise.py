@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from gpubench import units
+from gpubench.compare import intervals
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import LEADERS
 from gpubench.report.document import Document, Paragraph, table
-from gpubench.runs import stats
 from gpubench.text import words
 
 CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
@@ -68,7 +68,7 @@ def _budget(noise: Noise) -> list[str]:
         return []
     prices = []
     for change in CHANGES:
-        needed = stats.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
+        needed = intervals.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
         price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
         prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
     return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]

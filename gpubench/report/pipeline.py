@@ -8,7 +8,7 @@ from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
-from gpubench.report import lanes, rows
+from gpubench.report import bar_charts, timelines
 from gpubench.report.charts import hue
 from gpubench.report.document import TEXT, Block, Cell, Figure, Folded, Heading, Medium, Paragraph, Table, table
 from gpubench.runs.stages import PARTS, Handover, Pipeline, Stage, Verification
@@ -73,17 +73,17 @@ def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     yield Paragraph(f"{clean(found.model)}, {clean(found.scheduler)}", on=Medium.PAGE)
     yield Paragraph(clean(found.assignment))
     first = min((span.repeat for span in run.spans), default=0)
-    bars = lanes.pipeline_bars(span for span in run.spans if span.repeat == first)
-    chart = lanes.gantt(bars, len(found.stages))
+    bars = timelines.pipeline_bars(span for span in run.spans if span.repeat == first)
+    chart = timelines.gantt(bars, len(found.stages))
     if chart is None:
         yield Paragraph("no timeline is recorded", "missing", on=Medium.PAGE)
     else:
         note = "Boxes: at work on the sample of that number. Lines: waiting for it. Blank: idle."
-        if len(bars) > lanes.MOST_BARS:
-            note += f" Only the first {lanes.MOST_BARS:,} of {len(bars):,} are drawn."
+        if len(bars) > timelines.MOST_BARS:
+            note += f" Only the first {timelines.MOST_BARS:,} of {len(bars):,} are drawn."
         yield Figure(f"What each rank did in repeat {first}", chart, note)
     yield Heading("Ranks", 3)
-    if shares := lanes.shares(found.stages):
+    if shares := timelines.shares(found.stages):
         legend = [(hue(part), part.replace("_", " ")) for part in PARTS]
         yield Figure("", shares, shape="lanes", legends=[("Mean over the completed repeats", legend)])
     yield _ranks(found.stages, seconds=False, on=TEXT)
@@ -104,7 +104,7 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     if found.handover:
         yield Heading("Hand-overs", 3)
         sizes = [(name, size, "fill solid a") for name, size in handover_parts(found.handover).items()]
-        if drawing := rows.bars("size of a hand-over", "B", sizes):
+        if drawing := bar_charts.bars("size of a hand-over", "B", sizes):
             yield Figure("Size of a hand-over", drawing, shape="rows")
         yield Paragraph(handover(found) or "")
     yield Heading("Samples", 3)

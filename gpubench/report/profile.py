@@ -14,7 +14,7 @@ from gpubench.compare.explanation import finding_changes as changes_between
 from gpubench.compare.explanation import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.findings import Findings
-from gpubench.report import findings, lanes
+from gpubench.report import findings, timelines
 from gpubench.report.document import (
     EVERYWHERE,
     Block,
@@ -42,8 +42,7 @@ from gpubench.report.profile_tables import (
 )
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import clean, words
-from gpubench.trace.profile import Compiled, KernelChange, Launches, Profile, Rank, Straggler
-from gpubench.trace.program import SHORT_KERNEL
+from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
@@ -77,7 +76,7 @@ def time_parts(rank: Rank) -> list[TimePart]:
             TimePart("compute", "compute", device.compute),
             TimePart("exposed communication", "communication", device.exposed_communication),
             TimePart("exposed copies", "copies", device.exposed_copies),
-            *(TimePart(f"idle, {lanes.style_words(cause)}", cause, time) for cause, time in rank.idle.items()),
+            *(TimePart(f"idle, {timelines.style_words(cause)}", cause, time) for cause, time in rank.idle.items()),
         ]
     return [part for part in found if part.time]
 
@@ -510,30 +509,30 @@ def _part(rank: Rank, part: "TimePart") -> Part:
 def _partition(ranks: Sequence[Rank]) -> Iterator[Block]:
     """Yields how each rank's time was spent as stacked bars, if any time was spent."""
     stacks = [
-        lanes.Stack(part_name(rank), [_piece(rank, part) for part in time_parts(rank)])
+        timelines.Stack(part_name(rank), [_piece(rank, part) for part in time_parts(rank)])
         for rank in ranks
         if rank.wall > 0
     ]
     described = "; ".join(f"{stack.name} {piece.hint}" for stack in stacks for piece in stack.pieces)
     if len(stacks) == 1:
         stacks = [replace(stacks[0], name="")]
-    drawing = lanes.stacked("Where the time went", described, stacks, "fraction", "of the wall time")
+    drawing = timelines.stacked("Where the time went", described, stacks, "fraction", "of the wall time")
     if drawing:
         yield Figure("", drawing, shape="lanes")
     else:
         yield Paragraph("nothing was recorded", "missing", on=Medium.PAGE)
 
 
-def _piece(rank: Rank, part: "TimePart") -> lanes.Piece:
-    return lanes.Piece(f"{part.name} {part_share(rank, part.time)}", part.style, part.time / rank.wall)
+def _piece(rank: Rank, part: "TimePart") -> timelines.Piece:
+    return timelines.Piece(f"{part.name} {part_share(rank, part.time)}", part.style, part.time / rank.wall)
 
 
 def _timeline(rank: Rank, unit: str) -> Iterator[Block]:
     found = rank.timeline
-    drawing = lanes.timeline(found, whole(rank, unit)) if found else None
+    drawing = timelines.timeline(found, whole(rank, unit)) if found else None
     if found is None or drawing is None:
         return
     note = f"Too short to be drawn: {found.left_out:,} more." if found.left_out else ""
     title = f"{unit.capitalize()} {found.step}" if rank.steps else "The whole trace"
     yield Heading("Timeline", 3)
-    yield Figure(title, drawing, note, "lanes", legends=lanes.legend(found.lanes))
+    yield Figure(title, drawing, note, "lanes", legends=timelines.legend(found.lanes))

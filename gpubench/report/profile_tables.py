@@ -6,8 +6,7 @@ from typing import TypeVar
 from gpubench import units
 from gpubench.report.document import Table, table
 from gpubench.text import clean, words
-from gpubench.trace.host import folded
-from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank
+from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank, folded
 
 MODULES = 15
 OPERATORS = 15

@@ -16,7 +16,7 @@ from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.report import comparison, figures, memory, phrases, pipeline, profile, rows
+from gpubench.report import bar_charts, comparison, memory, phrases, pipeline, profile, run_figures
 from gpubench.report.charts import hue
 from gpubench.report.document import (
     TEXT,
@@ -321,10 +321,10 @@ def _caption(run: RunEvidence) -> str:
 
 def _steps(run: RunEvidence) -> Iterator[Block]:
     """Yields a training run's steps, its phases, and how its ranks compare."""
-    side = figures.recording(Side(run.label, (run,)))
+    side = run_figures.recording(Side(run.label, (run,)))
     yield Heading("Steps")
-    yield from figures.or_missing([figures.steps([side])], "steps are not recorded")
-    if distribution := figures.distribution([side]):
+    yield from run_figures.or_missing([run_figures.steps([side])], "steps are not recorded")
+    if distribution := run_figures.distribution([side]):
         yield distribution
     found = {
         metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
@@ -333,7 +333,7 @@ def _steps(run: RunEvidence) -> Iterator[Block]:
     }
     ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
     whole = sum(found.values())
-    drawing = rows.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
+    drawing = bar_charts.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
     if drawing is not None and not run.untimed:
         yield Heading("Phases of a step")
         yield Figure("", drawing, shape="wide")
@@ -399,17 +399,17 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
 def _recorded(run: RunEvidence) -> Iterator[Block]:
     """Yields the hardware over time, the memory, the settings and the environment, for a page."""
     yield Heading("Hardware over time")
-    telemetry = figures.whole_run(run, figures.GPU) or figures.whole_run(run, figures.CPU)
+    telemetry = run_figures.whole_run(run, run_figures.GPU) or run_figures.whole_run(run, run_figures.CPU)
     if telemetry:
         yield Paragraph("shaded: the steady windows, which the metrics are computed from", "quiet")
         yield Figures(telemetry)
     else:
         yield Paragraph("telemetry is not recorded", "missing")
     yield Heading("Memory")
-    side = figures.recording(Side(run.label, (run,)))
+    side = run_figures.recording(Side(run.label, (run,)))
     estimates = {name: metric.estimate for name, metric in run.metrics.items()}
-    held = figures.whole_run(run, [figures.GPU_MEMORY]) or figures.whole_run(run, [figures.CPU_MEMORY])
-    yield from figures.or_missing([figures.peaks([side], [estimates]), *held], "memory is not recorded")
+    held = run_figures.whole_run(run, [run_figures.GPU_MEMORY]) or run_figures.whole_run(run, [run_figures.CPU_MEMORY])
+    yield from run_figures.or_missing([run_figures.peaks([side], [estimates]), *held], "memory is not recorded")
     workload = {f"workload.{key}": value for key, value in run.workload.items()}
     for name, what, values in (
         ("Settings", "Every setting as it was used", run.settings),

@@ -34,7 +34,7 @@ from gpubench.runs.directory import (
 from gpubench.runs.steps import StepTable, read_steps
 from gpubench.runs.summary import Summary
 from gpubench.settings import yaml_text
-from gpubench.settings.loading import FILLED_IN, flatten
+from gpubench.settings.keys import FILLED_IN, flatten
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
 

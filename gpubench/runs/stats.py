@@ -1,26 +1,20 @@
-"""Statistics of step times: effective sample sizes, steady state, intervals, p-values and equivalence.
+"""Statistics of the steps and repeats of one run: effective sample size, steady state, quantiles, interval of a mean.
 
 Every function takes values in seconds or any other unit, returns the same unit, and leaves its input unchanged. Values
-that are not finite raise ValueError: a NaN in a step time is a bug in the caller.
-
-Intervals and p-values of ratios rest on the larger variation: between repeats, or of the steps inside them. Each comes
-from Student's t and one `Error`, so an interval excludes exactly the values that the test rejects. Errors are those of
-the natural logarithm of a mean, that is relative, so that a ratio and its inverse get the same verdict.
-docs/statistics.md describes the methods and their measured coverage.
+that are not finite raise ValueError: a NaN in a step time is a bug in the caller. `compare.intervals` has the
+statistics of two sides. docs/statistics.md describes the methods.
 """
 
 import math
-from bisect import bisect_left
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpubench.distributions import student_t_cdf, student_t_quantile
-from gpubench.metrics import Distribution
+from gpubench.distributions import student_t_quantile
+from gpubench.metrics import DEFINITIONS, RATES, Distribution
 
 Series = NDArray[np.float64]
 
@@ -28,6 +22,7 @@ MOST_VALUES = 1 << 16  # a longer series is reduced to this before its autocorre
 MOST_BLOCKS = 500  # more blocks do not improve the error
 OUTSIDE = 3  # ranges of the settled half; a steady drift through the whole series reaches half of that
 A_RANGE = 10  # number of values from which a range is estimated
+LARGEST_LOGARITHM = 700.0  # of an interval's bound: a float can represent its exponential
 FALSE_ALARM = 0.01  # probability that a warm-up is found in steady, uncorrelated steps
 
 
@@ -142,6 +137,35 @@ def student_half_width(values: ArrayLike) -> float:
     return float(student_t_quantile(n - 1, 0.975) * sample.std(ddof=1) / np.sqrt(n)) if np.ptp(sample) else 0.0
 
 
+def mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Returns the mean of a metric over its repeats, and its 95 % interval; None for one repeat.
+
+    The mean of a rate is harmonic (see `metrics.RATES`). The interval is Student's t on a scale without limits, around
+    the mean: on the logarithm of positive values, so that a rate and its time get inverse intervals, and on the log
+    odds of shares. So no time is below 0 and no share outside 0 to 1. Values without a logarithm, such as a count of 0,
+    stay on their own scale, and the interval is clipped to the same limits.
+    """
+    rate, share = name in RATES and min(repeats) > 0, DEFINITIONS[name].unit == "fraction"
+    mean = 1 / fmean([1 / value for value in repeats]) if rate else fmean(repeats)
+    if len(repeats) < 2:
+        return mean, None
+    most = max(1.0, mean) if share else sys.float_info.max  # JSON has no infinity
+    if min(repeats) <= 0:
+        half = student_half_width(repeats)
+        least = 0.0 if min(repeats) == 0 else -math.inf
+        return mean, (max(least, mean - half), min(most, mean + half))
+    if share and not rate and max(repeats) < 1:
+        factor = _factor([value / (1 - value) for value in repeats])
+        return mean, (mean / (mean + (1 - mean) * factor), mean * factor / (mean * factor + 1 - mean))
+    factor = _factor(repeats)
+    return mean, (max(sys.float_info.min, mean / factor), min(most, mean * factor))
+
+
+def _factor(values: Sequence[float]) -> float:
+    """Returns the factor by which the mean of positive values may be off in either direction, at 95 %."""
+    return math.exp(min(student_half_width([math.log(value) for value in values]), LARGEST_LOGARITHM))
+
+
 def warmup_length(x: ArrayLike) -> int:
     """Returns how many leading steps are warm-up, at most n // 2. n // 2 means that the series may never settle.
 
@@ -197,325 +221,3 @@ def _series(x: ArrayLike) -> Series:
     if not np.isfinite(values).all():
         raise ValueError("the series holds a value that is not finite")
     return values
-
-
-CONFIDENCE = 0.95
-SIGNIFICANT = (1 - CONFIDENCE) / 2  # level of a one-sided test, so that it agrees with the two-sided interval
-POWER = 0.8
-MOST_REPEATS = 1000  # a larger number is reported as unknown
-ROUNDING = 1e-12  # fraction of a mean below which a difference is rounding error
-LARGEST = 700.0  # largest logarithm whose exponential is finite
-
-Basis = Literal["runs", "units", "steps"]
-"""The variation behind an error: of equal runs on record, of the sides' units, or of the steps inside them."""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steady steps of one repeat."""
-
-    values: Series
-
-    @cached_property
-    def error(self) -> "Error | None":
-        """The error of the logarithm of their mean, with autocorrelation; None for fewer than 4 or a mean of 0."""
-        found = mean_error(self.values)
-        return Error(*found) if found else None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One metric on one side of a comparison."""
-
-    units: Series
-    """One estimate per independent unit: per repeat, or per run if there are several runs."""
-    steps: Sequence[Sequence[Steps]] | None = None
-    """The steps of each repeat of each unit; None if the metric has no steps, or they are not needed."""
-
-    @property
-    def n(self) -> int:
-        return len(self.units)
-
-    @property
-    def mean(self) -> float:
-        return float(self.units.mean())
-
-
-@dataclass(frozen=True)
-class Error:
-    """The standard error of the logarithm of a mean, and its degrees of freedom."""
-
-    size: float
-    df: float
-
-    def half_width(self, level: float = SIGNIFICANT) -> float:
-        """Returns the half-width of Student's interval of the logarithm, with `level` on each side (default: 95 %)."""
-        return -student_t_quantile(self.df, level) * self.size
-
-    def above(self, distance: float) -> float:
-        """Returns the one-sided p-value of "larger than the bound" for an estimate `distance` above the bound."""
-        if self.size == 0:
-            return 0.0 if distance > 0 else 1.0
-        return student_t_cdf(self.df, -distance / self.size)
-
-
-@dataclass(frozen=True)
-class Known:
-    """The recorded variation of equal units: relative standard deviation and degrees of freedom."""
-
-    spread: float
-    df: float
-    of_runs: bool = False
-    """Whether it is the variation of whole runs and each side is a single run, which varies at least that much."""
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """The ratio candidate / baseline of the means of their units, with its error."""
-
-    estimate: float
-    error: Error
-    rests_on: Basis = "units"
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval."""
-        factor = math.exp(min(self.error.half_width(), LARGEST))
-        return self.estimate / factor, self.estimate * factor
-
-    def beyond(self, limit: float) -> float:
-        """Returns the one-sided p-value of "changed by more than `limit`" (a fraction) in the estimate's direction."""
-        return self.error.above(abs(math.log(self.estimate)) - math.log1p(limit))
-
-    def within(self, limit: float) -> float:
-        """Returns the p-value of "changed by less than `limit` in either direction": that of the nearer limit."""
-        slack = math.log1p(limit) - abs(math.log(self.estimate))
-        return self.error.above(slack) if self.error.size else float(slack < 0)
-
-
-@dataclass(frozen=True)
-class Change:
-    """The difference candidate - baseline and its error, both in their unit. The error is None if it is unknown."""
-
-    estimate: float
-    error: Error | None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % interval."""
-        if self.error is None:
-            return None
-        half = self.error.half_width()
-        return self.estimate - half, self.estimate + half
-
-    @property
-    def p_value(self) -> float | None:
-        """The one-sided p-value of "not 0" in the direction of the estimate; None without an error."""
-        return self.error.above(abs(self.estimate)) if self.error else None
-
-
-def ratio(baseline: Sample, candidate: Sample, *, paired: bool = False, known: Known | None = None) -> Ratio | None:
-    """Returns the ratio of two means with its error; None if the error is unknown or a mean is 0.
-
-    With two or more units on each side, the error is Welch's (1947, Biometrika 34, 28) with the spread between units,
-    or that of the steps inside them, whichever has the wider interval. The spread between units already contains the
-    noise of the steps; the second error covers few units that agree by chance. Comparing the sizes of the errors is not
-    enough: if a spread with one degree of freedom is small by chance, the steps' error with its many degrees of freedom
-    would make the interval narrower. With unequal numbers of units, Welch's interval is too narrow if the few units of
-    the smaller side agree by chance, so the error with the pooled spread is used if its interval is wider. `paired`
-    units were interleaved, the i-th of one side next to the i-th of the other, and are compared in pairs.
-
-    A single unit on a side is assumed to vary like the other side's units, or like `known`. If no spread is known, the
-    error is that of the steps alone, which does not include the differences between processes.
-    """
-    if baseline.mean <= 0 or candidate.mean <= 0:
-        return None
-    estimate = candidate.mean / baseline.mean
-    between, within = _between(baseline, candidate, paired, known), _within(baseline, candidate)
-    found = max(between, within, key=Error.half_width) if between and within else between or within
-    if known and known.of_runs:
-        runs = Error(known.spread * math.sqrt(2), known.df)
-        if found is None or found.half_width() < runs.half_width():
-            return Ratio(estimate, runs, "runs")
-    return Ratio(estimate, found, "units" if between else "steps") if found else None
-
-
-def inverse(ratio: Ratio) -> Ratio:
-    """Returns the ratio of the rates, given the ratio of the times."""
-    return replace(ratio, estimate=1 / ratio.estimate)
-
-
-def difference(baseline: Sample, candidate: Sample, *, paired: bool = False, known: Known | None = None) -> Change:
-    """Returns candidate - baseline in their unit, with an error made of the same parts as that of `ratio`.
-
-    The errors of both means are absolute, so that a mean may be 0, as for a phase that one side lacks.
-    """
-    scale = max(abs(baseline.mean), abs(candidate.mean))
-    error = _difference_error(baseline, candidate, paired, known)
-    if error and known and known.of_runs:
-        runs = Error(known.spread * math.hypot(baseline.mean, candidate.mean), known.df)
-        error = max(error, runs, key=Error.half_width)
-    exact = error and Error(_exact(error.size, scale), error.df)
-    return Change(_exact(candidate.mean - baseline.mean, scale), exact)
-
-
-def _difference_error(baseline: Sample, candidate: Sample, paired: bool, known: Known | None) -> Error | None:
-    if paired and baseline.n == candidate.n > 1:
-        pairs = candidate.units - baseline.units
-        return Error(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1)
-    lone = _spread_of_the_lone(baseline, candidate, known) if min(baseline.n, candidate.n) == 1 else None
-    sides = [(side.mean, side_error(side, lone)) for side in (baseline, candidate)]
-    if any(error is None and mean for mean, error in sides):
-        return None
-    errors = [Error(error.size * mean, error.df) for mean, error in sides if error and mean]
-    found = combined(*errors) if errors else Error(0.0, 1)
-    return Error(found.size, min(found.df, lone.df)) if lone else found  # the same spread serves both sides
-
-
-def side_error(side: Sample, lone: Known | None = None) -> Error | None:
-    """Returns the error of one side's mean: between its units or within them, whichever is larger; None if unknown.
-
-    `lone` is the recorded variation of a single unit, or None.
-    """
-    between = Error(lone.spread, lone.df) if lone and side.n == 1 else _spread_error(side)
-    known = [error for error in (between, _steps_error(side)) if error]
-    return max(known, key=lambda e: e.size) if known else None
-
-
-def spread(side: Sample) -> float | None:
-    """Returns the standard deviation of the units as a fraction of their mean; None for fewer than 2 or a mean of 0."""
-    if side.n < 2 or side.mean <= 0:
-        return None
-    return float(side.units.std(ddof=1)) / side.mean
-
-
-def pooled_spread(baseline: Sample, candidate: Sample, *, paired: bool = False) -> tuple[float, int] | None:
-    """Returns (spread of a unit, degrees of freedom) from both sides together; None if each side has one unit."""
-    if paired and (pairs := _pair_residuals(baseline, candidate)) is not None:
-        return float(pairs.std(ddof=1)) / math.sqrt(2), len(pairs) - 1
-    known = [(value, side.n - 1) for side in (baseline, candidate) if (value := spread(side)) is not None]
-    df = sum(weight for _, weight in known)
-    return (float(np.sqrt(sum(value**2 * weight for value, weight in known) / df)), df) if known else None
-
-
-def noise_floor(unit_spread: float, df: float, baseline_units: int, candidate_units: int) -> float:
-    """Returns the smallest difference that these numbers of units distinguish from noise, as a fraction.
-
-    This is the half-width of Student's two-sample interval, for a spread with `df` degrees of freedom.
-    """
-    size = unit_spread * np.sqrt(1 / baseline_units + 1 / candidate_units)
-    return float(np.expm1(Error(size, df).half_width()))
-
-
-def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float:
-    """Returns the smallest change that a test at `level` finds beyond the margin with probability POWER."""
-    found_above = student_t_quantile(error.df, POWER) * error.size
-    return float(np.expm1(np.log1p(margin) + error.half_width(level) + found_above))
-
-
-def repeats_for(
-    change: float, unit_spread: float, margin: float, *, paired: bool = False, level: float = SIGNIFICANT
-) -> int | None:
-    """Returns the units per side with which a change gets its verdict with probability POWER.
-
-    Returns None for more than MOST_REPEATS. `change` is |ratio - 1|. The interval at `level`, plus the scatter of the
-    estimate, must fit between the change and the margin.
-    """
-    gap = abs(abs(np.log1p(change)) - np.log1p(margin))
-
-    def suffice(n: int) -> bool:
-        df = n - 1 if paired else 2 * n - 2
-        width = student_t_quantile(df, POWER) - student_t_quantile(df, level)
-        return bool(width * unit_spread * math.sqrt(2 / n) < gap)
-
-    n = bisect_left(range(MOST_REPEATS + 1), True, lo=2, key=suffice)
-    return n if n <= MOST_REPEATS else None
-
-
-def combined(*errors: Error) -> Error:
-    """Returns the error of a sum or difference of independent terms.
-
-    The degrees of freedom follow Satterthwaite (1946, Biometrics 2, 110).
-    """
-    variance = sum(error.size**2 for error in errors)
-    if variance == 0:
-        return Error(0.0, min(error.df for error in errors))
-    weights = sum(error.size**4 / error.df for error in errors)
-    return Error(float(np.sqrt(variance)), float(variance**2 / weights))
-
-
-def holm(p_values: Sequence[float], weights: Sequence[float] = ()) -> list[float]:
-    """Returns the p-values adjusted after Holm (1979, Scandinavian Journal of Statistics 6, 65), in the given order.
-
-    Rejecting those below a level makes any false rejection with at most that probability. `weights`, equal by default,
-    select Holm's weighted procedure: a hypothesis with twice the weight is tested at twice the level.
-    """
-    shares = list(weights) or [1.0] * len(p_values)
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index] / shares[index])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(order):
-        left = math.fsum(shares[other] for other in order[place:])
-        largest = max(largest, min(1.0, p_values[index] * left / shares[index]))
-        adjusted[index] = largest
-    return adjusted
-
-
-def _between(baseline: Sample, candidate: Sample, paired: bool, known: Known | None) -> Error | None:
-    if paired and (pairs := _pair_residuals(baseline, candidate)) is not None:
-        return Error(float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs) - 1)
-    scale = math.sqrt(1 / baseline.n + 1 / candidate.n)
-    if min(baseline.n, candidate.n) == 1:
-        lone = _spread_of_the_lone(baseline, candidate, known)
-        return Error(lone.spread * scale, lone.df) if lone else None
-    ours, theirs = _spread_error(baseline), _spread_error(candidate)
-    pooled = pooled_spread(baseline, candidate)
-    if ours is None or theirs is None or pooled is None:
-        return None
-    return max(combined(ours, theirs), Error(pooled[0] * scale, pooled[1]), key=Error.half_width)
-
-
-def _spread_of_the_lone(baseline: Sample, candidate: Sample, known: Known | None) -> Known | None:
-    """Returns the variation of a single unit: of the other side's units, or `known`, whichever has more units."""
-    others = pooled_spread(baseline, candidate)
-    sources = [Known(*others)] if others else []
-    return max([*sources, *([known] if known else [])], key=lambda source: source.df, default=None)
-
-
-def _exact(value: float, scale: float) -> float:
-    """Returns the value, or 0 if it is only the rounding error of numbers as large as `scale`."""
-    return value if abs(value) > ROUNDING * scale else 0.0
-
-
-def _pair_residuals(baseline: Sample, candidate: Sample) -> Series | None:
-    """Returns the deviation of each pair from the ratio of the means, as a logarithm to first order.
-
-    Returns None for unequal numbers, fewer than two pairs, or a mean of 0.
-    """
-    if baseline.n != candidate.n or baseline.n < 2 or min(baseline.mean, candidate.mean) <= 0:
-        return None
-    return candidate.units / candidate.mean - baseline.units / baseline.mean
-
-
-def _spread_error(side: Sample) -> Error | None:
-    unit_spread = spread(side)
-    return None if unit_spread is None else Error(unit_spread / float(np.sqrt(side.n)), side.n - 1)
-
-
-def _within(baseline: Sample, candidate: Sample) -> Error | None:
-    """Returns the error from both sides' steps. A side whose steps were not read uses the spread of its units."""
-    errors = [_steps_error(side) or _spread_error(side) for side in (baseline, candidate)]
-    known = [error for error in errors if error]
-    return combined(*known) if len(known) == 2 and (baseline.steps or candidate.steps) else None
-
-
-def _steps_error(side: Sample) -> Error | None:
-    if not side.steps or side.mean <= 0:
-        return None
-    errors = []
-    for unit, repeats in zip(side.units, side.steps, strict=True):
-        weight = float(unit) / side.mean / side.n / len(repeats)  # its weight in the side's mean
-        for repeat in repeats:
-            if repeat.error is None:
-                return None
-            errors.append(Error(repeat.error.size * weight, repeat.error.df))
-    return combined(*errors)

@@ -1,10 +1,11 @@
 """The steps of a run as columns: collected while it runs, read from steps.jsonl, and reduced to the steady part."""
 
+import math
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
@@ -21,6 +22,7 @@ from gpubench.runs import stats
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float64]
+Column = NDArray[Any] | Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +136,10 @@ WAITING = 256  # steps that are converted at once, because columns of single ste
 class GrowingSteps:
     """Collects steps in columns that grow by doubling, so that each step costs the same however many there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 0) -> None:
+        """Makes room for `capacity` steps. It takes no memory before they are there."""
         self._length = 0
-        self._columns: dict[str, NDArray[Any]] = {name: np.empty(0, type_) for name, type_ in TYPES.items()}
+        self._columns: dict[str, NDArray[Any]] = {name: np.empty(capacity, type_) for name, type_ in TYPES.items()}
         self._phases: dict[str, Floats] = {}  # zero beyond the length
         self._waiting: list[Step] = []
 
@@ -145,15 +148,15 @@ class GrowingSteps:
         if len(self._waiting) == WAITING:
             self._convert_waiting()
 
-    def extend(self, rows: Sequence[Any], phases: Mapping[str, Iterable[float]]) -> None:
-        """Adds steps: objects with the fields of `TYPES`, and by phase its time in each of them."""
-        end = self._length + len(rows)
+    def extend(self, columns: Mapping[str, Column], phases: Mapping[str, Column]) -> None:
+        """Adds steps: the columns of `TYPES`, and by phase its time in each of them. None becomes NaN."""
+        end = self._length + len(columns["step"])
         self._reserve(end, phases)
         own = slice(self._length, end)
         for name, column in self._columns.items():
-            column[own] = list(map(attrgetter(name), rows))  # None becomes NaN
+            column[own] = columns[name]
         for name, times in phases.items():
-            self._phases[name][own] = list(times)
+            self._phases[name][own] = times
         self._length = end
 
     def table(self) -> StepTable:
@@ -168,7 +171,10 @@ class GrowingSteps:
     def _convert_waiting(self) -> None:
         steps, self._waiting = self._waiting, []
         names = dict.fromkeys(name for step in steps for name in step.phases)  # in their order
-        self.extend(steps, {name: [step.phases.get(name, 0.0) for step in steps] for name in names})
+        self.extend(
+            {name: [getattr(step, name) for step in steps] for name in TYPES},
+            {name: [step.phases.get(name, 0.0) for step in steps] for name in names},
+        )
 
     def _reserve(self, length: int, phases: Iterable[str]) -> None:
         """Makes room for `length` steps with the phases known so far and these."""
@@ -190,37 +196,29 @@ def _grown(column: NDArray[Any], larger: NDArray[Any]) -> NDArray[Any]:
 
 
 BLOCK = 1 << 18  # bytes decoded at once, so few that the rows stay in the CPU's cache until the columns are made
+SHORTEST = len('{"repeat":0,"rank":0,"step":0,"samples":0,"time":0,"total":1,"phases":{}}')
 NEWLINE = ord("\n")
+FLOAT64, FALSE, TRUE = b"\xcb", 0xC2, 0xC3  # of MessagePack
 MOST_PHASES = 64  # a run has about ten; each has its own column
 LONGEST = 1e9  # seconds; sums of longer times lose precision
 
 # The sort key of a row has 64 bits: 16 bits of repeat, 16 of rank, 31 of step.
-_Small = Annotated[int, Meta(ge=0, lt=1 << 16)]
-_Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_LIMITS: Final = {
+    "repeat": Meta(ge=0, lt=1 << 16),
+    "rank": Meta(ge=0, lt=1 << 16),
+    "step": Meta(ge=0, lt=1 << 31),
+    "samples": Meta(ge=0, lt=1 << 31),
+    "time": Meta(ge=0, le=1e12),
+    "total": Meta(gt=0, le=LONGEST),
+}
+"""The limits within which the numbers of a line are believed."""
+_IDS = ("repeat", "rank", "step", "samples")
 _Part = Annotated[float, Meta(ge=-LONGEST, le=LONGEST)]
 _Name = Annotated[str, Meta(pattern=r'\A[^"\\\x00-\x1f]+\Z', max_length=100)]
 
 
-class _Row(msgspec.Struct, gc=False, kw_only=True):
-    """One line of steps.jsonl, with the limits within which it is believed."""
-
-    repeat: _Small
-    rank: _Small
-    step: _Count
-    samples: _Count
-    time: Annotated[float, Meta(ge=0, le=1e12)]
-    total: Annotated[float, Meta(gt=0, le=LONGEST)]
-    loss: float | None = None
-    skipped: bool = False
-    starved: bool | None = None
-
-
-class _AnyRow(_Row, gc=False, kw_only=True):
-    phases: dict[_Name, _Part]
-
-
 def read_steps(path: Path, problems: list[str]) -> StepTable:
-    """Reads a steps.jsonl into a table in the order of (repeat, rank, step). A million lines take 1.5 s and 100 MB.
+    """Reads a steps.jsonl into a table in the order of (repeat, rank, step). A million lines take 1 s and 100 MB.
 
     Invalid lines are skipped and added to `problems`. If several lines are for the same step, the first counts.
     """
@@ -228,14 +226,14 @@ def read_steps(path: Path, problems: list[str]) -> StepTable:
     found = GrowingSteps()
     phases: tuple[str, ...] = ()
     try:
+        found = GrowingSteps(path.stat().st_size // SHORTEST + 1)
         for number, block in _blocks(path):
             try:
-                rows = _decoder(phases).decode_lines(block)
+                columns = _decoder(phases).columns(block)
             except (ValueError, RecursionError):  # an invalid line, or a new phase
                 lines, phases = _sift(block, number, phases, bad)
-                rows = _decoder(phases).decode_lines(b"\n".join(lines))
-            parts = [row.phases for row in rows]
-            found.extend(rows, {name: map(attrgetter(place), parts) for place, name in _places(phases).items()})
+                columns = _decoder(phases).columns(b"\n".join(lines))
+            found.extend(*columns)
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror}")
     except MemoryError:
@@ -261,14 +259,62 @@ def _places(phases: Sequence[str]) -> dict[str, str]:
     return {f"p{number}": name for number, name in enumerate(phases)}
 
 
-@lru_cache(maxsize=64)
-def _decoder(phases: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Returns a decoder of rows that have no other phases: as fields, which take half as long as a dictionary."""
-    names = _places(phases)
-    places = [(place, _Part, 0.0) for place in names]
-    parts = msgspec.defstruct("_Parts", places, gc=False, forbid_unknown_fields=True, rename=names)
-    row = msgspec.defstruct("_PhasedRow", [("phases", parts)], bases=(_Row,), gc=False, kw_only=True)
-    return msgspec.json.Decoder(row)
+def _row_type(phases: Any) -> Any:
+    """Returns the type of a line of steps.jsonl with the type of its phases. Ids are floats; see `_Decoder`."""
+    numbers = [(name, Annotated[float, limits]) for name, limits in _LIMITS.items()]
+    others = [("loss", float | None, math.nan), ("skipped", bool, False), ("starved", bool | None, None)]
+    return msgspec.defstruct("_Row", [*numbers, *others, ("phases", phases)], gc=False, kw_only=True)
+
+
+_AnyRow = _row_type(dict[_Name, _Part])
+NOT_WHOLE = f"{', '.join(_IDS)}: one is not a whole number"
+_STARVED = np.full(256, np.nan, np.float32)
+"""The value of `StepTable.starved` by its byte in MessagePack."""
+_STARVED[[FALSE, TRUE]] = 0, 1
+
+
+class _Decoder:
+    """Decodes lines that have no other phases into columns.
+
+    Taking every value out of the decoded rows would take longer than decoding them. They are encoded again instead: in
+    MessagePack a float has 8 bytes and a bool one, so that all rows have the same layout, which numpy reads in place.
+    For this, ids are decoded as floats, and a row without a loss has NaN as its loss.
+    """
+
+    def __init__(self, phases: tuple[str, ...]) -> None:
+        places = _places(phases)
+        self._phases = places
+        parts = [(place, _Part, 0.0) for place in places]
+        parts_type = msgspec.defstruct("_Parts", parts, gc=False, forbid_unknown_fields=True, rename=places)
+        row_type = _row_type(parts_type)
+        self._decoder = msgspec.json.Decoder(row_type)
+        self._encoder = msgspec.msgpack.Encoder()
+        marks = {name: float(mark) for mark, name in enumerate([*_LIMITS, "loss", *places], 1)}
+        own = {name: mark for name, mark in marks.items() if name not in places}
+        row = self._encoder.encode(row_type(**own, phases=parts_type(**{name: marks[name] for name in places})))
+        at = {name: row.index(FLOAT64 + struct.pack(">d", mark)) + 1 for name, mark in marks.items()}
+        at |= {name: row.index(name.encode()) + len(name) for name in ("skipped", "starved")}
+        formats = [">f8" if name in marks else "u1" for name in at]
+        self._layout = np.dtype({"names": [*at], "offsets": [*at.values()], "formats": formats, "itemsize": len(row)})
+
+    def columns(self, lines: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Floats]]:
+        """Returns the columns of `TYPES`, and those of the phases. Raises ValueError or RecursionError."""
+        rows = self._decoder.decode_lines(lines)
+        packed = self._encoder.encode(rows)
+        if len(packed) < len(rows) * self._layout.itemsize:  # a loss is null, which takes one byte
+            for row in rows:
+                row.loss = math.nan if row.loss is None else row.loss
+            packed = self._encoder.encode(rows)
+        table = np.frombuffer(packed, self._layout, len(rows), len(packed) - len(rows) * self._layout.itemsize)
+        columns: dict[str, NDArray[Any]] = {name: table[name] for name in TYPES}
+        columns |= {name: table[name].astype(np.int32) for name in _IDS}
+        if any((columns[name] != table[name]).any() for name in _IDS):
+            raise ValueError(NOT_WHOLE)
+        columns |= {"skipped": table["skipped"] == TRUE, "starved": _STARVED[table["starved"]]}
+        return columns, {name: table[place] for place, name in self._phases.items()}
+
+
+_decoder = lru_cache(maxsize=64)(_Decoder)
 
 
 def _sift(block: bytes, number: int, phases: tuple[str, ...], bad: BadLines) -> tuple[list[bytes], tuple[str, ...]]:
@@ -280,7 +326,10 @@ def _sift(block: bytes, number: int, phases: tuple[str, ...], bad: BadLines) -> 
         if not line.strip():
             continue
         try:
-            known = names | dict.fromkeys(decoder.decode(line).phases)
+            row = decoder.decode(line)
+            known = names | dict.fromkeys(row.phases)
+            if not all(getattr(row, name).is_integer() for name in _IDS):
+                raise ValueError(NOT_WHOLE)
             if len(known) > MOST_PHASES:
                 raise ValueError(f"more than {MOST_PHASES} phases in one run")
         except (ValueError, RecursionError) as error:

@@ -1,11 +1,11 @@
-"""Computes the metrics and warnings of a run from the steps of all repeats and ranks.
+"""Computes the metrics and warnings of a run from the steps of all repeats and ranks, and writes them.
 
 The time of a step is that of the rank which is slowest in it. The phases of a run are those of its slowest rank: the
 one whose steady window took the most time. Throughput is the samples of all ranks over the time of the steady window.
 """
 
-import math
-import sys
+import csv
+import io
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any, Generic, TypeVar
@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpubench import hardware
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
-from gpubench.metrics import DEFINITIONS, RATES, Distribution, Metric
+from gpubench.metrics import DEFINITIONS, Distribution, Metric
 from gpubench.runs import stats, warnings
+from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
 from gpubench.runs.stages import Pipeline
 from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepTable, measure
 from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_between, throttled
@@ -25,8 +26,6 @@ from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_betw
 M = TypeVar("M")
 Estimate = Callable[[M], float | None]
 """Returns the estimate of one repeat; None if it is unknown."""
-LARGEST_LOGARITHM = 700.0
-"""The largest logarithm of an interval's bound whose exponential a float can represent."""
 
 
 class Metrics(Generic[M]):
@@ -65,7 +64,7 @@ def metric_of(
 ) -> Metric:
     """Returns the metric `name` from its estimate in each repeat. `steps` is the number of steps behind them."""
     definition = DEFINITIONS[name]
-    estimate, interval = _mean_and_interval(name, repeats)
+    estimate, interval = stats.mean_and_interval(name, repeats)
     return Metric(
         name=name,
         unit=definition.unit,
@@ -82,35 +81,6 @@ def metric_of(
 def relative_half_width(name: str, repeats: Sequence[float]) -> float | None:
     """Returns the relative half-width of a metric's 95 % interval, as defined by `Metric.reach`."""
     return metric_of(name, list(repeats), 0, None, None).reach if repeats else None
-
-
-def _mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
-    """Returns the mean over the repeats and its 95 % interval. The mean of a rate is harmonic (see `metrics.RATES`).
-
-    The interval is Student's t on a scale without limits, around the mean: on the logarithm of positive values, so that
-    a rate and its time get inverse intervals, and on the log odds of shares. So no time is below 0 and no share outside
-    0 to 1. Values without a logarithm, such as a count of 0, stay on their own scale, and the interval is clipped to
-    the same limits.
-    """
-    rate, share = name in RATES and min(repeats) > 0, DEFINITIONS[name].unit == "fraction"
-    mean = 1 / fmean([1 / value for value in repeats]) if rate else fmean(repeats)
-    if len(repeats) < 2:
-        return mean, None
-    most = max(1.0, mean) if share else sys.float_info.max  # JSON has no infinity
-    if min(repeats) <= 0:
-        half = stats.student_half_width(repeats)
-        least = 0.0 if min(repeats) == 0 else -math.inf
-        return mean, (max(least, mean - half), min(most, mean + half))
-    if share and not rate and max(repeats) < 1:
-        factor = _factor([value / (1 - value) for value in repeats])
-        return mean, (mean / (mean + (1 - mean) * factor), mean * factor / (mean * factor + 1 - mean))
-    factor = _factor(repeats)
-    return mean, (max(sys.float_info.min, mean / factor), min(most, mean * factor))
-
-
-def _factor(values: Sequence[float]) -> float:
-    """Returns the factor by which the mean of positive values may be off in either direction, at 95 %."""
-    return math.exp(min(stats.student_half_width([math.log(value) for value in values]), LARGEST_LOGARITHM))
 
 
 EXPOSED = "exposed_communication"
@@ -167,6 +137,24 @@ class Summary(msgspec.Struct, frozen=True):
 
     def get(self, name: str) -> Metric | None:
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def write_summary(summary: Summary, writer: RunWriter) -> None:
+    """Writes summary.json and summary.csv, which replace those of earlier repeats."""
+    writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
+    writer.replace(SUMMARY_TABLE, to_csv(summary.metrics))
+
+
+def to_csv(metrics: Sequence[Metric]) -> str:
+    """Returns the metrics as CSV, with one line per metric."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
+    for metric in metrics:
+        low, high = metric.interval or ("", "")
+        row = [metric.name, metric.unit, metric.better or "", metric.estimate, low, high, len(metric.repeats)]
+        rows.writerow([*row, metric.n, metric.effective_n or ""])
+    return table.getvalue()
 
 
 def summarise(

@@ -7,9 +7,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never, TypeVar
+from typing import Any, Never
 
 import psutil
 
@@ -17,18 +16,7 @@ from gpubench import devices, foreign_files, releases
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.settings.loading import FILLED_IN, Configuration, S, flatten, naming_origins, validate
-from gpubench.settings.schema import (
-    CompletedSettings,
-    CompletedTrainSettings,
-    Device,
-    DistributedSettings,
-    MemorySettings,
-    Precision,
-    RunSettings,
-    TrainSettings,
-)
-from gpubench.settings.sources import (
+from gpubench.settings.data_sources import (
     SYNTHETIC,
     batches_each,
     check_source,
@@ -37,11 +25,21 @@ from gpubench.settings.sources import (
     refuse_short,
     samples_in,
 )
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import validate
+from gpubench.settings.schema import (
+    CompletedTrainSettings,
+    Device,
+    DistributedSettings,
+    MemorySettings,
+    Precision,
+    RunSettings,
+    TrainSettings,
+)
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
-C = TypeVar("C", bound=CompletedSettings)
 
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
 
@@ -64,17 +62,6 @@ class Gaps:
         """Returns the settings as an instance of the completed class. Raises SettingsError."""
         cls: Any = self._class.__pydantic_generic_metadata__["origin"] or self._class
         return validate(cls[Never], self._values, {})
-
-
-def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, dict[str, str]]]) -> Configuration[C]:
-    """Returns the complete configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
-
-    `complete` is the command's own function. Its errors pass through, with the origins of the settings.
-    """
-    with naming_origins(configuration.origins):
-        settings, reasons = complete(configuration.settings)
-    chosen = {key: FILLED_IN + reason for key, reason in reasons.items()}
-    return Configuration(settings, configuration.origins | chosen)
 
 
 def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str, str]]:

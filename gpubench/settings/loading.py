@@ -10,8 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -25,81 +24,15 @@ from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, TRIALS
+from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.field import Conflict, aliases, fields
-from gpubench.settings.schema import COMMANDS, RunSettings, TrainSettings
+from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
+from gpubench.settings.schema import COMMANDS, CompletedSettings, RunSettings, TrainSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as {dot-key: leaf}."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {dot-key: leaf} as nested mappings."""
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *path, leaf = key.split(".")
-        branch = tree
-        for name in path:
-            branch = branch.setdefault(name, {})
-        branch[leaf] = value
-    return tree
-
-
-COMMAND_LINE = "command line"
-FILLED_IN = "default: "
-"""The prefix of the origin of a setting that gpubench chose, before the reason."""
-
-THE_RUN, FIX, TRIAL = "the run", "the fix of a finding", "a trial"
-"""Origins in a run that tries a fix: of unchanged settings, of the fix, and of the changes of every such run."""
-
-
-def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) -> str:
-    """Returns the message with the origins of the settings `keys`, as in "seed = 'x': no number (from mine.yaml)".
-
-    Origins that the message has, the command line, chosen settings and the changes of every trial are not mentioned.
-    """
-    found = {key: origins[key] for key in dict.fromkeys(keys) if key in origins}
-    mentioned = {key: origin for key, origin in found.items() if _is_elsewhere(origin)}
-    mentioned = {key: origin for key, origin in mentioned.items() if f"(from {origin})" not in message}
-    if not mentioned:
-        return message
-    if len(set(found.values())) == 1:
-        return f"{message} (from {next(iter(mentioned.values()))})"
-    return f"{message} ({', '.join(f'{key} from {origin}' for key, origin in mentioned.items())})"
-
-
-def _is_elsewhere(origin: str) -> bool:
-    return origin not in (COMMAND_LINE, THE_RUN, FIX, TRIAL) and not origin.startswith(FILLED_IN)
-
-
-@contextmanager
-def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
-    """A context in which the messages of errors end with the origins of the settings that the errors are about."""
-    try:
-        yield
-    except UsageError as error:
-        raise type(error)(with_origins(error.message, error.keys, origins), error.hint, keys=error.keys) from None
-
-
-@contextmanager
-def about(key: str) -> Iterator[None]:
-    """A context in which errors are about the setting `key`, and their messages begin with it."""
-    try:
-        yield
-    except UsageError as error:
-        raise type(error)(f"{key}: {error.message}", error.hint, keys=(key, *error.keys)) from None
 
 
 NEGATION = re.compile(r"(^|\.)no")
@@ -228,6 +161,7 @@ OPPOSITE = {"true": "false", "false": "true"}
 MOST_BYTES = 2**20  # largest size of a file of settings
 
 S = TypeVar("S", bound=RunSettings)
+C = TypeVar("C", bound=CompletedSettings)
 
 
 @dataclass(frozen=True)
@@ -288,6 +222,36 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
         values |= keys
         origins |= dict.fromkeys(keys, origin)
     return Configuration(validate(cls, values, origins), origins)
+
+
+def complete_all(
+    base: Configuration[S], vs: Sequence[str] | None, complete: Callable[[S], tuple[C, dict[str, str]]]
+) -> list[Configuration[C]]:
+    """Returns the complete configuration, followed by that of `--vs` if it is given; see `completed`.
+
+    Raises an error for settings that cannot be run, before a run directory is created.
+    """
+    precision = base.settings.measurement.target_precision
+    if launched_by_torchrun() and precision is not None:
+        message = "a target precision takes fresh processes, which torchrun does not start"
+        with naming_origins(base.origins):
+            key = "measurement.target_precision"
+            raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
+    if launched_by_torchrun() and vs:
+        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
+    runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
+    return [completed(run, complete) for run in runs]
+
+
+def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, dict[str, str]]]) -> Configuration[C]:
+    """Returns the complete configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
+
+    `complete` is the command's own function. Its errors pass through, with the origins of the settings.
+    """
+    with naming_origins(configuration.origins):
+        settings, reasons = complete(configuration.settings)
+    chosen = {key: FILLED_IN + reason for key, reason in reasons.items()}
+    return Configuration(settings, configuration.origins | chosen)
 
 
 def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | None = None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from gpubench.trace.kernels import MOVES_MEMORY, family
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases
 from gpubench.trace.profile import Attention, Operator, Rank
-from gpubench.trace.program import Program, nearest, reaching
+from gpubench.trace.slices import Program, nearest, reaching
 
 QUERY, KEY, VALUE, MASK, DROPOUT, CAUSAL = range(6)
 GQA = 8  # of the math backend's operator; scaled_dot_product_attention itself has no dropout_mask before scale

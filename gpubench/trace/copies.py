@@ -12,7 +12,7 @@ from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Signature, Tensor, Wo
 from gpubench.trace.device import waiting_calls
 from gpubench.trace.phases import NAMES, OTHER, Phases
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
-from gpubench.trace.program import Program, UserFrames, nearest, outermost
+from gpubench.trace.slices import Program, UserFrames, nearest, outermost
 
 _READING = (
     "aten::item",

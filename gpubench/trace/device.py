@@ -72,7 +72,7 @@ from gpubench.trace.columns import (
 )
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import CAUSES, Breakdown, Cause
-from gpubench.trace.program import NEVER, Program, by_stream, previous_on_stream, ready
+from gpubench.trace.slices import NEVER, Program, by_stream, previous_on_stream, ready
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What the host did: time by part, by module and in Python, and what was compiled."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -36,8 +35,8 @@ from gpubench.trace.phases import (
     for_autograd,
     for_other_ranks,
 )
-from gpubench.trace.profile import HOST_PARTS, Compiled, HostPart, Module, Python, Stretch
-from gpubench.trace.program import (
+from gpubench.trace.profile import HOST_PARTS, Compiled, HostPart, Module, Python, Stretch, common_path, without_numbers
+from gpubench.trace.slices import (
     Program,
     Segments,
     innermost_frames,
@@ -112,55 +111,6 @@ def modules(program: Program, phases: Phases) -> list[Module]:
         for path, one in _in_order(_paths(calls, parents))
     ]
     return [one for one in found if one.calls or one.forward or one.backward or one.recompute]
-
-
-def folded(found: Sequence[Module]) -> list[tuple[Module, int]]:
-    """Combine equal layers, those of one class whose paths differ only in numbers, and return each with its count.
-
-    The sum of "layers.0.attn" to "layers.23.attn" has the path "layers.*.attn"; a single module keeps its own path.
-    """
-    groups: dict[tuple[str, ...], list[Module]] = {}
-    for module in found:
-        groups.setdefault((module.kind, *without_numbers(module.kind, module.path)), []).append(module)
-    return [(_sum(group), len(group)) for group in groups.values()]
-
-
-def without_numbers(kind: str, path: str) -> list[str]:
-    """Return the parts of the path of a module of class `kind`, which are the same for equal layers.
-
-    A star replaces numbers of a qualified path, and the numbers by which the profiler distinguishes modules of a class.
-    """
-    counted = path.rpartition("/")[2].rpartition("_")[0] == kind
-    parts = path.split("/" if counted else ".")
-    return [_NUMBER.sub("*", part) if counted or part.isdecimal() else part for part in parts]
-
-
-def common_path(paths: Sequence[str]) -> str:
-    """Return the common path of equal layers, with a star for each number in which they differ."""
-    separator = "/" if "/" in paths[0] else "."
-    parts = [path.split(separator) for path in paths]
-    if len({len(one) for one in parts}) > 1:
-        return paths[0]
-    return separator.join(
-        same[0] if len(set(same)) == 1 else _NUMBER.sub("*", same[0]) for same in zip(*parts, strict=True)
-    )
-
-
-_NUMBER = re.compile(r"(^|(?<=_))\d+$")
-"""The last number of a part of a path, if it is the whole part or follows an underscore."""
-
-
-def _sum(group: Sequence[Module]) -> Module:
-    return Module(
-        path=common_path([module.path for module in group]),
-        kind=group[0].kind,
-        calls=sum(module.calls for module in group),
-        host=sum(module.host for module in group),
-        forward=sum(module.forward for module in group),
-        backward=sum(module.backward for module in group),
-        recompute=sum(module.recompute for module in group),
-        own=sum(module.own for module in group),
-    )
 
 
 def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:

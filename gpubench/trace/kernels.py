@@ -12,7 +12,7 @@ from gpubench.trace.device import communication_work
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.profile import Kernel
-from gpubench.trace.program import by_stream, started_in
+from gpubench.trace.slices import by_stream, started_in
 
 KernelKind = Literal["compute", "communication", "copy", "set"]
 _KINDS: dict[int, KernelKind] = {WorkKind.KERNEL: "compute", WorkKind.COPY: "copy", WorkKind.SET: "set"}

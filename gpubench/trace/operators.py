@@ -30,7 +30,7 @@ from gpubench.trace.columns import (
     tensors,
 )
 from gpubench.trace.profile import Bound, Operator
-from gpubench.trace.program import Program, nearest, nearest_around
+from gpubench.trace.slices import Program, nearest, nearest_around
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from gpubench.trace.columns import (
     union,
 )
 from gpubench.trace.profile import Phase
-from gpubench.trace.program import Program, Segments, nearest, nearest_around, outermost
+from gpubench.trace.slices import Program, Segments, nearest, nearest_around, outermost
 
 _ANNOTATION = re.compile(r"module: (?P<name>\S*) \((?P<kind>[^()]*)\)$")
 _FRAME = re.compile(r"nn\.Module: (?P<name>(?P<kind>.+?)(_\d+)?)$")

@@ -4,6 +4,8 @@ Times are integer nanoseconds of the profiled run; parts add up to their whole e
 how fast the program is, because recording costs time. Sizes are bytes. None means unknown.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -157,6 +159,10 @@ class Kernel(Struct, frozen=True):
     longest: int
     operator: str
     """The operator that launches it most; empty if no launch is in the trace."""
+
+
+SHORT_KERNEL = 10_000
+"""Nanoseconds: about the cost of a launch on the host; a run of shorter kernels cannot keep the device busy."""
 
 
 class Launches(Struct, frozen=True):
@@ -398,3 +404,83 @@ def shares(profile: Profile) -> dict[str, float]:
         parts |= {f"idle/{cause}": time for cause, time in rank.idle.items()}
     found = {f"profile/{tag}": time / rank.wall for tag, time in parts.items()}
     return found | ({"profile/step_time": rank.wall / 1e9 / len(rank.steps)} if rank.steps else {})
+
+
+def folded(found: Sequence[Module]) -> list[tuple[Module, int]]:
+    """Combines equal layers, those of one class whose paths differ only in numbers, and returns each with its count.
+
+    The sum of "layers.0.attn" to "layers.23.attn" has the path "layers.*.attn"; a single module keeps its own path.
+    """
+    groups: dict[tuple[str, ...], list[Module]] = {}
+    for module in found:
+        groups.setdefault((module.kind, *without_numbers(module.kind, module.path)), []).append(module)
+    return [(_sum(group), len(group)) for group in groups.values()]
+
+
+def without_numbers(kind: str, path: str) -> list[str]:
+    """Returns the parts of the path of a module of class `kind`, which are the same for equal layers.
+
+    A star replaces numbers of a qualified path, and the numbers by which the profiler distinguishes modules of a class.
+    """
+    counted = path.rpartition("/")[2].rpartition("_")[0] == kind
+    parts = path.split("/" if counted else ".")
+    return [_NUMBER.sub("*", part) if counted or part.isdecimal() else part for part in parts]
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """Returns the common path of equal layers, with a star for each number in which they differ."""
+    separator = "/" if "/" in paths[0] else "."
+    parts = [path.split(separator) for path in paths]
+    if len({len(one) for one in parts}) > 1:
+        return paths[0]
+    return separator.join(
+        same[0] if len(set(same)) == 1 else _NUMBER.sub("*", same[0]) for same in zip(*parts, strict=True)
+    )
+
+
+_NUMBER = re.compile(r"(^|(?<=_))\d+$")
+"""The last number of a part of a path, if it is the whole part or follows an underscore."""
+
+
+def _sum(group: Sequence[Module]) -> Module:
+    return Module(
+        path=common_path([module.path for module in group]),
+        kind=group[0].kind,
+        calls=sum(module.calls for module in group),
+        host=sum(module.host for module in group),
+        forward=sum(module.forward for module in group),
+        backward=sum(module.backward for module in group),
+        recompute=sum(module.recompute for module in group),
+        own=sum(module.own for module in group),
+    )
+
+
+def kernel_changes(before: Rank, after: Rank) -> list[KernelChange]:
+    """Returns the changes per step, largest change first.
+
+    Kernels are identified by name; a name in only one trace counts 0 in the other. A trace without steps counts as one
+    step.
+    """
+    steps_before, steps_after = (max(len(rank.step_numbers), 1) for rank in (before, after))
+    old, new = _by_name(before.kernels), _by_name(after.kernels)
+    none = (0, 0)
+    changes = [
+        KernelChange(
+            name=name,
+            before=round(old.get(name, none)[0] / steps_before),
+            after=round(new.get(name, none)[0] / steps_after),
+            calls_before=old.get(name, none)[1] / steps_before,
+            calls_after=new.get(name, none)[1] / steps_after,
+        )
+        for name in old | new
+    ]
+    return sorted(changes, key=lambda change: (-abs(change.after - change.before), change.name))
+
+
+def _by_name(kernels: list[Kernel]) -> dict[str, tuple[int, int]]:
+    """Returns {name: (nanoseconds, calls)}."""
+    found: dict[str, tuple[int, int]] = {}
+    for kernel in kernels:
+        total, calls = found.get(kernel.name, (0, 0))
+        found[kernel.name] = (total + kernel.total, calls + kernel.calls)
+    return found

@@ -17,7 +17,7 @@ from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trac
 from gpubench.trace.device import communication_work
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import Collective, CollectiveKind, Straggler
-from gpubench.trace.program import launchers, started_in
+from gpubench.trace.slices import launchers, started_in
 
 KINDS: tuple[CollectiveKind, ...] = CollectiveKind.__args__  # type: ignore[attr-defined]
 _PATTERNS: tuple[tuple[CollectiveKind, str], ...] = (

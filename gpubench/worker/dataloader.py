@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torch.utils.data.distributed import DistributedSampler
 
 from gpubench.errors import DataError, GpubenchError
+from gpubench.settings.data_sources import batches_each
 from gpubench.settings.schema import DataSettings
-from gpubench.settings.sources import batches_each
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:

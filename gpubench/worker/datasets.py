@@ -23,8 +23,16 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 from gpubench.errors import DataError
+from gpubench.settings.data_sources import (
+    SUITED,
+    SYNTHETIC,
+    check_source,
+    check_task,
+    image_files,
+    sequences,
+    text_files,
+)
 from gpubench.settings.schema import DataSettings
-from gpubench.settings.sources import SUITED, SYNTHETIC, check_source, check_task, image_files, sequences, text_files
 from gpubench.worker import models
 from gpubench.worker.models import MASKED_FRACTION, alpha_bar
 from gpubench.zoo import Task

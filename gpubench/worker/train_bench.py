@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import Store
 
 from gpubench import events
 from gpubench.ranks import Ranks
+from gpubench.settings.data_sources import refuse_short, steps_in_unit
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, Precision
-from gpubench.settings.sources import refuse_short, steps_in_unit
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity, calendar
 from gpubench.worker.dataloader import Feed, to_device

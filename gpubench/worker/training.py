@@ -16,9 +16,9 @@ from gpubench import events
 from gpubench.errors import DataError, ModelError, NonFiniteLoss
 from gpubench.events import Step
 from gpubench.ranks import Ranks
+from gpubench.settings.data_sources import plan
 from gpubench.settings.defaults import sharded_sgd
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
-from gpubench.settings.sources import plan
 from gpubench.worker import distributed
 from gpubench.worker.dataloader import Feed, tensors, to_device
 from gpubench.worker.models import Workload, checkpoint_activations

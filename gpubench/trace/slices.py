@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace, WorkKind, at, sum_at
 from gpubench.trace.names import Lexicon, Window, recorder_waits, window
-from gpubench.trace.profile import Launches
+from gpubench.trace.profile import SHORT_KERNEL, Launches
 
 
 def launchers(trace: Trace) -> Ids:
@@ -156,10 +156,6 @@ def owner_slice(trace: Trace, nest: Nest, links: Ids) -> Ids:
 def owner(trace: Trace, nest: Nest, links: Ids) -> Ids:
     """Return the same as an index of `Trace.names`."""
     return at(trace.host.name, owner_slice(trace, nest, links))
-
-
-SHORT_KERNEL = 10_000
-"""Nanoseconds: about the cost of a launch on the host; a run of shorter kernels cannot keep the device busy."""
 
 
 NEVER = np.iinfo(np.int64).min

@@ -1,4 +1,4 @@
-"""The device for which memory is predicted, and the settings of `gpubench memory` that depend on it."""
+"""The device for which memory is predicted, and what its allocator and context add to a history."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,14 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from gpubench import devices, releases
-from gpubench.errors import DeviceError, SettingsError
-from gpubench.hardware import ACCELERATORS, AMPERE, find_accelerator, find_by_key
+from gpubench.errors import DeviceError
+from gpubench.hardware import ACCELERATORS, find_by_key
 from gpubench.memory.allocator import CONTEXT, Rules, capability
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
-from gpubench.settings.defaults import Gaps, fill_device, fill_training, required_torch
-from gpubench.settings.loading import about
-from gpubench.settings.schema import CompletedMemorySettings, Device, FollowSettings, MemorySettings, Precision
+from gpubench.settings.keys import about
+from gpubench.settings.schema import Device, FollowSettings
 
 UNKNOWN = (9, 0)
 """The compute capability assumed for an unknown GPU model: no other one takes larger workspaces."""
@@ -93,37 +91,3 @@ def _below(found: Footprint, context: int) -> list[Correction]:
         ),
         Correction("context", "CUDA and its libraries hold this much outside the allocator: an assumption", context),
     ]
-
-
-def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:
-    """Return what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
-    required_torch()
-    memory, gaps = settings.memory, Gaps(settings)
-    if memory.predict and settings.distributed.world_size > 1 and not releases.installed().predicts_ranks:
-        raise SettingsError(
-            f"predicting more than one rank needs PyTorch 2.7 or later; this is {releases.installed()}",
-            "predict --world-size 1, or measure on a machine with as many GPUs",
-        )
-    if memory.predict and settings.device is not Device.cpu:
-        device = _fill_predicted(settings, gaps)
-    else:
-        device = fill_device(settings, gaps)
-    fill_training(settings, gaps, on_gpu=device is Device.cuda)
-    if memory.find_batch_size and device is Device.cpu and memory.device_memory is None:
-        raise SettingsError("no limit for a CPU's memory, which other programs share", "--device-memory 4GiB")
-    return gaps.filled(), gaps.reasons
-
-
-def _fill_predicted(settings: MemorySettings, gaps: Gaps) -> Device:
-    """Choose the device and what depends on it as on the predicted GPU, whatever device this machine has."""
-    follow = settings.memory
-    here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name, gpu.memory_bytes))]
-    if here and not follow.device_memory:
-        model = gaps.fill("memory.device_model", here[0], "the GPU that is here")
-        follow = follow.model_copy(update={"device_model": model})
-    gaps.fill("device", Device.cuda, "predicted")
-    gaps.fill("data.workers", 0, "a prediction reads one sample")
-    capability = target_of(follow, Device.cuda).capability
-    old = capability is not None and capability < AMPERE
-    gaps.fill("precision", Precision.amp if old else Precision.bf16, "the fastest that trains safely there")
-    return Device.cuda

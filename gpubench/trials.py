@@ -17,10 +17,11 @@ from gpubench.host.schedule import Outcome
 from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
 from gpubench.report.findings import options
-from gpubench.settings.loading import FIX, THE_RUN, TRIAL, Configuration, flatten
+from gpubench.settings.keys import FIX, THE_RUN, TRIAL, flatten
+from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedTrainSettings
 
-log = logging.getLogger("gpubench.verify")
+log = logging.getLogger("gpubench.trials")
 
 
 @dataclass(frozen=True)

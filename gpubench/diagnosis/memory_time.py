@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity, shortened
-from gpubench.diagnosis.device import is_product
+from gpubench.diagnosis.matrix_products import is_product
 from gpubench.findings import Finding
 from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import family, moves_memory
-from gpubench.trace.profile import Kernel, Rank
-from gpubench.trace.program import SHORT_KERNEL
+from gpubench.trace.profile import SHORT_KERNEL, Kernel, Rank
 
 MEMORY_WORTH = 0.2  # of the step: every program has memory-bound operators, as normalisation, activations, residuals
 FITTING = 0.5  # of the GPU's memory: checkpointing may have dropped as much as all that is held

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.report import charts, rows
+from gpubench.report import bar_charts, charts
 from gpubench.report.charts import Curve, Plane, Series, Span, bulk
 from gpubench.report.document import Block, Figure, Medium, Paragraph
 from gpubench.telemetry import TelemetrySample
@@ -320,7 +320,7 @@ def peaks(sides: Sequence[Recording], metrics: Sequence[Mapping[str, float]]) ->
         for (style, label), known in zip(styles(sides), metrics, strict=True)
         if name in known
     ]
-    drawing = rows.bars("peak memory", "B", items)
+    drawing = bar_charts.bars("peak memory", "B", items)
     return Figure("Peak memory", drawing, shape="rows") if drawing else None
 
 

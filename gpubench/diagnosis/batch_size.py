@@ -1,0 +1,85 @@
+"""Rules about batches that are too small to keep the device busy."""
+
+from gpubench import units
+from gpubench.diagnosis.case import HOST_WORTH, Answers, ProfileCase, at_most, severity
+from gpubench.diagnosis.host import SHORT_OPERATOR, between_calls, calling, waits_for_host, works
+from gpubench.findings import Finding
+
+SHORT_WORK = 0.5  # of the computing time: with more of it in short kernels, their fixed cost dominates
+FITTING = (
+    0.5  # of the GPU's memory: activations double with the batch, and at most everything that is held is activations
+)
+DOUBLED = 0.5  # of the time per sample: the upper limit of the saving, where a batch twice as large takes no longer
+FIXED = 0.5  # of the step: with more of it independent of the batch size, a larger batch pays off
+LARGER = 4  # factor of the batch size: with a factor of 2 the fixed cost would still be a quarter of the step or more
+
+
+def small_batch(case: ProfileCase) -> Answers:
+    """Find short kernels on a GPU that does not wait for its launches: a larger batch gives each kernel more work."""
+    launches, device = case.rank.launches, case.rank.device
+    if launches is None or device is None or case.recorded_eagerly:
+        return
+    if waits_for_host(case) >= HOST_WORTH:
+        return
+    if device.compute <= 0 or launches.short_total / device.compute < SHORT_WORK:
+        return
+    used = case.memory_used
+    fits = used is None or used <= FITTING
+    cost = case.share(launches.short_total) * DOUBLED
+    yield Finding(
+        id="small-batch",
+        title="kernels are too short to fill the GPU: the batch is too small",
+        severity=severity(cost),
+        evidence=[
+            f"{launches.short} of {works(launches)} kernels and copies last under 10 us; they take "
+            f"{units.percent(launches.short_total / device.compute)} of the computing time",
+            *([f"the clean run held {units.percent(used)} of the GPU's memory"] if used is not None else []),
+        ],
+        cause="a batch gives each kernel less work than its fixed cost",
+        advice="double the batch size, and adjust the learning rate"
+        if fits
+        else "double the batch size, if activation checkpointing or a smaller data type frees enough memory",
+        fix=case.batch_fix(2) if fits else {},
+        expected=at_most(cost),
+        threshold=f"at least {units.percent(SHORT_WORK)} of the computing time in kernels under 10 us, of which "
+        f"several are fixed cost; the saving is per sample, at most {units.percent(DOUBLED)} of the time in these "
+        "kernels, where twice the samples take no longer",
+    )
+
+
+def small_batch_on_cpu(case: ProfileCase) -> Answers:
+    """Find short operators on a CPU whose step takes mostly the same time whatever the batch size."""
+    python, size = case.rank.python, case.setting("training.batch_size") or case.setting("work.micro_batch")
+    if not case.on_cpu or python is None or case.recorded_eagerly:
+        return
+    optimizer = case.phase_share("optimizer")
+    calls = case.without_recording(max(between_calls(case), calling(case)))
+    fixed = min(1.0, optimizer + calls)
+    if not python.operators or python.operator_median > SHORT_OPERATOR or fixed < FIXED:
+        return
+    saving = fixed * (1 - 1 / LARGER)
+    yield Finding(
+        id="small-batch",
+        title="the batch is too small for the fixed cost of a step",
+        severity=severity(saving),
+        evidence=[
+            *([f"a batch has {units.counted(size, 'sample')}"] if size else []),
+            f"{units.percent(fixed)} of {case.window()} does not grow with the batch size: "
+            + " and ".join(sentence for part, sentence in _parts(optimizer, calls) if part > 0),
+            f"half of the operators take at most {units.seconds(python.operator_median / 1e9)}",
+            *case.recording_evidence(calls),
+        ],
+        cause="the optimizer updates all parameters and every operator is called once a step, whatever the batch size",
+        advice=f"make the batch {LARGER} times as large, and adjust the learning rate",
+        fix=case.batch_fix(LARGER),
+        expected=at_most(saving),
+        threshold=f"at least {units.percent(FIXED)} of the step does not grow with the batch size, and half of the "
+        f"operators take under {SHORT_OPERATOR // 1000} us; the saving is per sample, of that part alone",
+    )
+
+
+def _parts(optimizer: float, calls: float) -> list[tuple[float, str]]:
+    return [
+        (optimizer, f"{units.percent(optimizer)} in the optimizer"),
+        (calls, f"{units.percent(calls)} in Python and in calling operators"),
+    ]

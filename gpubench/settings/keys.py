@@ -1,0 +1,75 @@
+"""Settings by dot-key: nested values as {dot-key: value}, and the origin of each value, which errors name."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gpubench.errors import UsageError
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested mappings as {dot-key: leaf}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {dot-key: leaf} as nested mappings."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, leaf = key.split(".")
+        branch = tree
+        for name in path:
+            branch = branch.setdefault(name, {})
+        branch[leaf] = value
+    return tree
+
+
+COMMAND_LINE = "command line"
+FILLED_IN = "default: "
+"""The prefix of the origin of a setting that gpubench chose, before the reason."""
+
+THE_RUN, FIX, TRIAL = "the run", "the fix of a finding", "a trial"
+"""Origins in a run that tries a fix: of unchanged settings, of the fix, and of the changes of every such run."""
+
+
+def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) -> str:
+    """Returns the message with the origins of the settings `keys`, as in "seed = 'x': no number (from mine.yaml)".
+
+    Origins that the message has, the command line, chosen settings and the changes of every trial are not mentioned.
+    """
+    found = {key: origins[key] for key in dict.fromkeys(keys) if key in origins}
+    mentioned = {key: origin for key, origin in found.items() if _is_elsewhere(origin)}
+    mentioned = {key: origin for key, origin in mentioned.items() if f"(from {origin})" not in message}
+    if not mentioned:
+        return message
+    if len(set(found.values())) == 1:
+        return f"{message} (from {next(iter(mentioned.values()))})"
+    return f"{message} ({', '.join(f'{key} from {origin}' for key, origin in mentioned.items())})"
+
+
+def _is_elsewhere(origin: str) -> bool:
+    return origin not in (COMMAND_LINE, THE_RUN, FIX, TRIAL) and not origin.startswith(FILLED_IN)
+
+
+@contextmanager
+def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
+    """A context in which the messages of errors end with the origins of the settings that the errors are about."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(with_origins(error.message, error.keys, origins), error.hint, keys=error.keys) from None
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """A context in which errors are about the setting `key`, and their messages begin with it."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(f"{key}: {error.message}", error.hint, keys=(key, *error.keys)) from None
