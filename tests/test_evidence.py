@@ -290,7 +290,7 @@ def folder_for_a_file(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (remove_summary, "holds no measurements, no summary.json: it failed: not enough memory"),
+        (remove_summary, "has no measurements, because summary.json is missing: it failed: not enough memory"),
         (measure_nothing, "nothing was measured: it failed: not enough memory"),
         (not_a_number, "summary.json is damaged: JSON is malformed"),
         (lose_a_repeat, "throughput has 2 repeats, and there are 1 steady windows"),

@@ -319,7 +319,7 @@ def test_a_run_that_only_looked_for_batch_sizes_has_its_page(tmp_path: Path) -> 
 
 def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
     path = searched(tmp_path, looked())
-    with pytest.raises(RunDirectoryError, match="holds no metrics, nothing was measured"):
+    with pytest.raises(RunDirectoryError, match="has no metrics, because nothing was measured"):
         open_run(path)
     later = followed(tmp_path, made.predicted())
     after_run.write_up(later)

@@ -314,9 +314,9 @@ def _summary(run: Run, measured: bool) -> Summary:
         return Summary([], [], [], None, None, None, {}, [])
     if summary is None:
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
-        raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING)
+        raise kind(f"{run.path} has no measurements, because {SUMMARY} is missing: {end}", NOTHING)
     if measured and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
-        raise NothingMeasured(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
+        raise NothingMeasured(f"{path} has no metrics, because nothing was measured: {end}", NOTHING)
     for contradiction in contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
     return summary

@@ -34,6 +34,7 @@ from gpubench.memory.history import PLACES
 from gpubench.report import figures, findings, lanes, phrases, profile, rows
 from gpubench.report.document import (
     TEXT,
+    UNASKED,
     Block,
     Cell,
     Chip,
@@ -335,9 +336,10 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
     yield _verdict_table(shown)
-    yield Paragraph(phrases.notes(shown), "quiet")
+    yield Paragraph(phrases.reasons(shown), "quiet", on=Medium.BRIEF)
+    yield Paragraph(phrases.notes(shown), "quiet", on=UNASKED)
     if lead := leading(shown):
-        yield Paragraph(phrases.method(lead), "quiet", on=TEXT)
+        yield Paragraph(phrases.method(lead), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
     of_phases = [one for one in comparison.verdicts if one not in shown and one.metric.startswith("phase_")]
     if of_phases:
         each = [_verdict_table(of_phases)]
@@ -409,10 +411,10 @@ def _waterfall(found: Waterfall) -> Table:
         {"phase": one.phase, "change": one.change, "of the whole": one.share, "95 % interval": one.interval}
         for one in moves
     ]
-    cells[-1]["phase"] += f" {phrases.span(found)}"
     changes = [phase.change for phase in found.phases]
     expendable = ("95 % interval",)
-    return table("", cells, ("phase", "95 % interval"), expendable=expendable, sizes=changes, on=TEXT)
+    title = f"{total.phase}: {phrases.span(found)}"
+    return table(title, cells, ("phase", "95 % interval"), expendable=expendable, sizes=changes, on=TEXT)
 
 
 def _memory(memory: Memory | None, *, drawn: bool) -> Iterator[Block]:

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 
 class Medium(Flag):
-    """Where a block is shown. DETAILS is a terminal with -v."""
+    """Where a block is shown. A terminal shows BRIEF, or with -v DETAILS instead."""
 
-    TERMINAL = auto()
+    BRIEF = auto()
     DETAILS = auto()
     MARKDOWN = auto()
     PAGE = auto()
+    TERMINAL = BRIEF | DETAILS
 
 
 TEXT = Medium.TERMINAL | Medium.MARKDOWN
 EVERYWHERE = Medium.TERMINAL | Medium.MARKDOWN | Medium.PAGE
+UNASKED = Medium.DETAILS | Medium.MARKDOWN | Medium.PAGE
+"""Everywhere but on a terminal without -v."""
 
 Tone = Literal["plain", "strong", "quiet", "warning", "missing"]
 """How a text is meant: a result, an answer, an explanation, a doubt, or a note that something was not recorded."""

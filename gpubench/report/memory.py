@@ -1,7 +1,7 @@
 """The report of memory: footprints, batch sizes, and settings that trade memory for speed."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpubench import units
@@ -23,6 +23,7 @@ from gpubench.memory.history import PLACES
 from gpubench.report import findings
 from gpubench.report import memory_figures as figures
 from gpubench.report.document import (
+    UNASKED,
     Block,
     Breakdown,
     Command,
@@ -230,14 +231,15 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         *figures.over_time(footprint),
         _stacks(footprint),
         Breakdown("The peak", "category", "size", parts),
-        table("The peak by count", _counts(footprint), ("includes",)),
-        Paragraph(allocator(footprint), "quiet"),
-        table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",)),
+        table("The peak by count", _counts(footprint), ("includes",), on=UNASKED),
+        Paragraph(allocator(footprint), "quiet", on=UNASKED),
+        table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",), on=UNASKED),
         *(findings.blocks(found, "peak") if found else []),
         *figures.phases(footprint, STAGES),
         phase_table(footprint),
-        holders(footprint),
-        modules(footprint),
+        replace(holders(footprint), on=UNASKED),
+        replace(modules(footprint), on=UNASKED),
+        Paragraph("-v also shows the largest allocations and the memory of each module", "quiet", on=Medium.BRIEF),
         *(Command("kept", clean(file)) for file in files),
     ]
 

@@ -5,7 +5,7 @@ reasons, values) are made visible, so that no file can move the reader's cursor.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpubench.text import clean, words
 ASIDE = ("treatment", "protocol", "code")
 EVEN = 0.1  # of an estimate: within this distance both ends of a log-scale interval are about equally far away
 FAR = 10.0  # the end of a ratio's interval beyond which percents, such as +2511 %, are hard to read
+WIDE = 1000  # ratio of the ends of an interval, beyond which a table does not show them
 TOO_NOISY = "too noisy to quote"
 WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are hidden while they have this value
 ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends there, and the rest are counted
@@ -37,9 +38,9 @@ def figure(metric: Metric) -> str:
 
     With an interval wider than a factor of two it is "13.4 to 331 samples/s, too noisy to quote".
     """
+    if metric.too_noisy and metric.interval:
+        return f"{units.span(*metric.interval, metric.unit)}, {TOO_NOISY}"
     doubt = uncertainty(metric)
-    if metric.too_noisy:
-        return f"{doubt}, {TOO_NOISY}"
     estimate = units.quantity(metric.estimate, metric.unit)
     return f"{estimate} ({doubt})" if doubt and not doubt.startswith("+-") else f"{estimate} {doubt}".rstrip()
 
@@ -47,10 +48,13 @@ def figure(metric: Metric) -> str:
 def uncertainty(metric: Metric) -> str:
     """Return the 95 % interval over repeats, as "+- 3.4 %" if both ends are about equally far away, else as a range.
 
-    Without an interval the string is empty.
+    Without an interval the string is empty. The ends of a very wide interval, such as 1 ns to 1 h, are left out.
     """
     if metric.interval is None or not metric.estimate:
         return ""
+    low, high = metric.interval
+    if low > 0 and high / low > WIDE:
+        return f"wider than {WIDE:,} x"
     reach = metric.reach or 0.0
     if reach > EVEN or metric.too_noisy:
         return units.span(*metric.interval, metric.unit)
@@ -71,10 +75,19 @@ def change(verdict: Verdict, interval: bool = True) -> str:
 
 def notes(verdicts: Sequence[Verdict]) -> list[str]:
     """Return notes on the verdicts, one line per note with the metrics that share it."""
+    return _by_text((note(verdict), words(verdict.metric)) for verdict in verdicts)
+
+
+def reasons(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the reasons of the verdicts, one line per reason with the metrics that share it."""
+    return _by_text((clean(verdict.reason or ""), words(verdict.metric)) for verdict in verdicts)
+
+
+def _by_text(notes: Iterable[tuple[str, str]]) -> list[str]:
     said: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        if text := note(verdict):
-            said.setdefault(text, []).append(words(verdict.metric))
+    for text, name in notes:
+        if text:
+            said.setdefault(text, []).append(name)
     return [f"{', '.join(names)}: {text}" for text, names in said.items()]
 
 
@@ -155,7 +168,7 @@ def total(waterfall: Waterfall) -> Move:
 
 
 def span(waterfall: Waterfall) -> str:
-    return f"{units.seconds(waterfall.baseline)} -> {units.seconds(waterfall.candidate)}"
+    return f"{units.seconds(waterfall.baseline)} before, {units.seconds(waterfall.candidate)} after"
 
 
 def gate(result: GateResult) -> str:

@@ -110,7 +110,7 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     yield Heading("Samples", 3)
     yield Paragraph(verification(found.verification, found.threads))
     if found.samples:
-        yield Paragraph(_digests(found), on=TEXT)
+        yield Paragraph(_digests(found), on=Medium.BRIEF | Medium.MARKDOWN)
         opened = len(found.samples) <= OPEN_SAMPLES
         yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
 
@@ -197,7 +197,8 @@ def verification(found: Verification | None, threads: int | None) -> str:
     """Return the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
     if found is None:
         return NOT_VERIFIED
-    said = f"bit-identical: {found.identical}/{found.samples}, beside {clean(found.reference)}"
+    same = f"{found.identical} of {units.counted(found.samples, 'sample')} {'is' if found.identical == 1 else 'are'}"
+    said = f"{same} bit-identical to {clean(found.reference)}"
     if threads is not None:
         said += f" with {units.counted(threads, 'thread')}"
     return said if found.divergence is None else f"{said}; {_divergence(found.divergence)}"

@@ -17,6 +17,7 @@ from gpubench.findings import Findings
 from gpubench.report import findings, lanes
 from gpubench.report.document import (
     EVERYWHERE,
+    UNASKED,
     Block,
     Breakdown,
     Command,
@@ -443,8 +444,9 @@ def blocks(
         Paragraph(notes(profile), "warning", "note: "),
         *findings.blocks(found, whole(first, unit)),
         *(_on_page(times) if compared else times),
-        Heading("The trace itself", 3, on=EVERYWHERE),
-        Paragraph(missing(profile, own), "missing"),
+        Heading("The trace itself", 3, on=UNASKED),
+        Paragraph(missing(profile, own), "missing", on=UNASKED),
+        Paragraph("-v also shows the time by phase, module and operator", "quiet", on=Medium.BRIEF),
         Command("open", trace, after=" at ", link=VIEWER),
     ]
 
@@ -454,15 +456,15 @@ def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator
     first = profile.ranks[0]
     yield Heading("Where the time went", 3)
     yield from _partition(profile.ranks)
-    yield Breakdown("", per(first, unit), "time", [_part(first, part) for part in time_parts(first)])
+    yield Breakdown("", f"part {per(first, unit)}", "time", [_part(first, part) for part in time_parts(first)])
     if len(profile.ranks) > 1:
         yield ranks(profile, unit)
         yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
     yield from _timeline(first, unit)
-    yield from tables(first, unfolded=unfolded)
+    yield from (replace(one, on=UNASKED) for one in tables(first, unfolded=unfolded))
     if said := sentences(first, unit):
-        yield Heading("Launches and critical path", 3, on=EVERYWHERE)
-        yield Paragraph(said, listed=True)
+        yield Heading("Launches and critical path", 3, on=UNASKED)
+        yield Paragraph(said, listed=True, on=UNASKED)
 
 
 def _on_page(blocks: Iterable[Block]) -> list[Block]:

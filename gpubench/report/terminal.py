@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr, at the verbosity that the user 
 import io
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from itertools import groupby
@@ -146,11 +147,13 @@ colours shows the letters. Others are grey."""
 
 
 def show(document: Document, console: Console, *, details: bool = False) -> None:
-    """Prints the document; `details` adds what a terminal shows only with -v."""
-    shown = Medium.TERMINAL | (Medium.DETAILS if details else Medium(0))
-    if document.headline:
-        _say(console, document.headline, "bold")
-    _show(document.blocks, console, shown)
+    """Prints the document; `details` is -v. Blocks are separated by one empty line at most."""
+    with console.capture() as captured:
+        if document.headline:
+            _say(console, document.headline, "bold")
+        _show(document.blocks, console, Medium.DETAILS if details else Medium.BRIEF)
+    text = re.sub(r" +$", "", captured.get(), flags=re.MULTILINE)  # rich fills the cells of a table with spaces
+    console.file.write(re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n")
 
 
 def _show(blocks: Iterable[Block], console: Console, media: Medium) -> None:
