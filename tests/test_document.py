@@ -326,3 +326,27 @@ def test_no_table_of_a_page_has_to_be_scrolled_on_a_small_screen(tmp_path: Path)
 
 def test_a_golden_file_holds_every_medium() -> None:
     assert everywhere(whole(Paragraph("said", on=EVERYWHERE))).lower().count("said") == 4
+
+
+def test_a_table_that_must_be_complete_keeps_all_columns_on_a_narrow_terminal() -> None:
+    names = ("distributed.sync_gradients", "every micro-batch", "the last micro-batch")
+    lines = on_terminal(whole(made([names], {"c1", "c2"}, complete=True)), 40).splitlines()
+    assert lines[0].split() == ["c0", "c1", "c2"]
+    assert max(map(cell_len, lines)) <= 40
+    assert len(on_terminal(whole(made([names], {"c1", "c2"})), 40).splitlines()[0].split()) < 3
+
+
+def test_details_replace_what_is_shown_in_brief() -> None:
+    found = whole(
+        Paragraph("brief", on=Medium.BRIEF), Paragraph("details", on=Medium.DETAILS), Paragraph("a", on=Medium.TERMINAL)
+    )
+    assert on_terminal(found) == "brief\na\n"
+    assert on_terminal(found, details=True) == "details\na\n"
+
+
+def test_a_terminal_shows_no_heap_of_empty_lines_and_no_space_at_the_end_of_a_line() -> None:
+    for found in REPORTS.values():
+        text = on_terminal(found, 60, details=True)
+        assert "\n\n\n" not in text
+        assert not re.search(r" \n", text)
+        assert text == text.strip("\n") + "\n"

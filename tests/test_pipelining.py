@@ -137,6 +137,7 @@ def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
     for sample in (5, 6, 7):
         del repeat.samples[sample]
     text = rendered(summarise([repeat], 8))
-    assert "no repeat was completed: 5 of 8 samples finished" in text
+    assert ": no repeat was completed\n" in text
+    assert "\n5 of 8 samples finished\n" in text
     assert row(text, "3")[:3] == ["3", "36-49", "(14)"]
     assert "a hand-over is 8.44 KiB" in text

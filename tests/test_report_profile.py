@@ -358,7 +358,7 @@ def test_settings_are_written_as_the_command_line_takes_them() -> None:
 def test_rules_that_lack_the_same_input_are_listed_once_with_what_brings_it() -> None:
     (said,) = [line for line in paragraphs(of(), "quiet") if line.startswith("not judged")]
     asked = "torch.profiler.profile(record_shapes=True)"
-    assert f"input shapes ({asked})): fp32 matmul, tensor core shapes" in said
+    assert f"input shapes: fp32 matmul, tensor core shapes; needs {asked}" in said
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,9 @@ def test_rules_that_lack_the_same_input_are_listed_once_with_what_brings_it() ->
 )
 def test_what_a_rule_needs_is_said_as_one_gives_it(needs: str, said: str) -> None:
     unanswered = [Unanswered("synchronisation", "file and line", needs)]
-    assert cards.unanswered(made.findings(unanswered=unanswered)) == [(f"file and line ({said})", "synchronisation")]
+    assert cards.unanswered(made.findings(unanswered=unanswered)) == [
+        f"not judged without file and line: synchronisation; needs {said}"
+    ]
 
 
 def test_what_is_not_in_the_trace_is_told_with_how_to_get_it() -> None:

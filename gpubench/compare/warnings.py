@@ -192,8 +192,10 @@ def _unfinished(side: Side) -> str | None:
     found = [run for run in side.runs if run.record and run.status != COMPLETED and not _diverged(run)]
     if not found:
         return None
-    error = found[0].record.error if found[0].record else None
-    said = f"{_of_run(side, found[0])}: {(error or {}).get('message') or 'it left no reason'}"
+    first, record = found[0], found[0].record
+    reason = (record.error or {}).get("message") if record else None
+    why = "" if reason == first.status else f": {reason or 'it left no reason'}"  # "interrupted: interrupted"
+    said = f"{_of_run(side, first)}{why}"
     return said if len(side.runs) == 1 else f"{len(found)} of {len(side.runs)} runs were not completed; {said}"
 
 

@@ -327,7 +327,11 @@ def differences(found: Sequence[Difference], before: str = "baseline", after: st
         for one in listed
     ]
     columns = frozenset({"differs", before, after})
-    return [table("", rows, columns), Paragraph(rest, "quiet"), Paragraph(phrases.consequences(found), "quiet")]
+    return [
+        table("", rows, columns, complete=True),
+        Paragraph(rest, "quiet"),
+        Paragraph(phrases.consequences(found), "quiet"),
+    ]
 
 
 def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Iterator[Block]:
@@ -336,8 +340,10 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
     yield _verdict_table(shown)
-    yield Paragraph(phrases.reasons(shown), "quiet", on=Medium.BRIEF)
-    yield Paragraph(phrases.notes(shown), "quiet", on=UNASKED)
+    said = comparison.comparability.reasons
+    noted = [one for one in shown if one.verdict != "withheld" or one.reason not in said]
+    yield Paragraph(phrases.reasons(noted), "quiet", on=Medium.BRIEF)
+    yield Paragraph(phrases.notes(noted), "quiet", on=UNASKED)
     if lead := leading(shown):
         yield Paragraph(phrases.method(lead), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
     of_phases = [one for one in comparison.verdicts if one not in shown and one.metric.startswith("phase_")]

@@ -125,6 +125,8 @@ class Table(Block):
     sentences: tuple[str, ...] = ()
     """Columns of words that a narrow terminal wraps instead of shortening them."""
     expendable: tuple[str, ...] = ()
+    complete: bool = False
+    """Whether a narrow terminal shortens words instead of leaving out columns."""
     rest: str = ""
     """Which rows are left out."""
     note: str = ""

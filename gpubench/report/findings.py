@@ -34,7 +34,6 @@ def options(fix: Mapping[str, Any]) -> str:
 def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
     cards = [_finding(one, whole) for one in findings.findings]
-    unjudged = [f"not judged, data missing ({missing}): {rules}" for missing, rules in unanswered(findings)]
     made: list[Block] = [Heading("Findings", 3), document.Findings(cards, NOTHING)]
     if findings.interrupted:
         made.append(Paragraph(INTERRUPTED, "warning"))
@@ -42,7 +41,7 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
         made.append(Paragraph(f"together, {options(found.fix)}: {measured(found.measured, whole)}"))
     if findings.keep:
         made.append(Command("keep", options(findings.keep), "strong"))
-    if unjudged:
+    if unjudged := unanswered(findings):
         made.append(Folded("What could not be judged", [Paragraph(unjudged, "quiet", listed=True)]))
     return made
 
@@ -82,13 +81,13 @@ def cost(found: Cost) -> str:
     return f"throughput {_signed(found.change, found.interval)}"
 
 
-def unanswered(findings: Findings) -> list[tuple[str, str]]:
-    """Return (what is missing and the option that records it, the rules that need it)."""
+def unanswered(findings: Findings) -> list[str]:
+    """Return lines that name what is missing, the rules that need it, and the option that records it."""
     rules: dict[tuple[str, str], list[str]] = {}
     for one in findings.unanswered:
         rules.setdefault((clean(one.missing), clean(one.needs)), []).append(clean(one.id).replace("-", " "))
     return [
-        (f"{missing} ({_asked(needs)})" if needs else missing, ", ".join(ids))
+        f"not judged without {missing}: {', '.join(ids)}{f'; needs {_asked(needs)}' if needs else ''}"
         for (missing, needs), ids in rules.items()
     ]
 

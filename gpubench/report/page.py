@@ -23,15 +23,24 @@ def render(document: Document) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns the text as a sentence on the page: with a capital first letter and a full stop."""
-    text = heading(text.rstrip("."))
+    """Returns the text as a sentence on the page, with the typographic signs of numbers."""
+    return typeset(plain_sentence(text))
+
+
+def plain_sentence(text: str) -> str:
+    """Returns the text with a capital first letter and a full stop; code in it, such as dim=-1, stays as it is."""
+    text = _capital(text.rstrip("."))
     return text if text.endswith((":", "?", "!")) else f"{text}."
 
 
 def heading(text: str) -> str:
+    """Returns the text with a capital first letter, and with the typographic signs of numbers."""
+    return typeset(_capital(text))
+
+
+def _capital(text: str) -> str:
     """Returns the text with a capital first letter, unless its first word is a name such as gpt2-tiny or latest~1."""
-    capital = text[:1].upper() if _WORD.match(text) else text[:1]
-    return typeset(f"{capital}{text[1:]}")
+    return f"{text[:1].upper()}{text[1:]}" if _WORD.match(text) else text
 
 
 @cache
@@ -46,6 +55,7 @@ def _environment() -> Environment:
     )
     made.filters.update(
         sentence=sentence,
+        plain_sentence=plain_sentence,
         heading=heading,
         typeset=typeset,
         short=lambda text: shorten(text, LONGEST),

@@ -216,8 +216,10 @@ def _ranks(run: RunEvidence) -> int:
 def _speed(run: RunEvidence) -> str:
     """Returns the throughput with its uncertainty after a colon, or that nothing was measured."""
     throughput = run.metrics.get("throughput")
+    if throughput is None and (run.untimed or run.status == directory.RUNNING):
+        return ""
     if throughput is None:
-        return "" if run.untimed or run.status == directory.RUNNING else ": nothing was measured"
+        return ": no repeat was completed" if run.pipeline else ": nothing was measured"
     ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
     repeats = len(throughput.repeats)
     number = "one repeat" if repeats == 1 else units.counted(repeats, "repeat")
@@ -295,7 +297,7 @@ def _nothing_measured(run: RunEvidence) -> str:
     if run.pipeline:
         total = run.settings.get("work.samples")
         made = f"{len(run.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'}"
-        return f"no repeat was completed: {made} finished"
+        return f"{made} finished"
     if run.record and run.record.command == "pipe-infer":
         return "the pipeline was not built"
     return "no repeat got past its warm-up"

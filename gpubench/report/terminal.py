@@ -265,6 +265,9 @@ def _table(block: Table, width: int) -> RichTable:
 def _layouts(block: Table) -> Iterator[dict[int, bool]]:
     """Yields which columns to show, and which of them in their brief form, from the widest layout to the narrowest."""
     places = list(range(len(block.columns)))
+    if block.complete:
+        yield dict.fromkeys(places, False)
+        return
     first = [block.columns.index(name) for name in block.expendable if name in block.columns]
     kept = dict.fromkeys(places, False)
     yield dict(kept)
@@ -365,11 +368,11 @@ def _breakdown(block: Breakdown, width: int) -> RichTable:
     """Returns a row for each part, with a bar of its share, or with its letter in stacked bars."""
     drawn, lettered = plain_table(), any(part.letter for part in block.parts)
     columns = zip(*((part.name, part.percent, part.size) for part in block.parts), strict=True)
-    room = min(BAR, width - sum(max(map(len, column)) + GAP for column in columns))
+    room = min(BAR, width - sum(max(map(cell_len, column)) + GAP for column in columns))
     barred = room >= SMALLEST_BAR and not lettered
     if lettered:
         drawn.add_column("")
-    drawn.add_column(_safe(block.of), no_wrap=True)
+    drawn.add_column(_safe(block.of), no_wrap=barred, overflow="fold")
     if barred:
         drawn.add_column("", no_wrap=True)
     drawn.add_column("share", justify="right", no_wrap=True)
