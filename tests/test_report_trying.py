@@ -177,7 +177,7 @@ def test_nothing_timed_leaves_one_plot() -> None:
         ),
         (
             [Confirmed(9, 12 * MIB), Confirmed(1, None, "out of memory in\x1b backward")],
-            "not even a batch of 1 fits into {room}: it was run and failed: out of memory in\\x1b backward",
+            "not even a batch of 1 fits into {room}: it was run and failed: out of memory in\x1b backward",
         ),
         (
             [Confirmed(9, 12 * MIB), Confirmed(4, 11 * MIB)],

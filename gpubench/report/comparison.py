@@ -57,7 +57,7 @@ from gpubench.report.memory import STAGES, added
 from gpubench.report.memory_figures import category, hue, ordered, share, stack
 from gpubench.report.phrases import headline
 from gpubench.runs import directory
-from gpubench.text import clean, words
+from gpubench.text import words
 
 FOLDED = 0.001  # of the baseline's peak: smaller changes share one row
 NAMED = 4  # categories in a sentence
@@ -86,7 +86,7 @@ def _sides(memory: Memory) -> list[tuple[str, MemoryPeak]]:
 def peak(side: MemoryPeak) -> str:
     """Return one side's peak, as "peak 529 MiB in the first backward pass (run 1; measured on cpu)"."""
     place = PLACES[side.phase].format("first " if side.stage == "first" else "")
-    return f"peak {units.size(side.level.total)} {place} ({clean(side.run)}; {_source(side)})".replace("  ", " ")
+    return f"peak {units.size(side.level.total)} {place} ({side.run}; {_source(side)})".replace("  ", " ")
 
 
 def tables(memory: Memory) -> list[Table]:
@@ -159,7 +159,7 @@ def _elsewhere(memory: Memory) -> str:
 
 def _source(side: MemoryPeak) -> str:
     preposition = "for" if side.source == "predicted" else "on"
-    device = f" {preposition} {clean(side.device)}" if side.device else ""
+    device = f" {preposition} {side.device}" if side.device else ""
     return f"{side.source}{device}{f', rank {side.rank}' if side.rank else ''}"
 
 
@@ -185,7 +185,7 @@ def bottleneck(found: Bottleneck | None) -> str:
     """Return a profile's headline and origin, as "GPU idle 43.5 % (run 1; 6 steps, 1.34 x as long as clean ones)"."""
     if found is None:
         return "not recorded"
-    return f"{clean(found.headline).rstrip('.')} ({clean(found.run)}; {_recorded(found)})"
+    return f"{found.headline.rstrip('.')} ({found.run}; {_recorded(found)})"
 
 
 def work_done(causes: Causes) -> Table | None:
@@ -198,7 +198,7 @@ def notes(causes: Causes) -> list[str]:
     found = [] if causes.findings else [NOTHING]
     found.append(CAVEAT)
     if causes.obstacle:
-        found.append(f"kernels and operators are not compared: {clean(causes.obstacle)}")
+        found.append(f"kernels and operators are not compared: {causes.obstacle}")
     return found
 
 
@@ -241,7 +241,7 @@ def document(
     verdicts without news too, for a user who asked for them by name.
     """
     found = comparisons.comparisons
-    left_out = [clean(phrases.omission(line)) for line in comparisons.left_out]
+    left_out = [phrases.omission(line) for line in comparisons.left_out]
     blocks: list[Block] = [Paragraph(left_out, "warning")]
     if comparisons.gate:
         blocks += [Heading("Gate"), _gate_table(comparisons.gate, Medium.PAGE)]
@@ -251,11 +251,11 @@ def document(
     if comparisons.gate:
         blocks += [Paragraph(f"{one.outcome}: {phrases.gate(one)}", on=Medium.TERMINAL) for one in comparisons.gate]
         blocks.append(_gate_table(comparisons.gate, Medium.MARKDOWN))
-    baseline = clean(found[0].baseline.label) if found else ""
+    baseline = found[0].baseline.label if found else ""
     return Document(
         f"{len(found)} candidates against {baseline}" if len(found) > 1 else "",
         blocks,
-        title=f"{', '.join(clean(one.candidate.label) for one in found)} against {baseline}",
+        title=f"{', '.join(one.candidate.label for one in found)} against {baseline}",
         context="gpubench compare",
         chips=[one for one in [_lead_chip(found[0])] if one] if len(found) == 1 else [],
         footer=_footer(comparisons, sides),
@@ -269,7 +269,7 @@ def _section(
         Sides(_sided("baseline", comparison.baseline), _sided("candidate", comparison.candidate)),
         Heading("Can these be compared?"),
         Paragraph(_comparable(comparison), on=Medium.PAGE),
-        Paragraph([clean(reason) for reason in comparison.comparability.reasons], listed=True),
+        Paragraph(comparison.comparability.reasons, listed=True),
         *differences(comparison.comparability.differences),
         Heading("Verdicts"),
         *_verdicts(comparison, everything, drawn=bool(sides)),
@@ -278,11 +278,11 @@ def _section(
         *(_causes(comparison.causes, sides) if comparison.causes else []),
     ]
     if comparison.warnings:
-        blocks += [Heading("Warnings"), Paragraph([clean(one) for one in comparison.warnings], "warning", "warning: ")]
+        blocks += [Heading("Warnings"), Paragraph(comparison.warnings, "warning", "warning: ")]
     if sides:
         blocks += _recordings(sides)
         blocks += _method(comparison, whole, timed=_timed(sides))
-    name = clean(comparison.candidate.label) if number else ""
+    name = comparison.candidate.label if number else ""
     return Section(headline(comparison), blocks, name, f"candidate-{number}", _lead_chip(comparison))
 
 
@@ -296,11 +296,11 @@ def renamed(comparison: Comparison, baseline: str, candidate: str) -> Comparison
 
 
 def _sided(role: Any, side: SideSummary) -> Sided:
-    label, paths = clean(side.label), [clean(path) for path in side.paths]
+    label, paths = side.label, side.paths
     facts = [units.counted(side.runs, "run"), units.counted(side.repeats, "repeat")]
     if side.started:
-        facts.append(clean(phrases.moment(side.started)))
-    lines = [line for line in (clean(side.headline), "; ".join(facts)) if line]
+        facts.append(phrases.moment(side.started))
+    lines = [line for line in (side.headline, "; ".join(facts)) if line]
     return Sided(role, label, paths[0] if len(paths) == 1 and paths[0] != label else "", lines)
 
 
@@ -320,7 +320,7 @@ def differences(found: Sequence[Difference], before: str = "baseline", after: st
     listed, rest = phrases.listed(found)
     rows = [
         {
-            "differs": Cell(clean(one.key), code=True),
+            "differs": Cell(one.key, code=True),
             before: Cell(phrases.cell(one.baseline)),
             after: Cell(phrases.cell(one.candidate)),
         }
@@ -397,7 +397,7 @@ def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Bloc
             yield Figure(title, rows.waterfall(explanation.waterfall), note, "rows")
     elif sides and _timed(sides):
         yield Paragraph("phases of a step are not recorded on both sides", "missing", on=Medium.PAGE)
-    yield Paragraph([clean(note) for note in explanation.notes], listed=True)
+    yield Paragraph(explanation.notes, listed=True)
     cells = [
         {
             "rank": str(one.rank),
@@ -497,7 +497,7 @@ def _method(comparison: Comparison, whole: Comparisons, *, timed: bool) -> Itera
             "peaks of memory are counted, not timed: where the counts of a side agree, their ratio itself is compared "
             "with the margin"
         )
-    lines += dict.fromkeys(clean(one.method) for one in comparison.verdicts if one.interval)
+    lines += dict.fromkeys(one.method for one in comparison.verdicts if one.interval)
     yield Paragraph(lines, on=Medium.PAGE)
     if not comparison.verdicts:
         return
@@ -540,8 +540,8 @@ def _gate_table(gate: Sequence[GateResult], on: Medium) -> Table:
     cells: list[dict[str, str | Cell]] = [
         {
             "gate": Cell(one.outcome, style=GATES[one.outcome], chip=True),
-            "condition": Cell(clean(one.condition), code=True),
-            "candidate": clean(one.candidate),
+            "condition": Cell(one.condition, code=True),
+            "candidate": one.candidate,
             "measured and limit": phrases.worsening(one),
             "adjusted p": "-" if one.p_value is None else f"{one.p_value:.2g}",
         }

@@ -2,15 +2,14 @@
 
 `terminal.py`, `markdown.py` and `page.py` render a `Document`. A block names the media that show it; apart from that,
 all media show the same words. Texts are plain: a sentence has no capital first letter and no full stop, which the page
-adds, and no colours or escapes.
+adds, and no colours or escapes. Names in them are as they were recorded: each medium makes control characters visible,
+so that no file can move the reader's cursor.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, Literal
-
-from gpubench.text import clean
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -154,9 +153,7 @@ def table(
     `sizes` has one value per row, which its bar shows; the largest value has the longest bar. `options` are those of
     `Table`.
     """
-    cells = [
-        {name: cell if isinstance(cell, Cell) else Cell(clean(cell)) for name, cell in row.items()} for row in rows
-    ]
+    cells = [{name: cell if isinstance(cell, Cell) else Cell(cell) for name, cell in row.items()} for row in rows]
     known = dict.fromkeys(name for row in cells for name in row)
     columns = tuple(name for name in known if any(name in row and row[name].text for row in cells))
     most = max(map(abs, sizes), default=0)

@@ -1,7 +1,7 @@
 """Sentences and table cells that the terminal, Markdown and pages share.
 
-The functions return plain text without colours, columns or escapes. Control characters in text from a run (labels,
-reasons, values) are made visible, so that no file can move the reader's cursor.
+The functions return plain text without colours, columns or escapes, in which names and reasons from a run are as they
+were recorded.
 """
 
 import math
@@ -16,13 +16,12 @@ from gpubench.compare.result import (
     Difference,
     GateResult,
     PhaseChange,
-    SideSummary,
     Verdict,
     Waterfall,
 )
 from gpubench.compare.verdicts import leading
 from gpubench.metrics import Metric
-from gpubench.text import clean, words
+from gpubench.text import words
 
 ASIDE = ("treatment", "protocol", "code")
 EVEN = 0.1  # of an estimate: within this distance both ends of a log-scale interval are about equally far away
@@ -80,7 +79,7 @@ def notes(verdicts: Sequence[Verdict]) -> list[str]:
 
 def reasons(verdicts: Sequence[Verdict]) -> list[str]:
     """Return the reasons of the verdicts, one line per reason with the metrics that share it."""
-    return _by_text((clean(verdict.reason or ""), words(verdict.metric)) for verdict in verdicts)
+    return _by_text((verdict.reason or "", words(verdict.metric)) for verdict in verdicts)
 
 
 def _by_text(notes: Iterable[tuple[str, str]]) -> list[str]:
@@ -98,28 +97,18 @@ def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
 
 
 def values(verdict: Verdict) -> tuple[str, str]:
-    unit = clean(verdict.unit)
+    unit = verdict.unit
     return units.quantity(verdict.baseline, unit), units.quantity(verdict.candidate, unit)
 
 
 def method(verdict: Verdict) -> str:
     """Return how a verdict was made, and the smallest change that it could have found."""
-    parts = [clean(verdict.method), _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
+    parts = [verdict.method, _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
     if verdict.noise_floor is not None:
         parts.append(f"noise floor {units.difference(verdict.noise_floor)}")
     if verdict.resolvable is not None:
         parts.append(f"resolvable change {units.difference(verdict.resolvable)}")
     return f"{words(verdict.metric)}: {'; '.join(part for part in parts if part)}"
-
-
-def side(summary: SideSummary) -> str:
-    """Return a line about one side: its name, what ran, how often, and when."""
-    parts = [clean(summary.headline), units.counted(summary.runs, "run"), units.counted(summary.repeats, "repeat")]
-    if summary.started:
-        parts.append(clean(moment(summary.started)))
-    label, paths = clean(summary.label), [clean(path) for path in summary.paths]
-    name = label if len(paths) != 1 or paths[0] == label else f"{label} ({paths[0]})"
-    return f"{name}: {'; '.join(part for part in parts if part)}"
 
 
 def moment(started: str) -> str:
@@ -141,8 +130,8 @@ def consequences(differences: Sequence[Difference]) -> list[str]:
     said: dict[str, list[str]] = {}
     for one in differences:
         if one.follows:
-            said.setdefault(one.follows, []).append(f"{clean(one.key)} {cell(one.baseline)} -> {cell(one.candidate)}")
-    return [f"follows from {clean(cause)}: {', '.join(changes)}" for cause, changes in said.items()]
+            said.setdefault(one.follows, []).append(f"{one.key} {cell(one.baseline)} -> {cell(one.candidate)}")
+    return [f"follows from {cause}: {', '.join(changes)}" for cause, changes in said.items()]
 
 
 @dataclass(frozen=True)
@@ -173,18 +162,18 @@ def span(waterfall: Waterfall) -> str:
 
 def gate(result: GateResult) -> str:
     """Return a gate's condition, candidate, measured change and limit, without the outcome."""
-    line = f"{clean(result.condition)}: {clean(result.candidate)}: {worsening(result)}"
+    line = f"{result.condition}: {result.candidate}: {worsening(result)}"
     return f"{line}, adjusted p {result.p_value:.2g}" if result.p_value is not None else line
 
 
 def worsening(result: GateResult, interval: bool = True) -> str:
     """Return measured change and limit, as "step_time worse by 3.1 % [2.6, 3.7] > 2 %", with the reason if open."""
-    said, limit = f"{clean(result.metric)} {worse(result, interval)}", units.difference(result.limit)
+    said, limit = f"{result.metric} {worse(result, interval)}", units.difference(result.limit)
     if result.worsening is None or result.worsening <= 0:
         said += f", limit {limit}"
     else:
         said += f" {'>' if result.worsening > result.limit else '<='} {limit}"
-    return f"{said} ({clean(result.reason)})" if result.reason else said
+    return f"{said} ({result.reason})" if result.reason else said
 
 
 def worse(result: GateResult, interval: bool = True) -> str:
@@ -205,7 +194,7 @@ def cell(value: Any) -> str:
     """Return a setting's value, or a dash if the side has none."""
     if value is None:
         return "-"
-    return clean(str(value).lower() if isinstance(value, bool) else str(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def figures(verdict: Verdict) -> tuple[str, list[str], str]:
@@ -264,7 +253,7 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
 def note(verdict: Verdict) -> str:
     """Return why a verdict is withheld, or where an inconclusive one leans and how many more repeats should settle
     it."""
-    reason = clean(verdict.reason or "")
+    reason = verdict.reason or ""
     if verdict.verdict != "inconclusive":
         return reason
     leans = f"leans {verdict.leaning}" if verdict.leaning else ""
@@ -311,9 +300,9 @@ def headline(comparison: Comparison) -> str:
     if verdict is None:
         return "nothing to compare: no metric is known of both sides"
     if verdict.verdict == "withheld":
-        return f"withheld: {clean(verdict.reason or words(verdict.metric))}"
+        return f"withheld: {verdict.reason or words(verdict.metric)}"
     if verdict.verdict == "rejected":  # the reason begins with the side that it concerns
-        return f"rejected, {clean(verdict.reason or words(verdict.metric))}"
+        return f"rejected, {verdict.reason or words(verdict.metric)}"
     sentence = _sentence(verdict, comparison)
     if not comparability.comparable:
         sentence += f", although {_obstacle(comparability)}"
@@ -326,20 +315,20 @@ def _obstacle(comparability: Comparability) -> str:
     """Return a clause that says why the sides cannot be compared."""
     workload = [difference for difference in comparability.differences if difference.kind == "workload"]
     if not workload:
-        return clean(comparability.reasons[0]) if comparability.reasons else "the sides did not do the same work"
+        return comparability.reasons[0] if comparability.reasons else "the sides did not do the same work"
     first = workload[0]
     more = f", and {len(workload) - 1} more" if len(workload) > 1 else ""
-    return f"{clean(first.key)} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
+    return f"{first.key} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
 
 
 def _sentence(verdict: Verdict, comparison: Comparison) -> str:
-    baseline, candidate = clean(comparison.baseline.label), clean(comparison.candidate.label)
+    baseline, candidate = comparison.baseline.label, comparison.candidate.label
     name, margin = words(verdict.metric), units.percent(verdict.margin)
     if verdict.verdict == "equivalent":
         return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, within the {margin} margin"
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
-        why = f", {clean(verdict.reason)}" if verdict.reason else ""
+        why = f", {verdict.reason}" if verdict.reason else ""
         return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"

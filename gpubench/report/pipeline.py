@@ -53,7 +53,7 @@ def headline(run: RunEvidence) -> str:
     found, settings = run.pipeline, run.settings
     model = found.model if found else settings.get("model.name") or settings.get("model.unet")
     scheduler = found.scheduler if found else settings.get("sampling.scheduler")
-    return clean(comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1))
+    return comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1)
 
 
 def caption(run: RunEvidence) -> str:
@@ -71,8 +71,8 @@ def caption(run: RunEvidence) -> str:
 def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     """Yields how the steps were split, and what each rank did."""
     yield Heading("Pipeline")
-    yield Paragraph(f"{clean(found.model)}, {clean(found.scheduler)}", on=Medium.PAGE)
-    yield Paragraph(clean(found.assignment))
+    yield Paragraph(f"{found.model}, {found.scheduler}", on=Medium.PAGE)
+    yield Paragraph(found.assignment)
     first = min((span.repeat for span in run.spans), default=0)
     bars = lanes.pipeline_bars(span for span in run.spans if span.repeat == first)
     chart = lanes.gantt(bars, len(found.stages))
@@ -99,7 +99,7 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
         for who, makespan, speedup in baselines(run.metrics, len(found.stages))
     ]
     yield table("", cells)
-    yield Paragraph(clean(found.verdict or ""))
+    yield Paragraph(found.verdict or "")
     if not run.metrics:
         yield Paragraph("no repeat was completed", "missing", on=Medium.PAGE)
     if found.handover:
@@ -140,7 +140,7 @@ def _samples(found: Pipeline) -> Table:
         {
             "sample": str(one.sample),
             "seed": str(one.seed),
-            "sha256": Cell(clean(one.sha256), code=True),
+            "sha256": Cell(one.sha256, code=True),
             "bit-identical": identical[one.identical],
             "in every repeat": reproduced[one.reproduced],
         }
@@ -150,7 +150,7 @@ def _samples(found: Pipeline) -> Table:
 
 
 def _digests(found: Pipeline) -> str:
-    shown = ", ".join(f"{one.sample} {clean(one.sha256[:DIGITS])}" for one in found.samples[:DIGESTS])
+    shown = ", ".join(f"{one.sample} {one.sha256[:DIGITS]}" for one in found.samples[:DIGESTS])
     made = "" if found.threads is None else f", made with {units.counted(found.threads, 'thread')}"
     more = ", ...; all in summary.json" if len(found.samples) > DIGESTS else ""
     return f"sha256 of the final latents{made}: {shown}{more}"
@@ -200,7 +200,7 @@ def verification(found: Verification | None, threads: int | None) -> str:
     if found is None:
         return NOT_VERIFIED
     same = f"{found.identical} of {units.counted(found.samples, 'sample')} {'is' if found.identical == 1 else 'are'}"
-    said = f"{same} bit-identical to {clean(found.reference)}"
+    said = f"{same} bit-identical to {found.reference}"
     if threads is not None:
         said += f" with {units.counted(threads, 'thread')}"
     return said if found.divergence is None else f"{said}; {_divergence(found.divergence)}"

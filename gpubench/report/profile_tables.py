@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from gpubench import units
 from gpubench.report.document import Table, table
-from gpubench.text import clean, words
+from gpubench.text import words
 from gpubench.trace.host import folded
 from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank
 
@@ -50,7 +50,7 @@ def part_share(rank: Rank, time: int) -> str:
 
 
 def part_name(rank: Rank) -> str:
-    return clean(rank.label) if rank.rank is None else f"rank {rank.rank}"
+    return rank.label if rank.rank is None else f"rank {rank.rank}"
 
 
 def bound_known(rank: Rank) -> bool:

@@ -46,7 +46,7 @@ from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMM
 from gpubench.runs.reader import Run
 from gpubench.runs.summary import Summary
 from gpubench.runs.warnings import on_noise
-from gpubench.text import clean, phase_name
+from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
 OF_TRAINING = (
@@ -124,15 +124,15 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
     made: list[Block] = list(comparison.document(comparisons).blocks) if comparisons else []
     ends: list[Block] = []
     sides = (comparisons.comparisons[0].baseline, comparisons.comparisons[0].candidate) if comparisons else ()
-    names = [f"{clean(side.label)}: " for side in sides] or [""] * len(paths)
+    names = [f"{side.label}: " for side in sides] or [""] * len(paths)
     for path, name in zip(paths, names, strict=True):
         try:
             run = open_run(path, measured=False)
         except GpubenchError as error:
-            made.append(Section(f"no results: {clean(error.message)}", [], path.name, ""))
+            made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
         made.append(Section(f"{name}{headline(run)}", blocks(run, unfolded=unfolded), run.label, ""))
-        ends.append(Command(run.status, clean(str(path))))
+        ends.append(Command(run.status, str(path)))
     if len(paths) > 1 and comparisons is None:
         made.insert(0, Paragraph("no comparison, because a run has no complete repeat", "strong"))
     return Document("", [*made, *ends])
@@ -163,7 +163,7 @@ def headline(run: RunEvidence) -> str:
     memory of a memory run, or which batch fits.
     """
     if run.record and run.record.command == "profile" and run.findings:
-        return clean(run.findings.headline).rstrip(".")
+        return run.findings.headline.rstrip(".")
     if run.batch_sizes:
         return memory.batch_sizes_sentence(run.batch_sizes)
     if run.footprints and run.footprints.ranks:
@@ -176,9 +176,9 @@ def _measured(run: RunEvidence) -> str:
     if run.pipeline or (run.record and run.record.command == "pipe-infer"):
         what = pipeline.headline(run)
     else:
-        device = clean(str(run.settings.get("device", "?")))
-        what = f"{clean(comparability.training(run.settings, _ranks(run)))} on {device}"
-    gpu = f" ({clean(run.device)})" if run.device and run.settings.get("device") == "cuda" else ""
+        device = str(run.settings.get("device", "?"))
+        what = f"{comparability.training(run.settings, _ranks(run))} on {device}"
+    gpu = f" ({run.device})" if run.device and run.settings.get("device") == "cuda" else ""
     return f"{what}{gpu}{_speed(run)}"
 
 
@@ -195,7 +195,7 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
         made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
     if command != "profile" and run.profile and run.findings:
-        made.append(Paragraph(clean(run.findings.headline), "strong", anchor="profile", on=Medium.PAGE))
+        made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if command == "profile":
         ran = Paragraph(_measured(run), "strong")
         made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
@@ -231,7 +231,7 @@ def _speed(run: RunEvidence) -> str:
 
 def _missing(run: RunEvidence, what: str) -> Paragraph:
     error = run.record.error if run.record else None
-    return Paragraph(f"{what}: {clean(str((error or {}).get('message') or run.status))}")
+    return Paragraph(f"{what}: {(error or {}).get('message') or run.status!s}")
 
 
 def _fullest(footprints: Footprints) -> Footprint:
@@ -264,8 +264,8 @@ def _profile(run: RunEvidence, found: Profile, findings: Findings, unfolded: boo
 def _diagnosis(run: RunEvidence, found: Profile, findings: Findings) -> list[Block]:
     """Returns the profile of a run that was recorded besides being measured: one line in a terminal."""
     count = units.counted(len(findings.findings), "finding")
-    line = f"profile: {clean(findings.headline)}; {count} in report.html"
-    parts = [Paragraph(clean(findings.headline).rstrip("."), "strong"), *_profile(run, found, findings, unfolded=False)]
+    line = f"profile: {findings.headline}; {count} in report.html"
+    parts = [Paragraph(findings.headline.rstrip("."), "strong"), *_profile(run, found, findings, unfolded=False)]
     shown = Folded("The profile", parts, opened=True, on=Medium.PAGE | Medium.DETAILS)
     return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
 
@@ -398,7 +398,7 @@ def ceilings(run: RunEvidence) -> list[str]:
 def _error(run: RunEvidence) -> Iterator[Block]:
     error = run.record.error if run.record else None
     if error:
-        yield Paragraph(clean(str(error.get("message"))), "warning", on=Medium.PAGE)
+        yield Paragraph(str(error.get("message")), "warning", on=Medium.PAGE)
 
 
 def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence | None) -> Iterator[Block]:
@@ -408,14 +408,14 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
         yield Heading("What changed since", link=earlier.label, target=link)
         yield Paragraph(phrases.headline(comparison.renamed(previous, "the previous run", "this run")), "strong")
         yield from comparison.differences(previous.comparability.differences, "before", "now")
-        yield Paragraph([clean(reason) for reason in previous.comparability.reasons], listed=True)
-        yield Paragraph([clean(note) for note in previous.explanation.notes], listed=True)
-        yield Paragraph([clean(warning) for warning in previous.warnings], "warning")
+        yield Paragraph(previous.comparability.reasons, listed=True)
+        yield Paragraph(previous.explanation.notes, listed=True)
+        yield Paragraph(previous.warnings, "warning")
     elif run.record and run.metrics:
-        yield Paragraph(f"this is the first run of the experiment {clean(run.record.experiment)}")
+        yield Paragraph(f"this is the first run of the experiment {run.record.experiment}")
     if run.warnings or run.problems:
         yield Heading("Warnings")
-        yield Paragraph([clean(warning) for warning in [*run.warnings, *run.problems]], "warning")
+        yield Paragraph([*run.warnings, *run.problems], "warning")
 
 
 def _recorded(run: RunEvidence) -> Iterator[Block]:

@@ -301,11 +301,11 @@ def _shrinks(block: Table, kept: dict[int, bool], place: int) -> bool:
 
 
 def _text(cell: Cell, brief: bool) -> str:
-    return cell.brief if brief and cell.brief is not None else cell.text
+    return clean(cell.brief if brief and cell.brief is not None else cell.text)
 
 
 def _needed(block: Table, kept: dict[int, bool], place: int) -> int:
-    return max(map(cell_len, [block.columns[place], *(_text(row[place], kept[place]) for row in block.rows)]))
+    return max(map(cell_len, [clean(block.columns[place]), *(_text(row[place], kept[place]) for row in block.rows)]))
 
 
 def _limits(block: Table, kept: dict[int, bool], width: int) -> dict[int, int]:
