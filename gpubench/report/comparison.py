@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -232,22 +233,24 @@ VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver":
 PATHS = 3  # paths of a side that a page names
 
 
-def document(
-    comparisons: Comparisons, sides: Sequence[Side] = (), *, everything: bool = False, apart: bool = False
-) -> Document:
-    """Returns the report of `gpubench compare`; `apart` sets it off from what stands above it.
+def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything: bool = False) -> Document:
+    """Returns the report of `gpubench compare`.
 
     `sides` are the baseline and then each comparison's candidate; a page needs them for its figures. `everything` lists
     verdicts without news too, for a user who asked for them by name.
     """
     found = comparisons.comparisons
     left_out = [phrases.omission(line) for line in comparisons.left_out]
-    blocks: list[Block] = [Paragraph(left_out, "warning")]
+    single = len(found) == 1
+    blocks: list[Block] = [] if single else [Paragraph(left_out, "warning")]
     if comparisons.gate:
         blocks += [Heading("Gate"), _gate_table(comparisons.gate, Medium.PAGE)]
     for number, comparison in enumerate(found, 1):
         pair = (sides[0], sides[number]) if sides else ()
-        blocks.append(_section(comparison, comparisons, pair, everything, number if apart or len(found) > 1 else 0))
+        section = _section(comparison, comparisons, pair, everything, 0 if single else number)
+        if single:
+            section = replace(section, blocks=[Paragraph(left_out, "warning"), *section.blocks])
+        blocks.append(section)
     if comparisons.gate:
         blocks += [Paragraph(f"{one.outcome}: {phrases.gate(one)}", on=Medium.TERMINAL) for one in comparisons.gate]
         blocks.append(_gate_table(comparisons.gate, Medium.MARKDOWN))

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gpubench import __version__
 from gpubench.report.charts import hue
@@ -14,6 +14,7 @@ from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
+_OPTION = re.compile(r"--[a-z][a-z.-]{1,30}")
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 
@@ -54,8 +55,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        sentence=sentence,
-        plain_sentence=plain_sentence,
+        sentence=lambda text: _with_whole_options(sentence(text)),
+        plain_sentence=lambda text: _with_whole_options(plain_sentence(text)),
         heading=heading,
         typeset=typeset,
         short=lambda text: shorten(text, LONGEST),
@@ -75,6 +76,11 @@ def _shown(blocks: list[Block]) -> list[Block]:
 def _visible(value: Any) -> Any:
     """Returns text with control characters made visible, because a page may be read in a terminal."""
     return type(value)(spelled_out(value)) if isinstance(value, str) else value
+
+
+def _with_whole_options(text: str) -> Markup:
+    """Returns text in which no line ends within an option such as --repeats."""
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _breakable(text: str) -> Markup:

@@ -51,13 +51,18 @@ def uncertainty(metric: Metric) -> str:
     """
     if metric.interval is None or not metric.estimate:
         return ""
-    low, high = metric.interval
-    if low > 0 and high / low > WIDE:
-        return f"wider than {WIDE:,} x"
+    if said := wide(metric):
+        return said
     reach = metric.reach or 0.0
     if reach > EVEN or metric.too_noisy:
         return units.span(*metric.interval, metric.unit)
     return f"+- {units.percent(reach)}"
+
+
+def wide(metric: Metric) -> str:
+    """Return a note in place of an interval whose ends say nothing; an empty string for any other."""
+    low, high = metric.interval or (0.0, 0.0)
+    return f"wider than {WIDE:,} x" if low > 0 and high / low > WIDE else ""
 
 
 def omission(line: str) -> str:

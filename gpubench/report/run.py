@@ -320,7 +320,7 @@ def _metric_row(metric: Metric) -> dict[str, str]:
 
 def _full_row(metric: Metric) -> dict[str, str | Cell]:
     ends = metric.interval
-    interval = "" if ends is None else units.span(ends[0], ends[1], metric.unit)
+    interval = "" if ends is None else phrases.wide(metric) or units.span(ends[0], ends[1], metric.unit)
     definition = DEFINITIONS.get(metric.name)
     row: dict[str, str | Cell] = {**_metric_row(metric)}
     return row | {
