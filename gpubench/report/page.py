@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gpubench import __version__
 from gpubench.report.charts import hue
@@ -14,7 +14,7 @@ from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
-_OPTION = re.compile(r"--[a-z][a-z.-]{1,30}")
+_OPTION = re.compile(r"(--[a-z][a-z.-]{1,30})")
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 
@@ -80,7 +80,9 @@ def _visible(value: Any) -> Any:
 
 def _with_whole_options(text: str) -> Markup:
     """Returns text in which no line ends within an option such as --repeats."""
-    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
+    parts = _OPTION.split(text)  # every second one is an option
+    span = Markup('<span class="option">{}</span>')
+    return Markup("").join(span.format(part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def _breakable(text: str) -> Markup:

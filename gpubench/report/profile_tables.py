@@ -13,7 +13,7 @@ MODULES = 15
 OPERATORS = 15
 KERNELS = 10
 PLACES = 10  # rows of copies, synchronisations and collectives
-FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -v has a row for each."
+FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -vv has a row for each."
 
 Item = TypeVar("Item")
 
