@@ -145,7 +145,7 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     if json:
         text = to_json(report.to_document(profile, findings, before))
     else:
-        text = terminal.render(report.document(profile, findings, against=before, unfolded=verbose > 0))
+        text = terminal.render(report.document(profile, findings, against=before, unfolded=verbose > 1))
     output.write(text, "gpubench profile --trace FILE --html PAGE")
 
 
@@ -159,6 +159,6 @@ def _of_run(
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure([run], ProfileRecorder, live, terminal)
     stopped = try_fixes(run, outcomes[0], terminal) if verify else None
-    finish(outcomes, None, terminal, json=json, unfolded=verbose > 0)
+    finish(outcomes, None, terminal, json=json, unfolded=verbose > 1)
     if stopped:
         raise stopped

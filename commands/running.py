@@ -85,6 +85,8 @@ def finish(
     """Prints the results from the run directories, and raises the error of the run, if any."""
     from gpubench.report import run
 
+    if terminal.err.is_terminal and not terminal.quiet:
+        terminal.err.print()  # between the progress and the results
     paths = [outcome.recorder.writer.path for outcome in outcomes]
     text = run.to_json(paths, pair) if json else terminal.render(run.document(paths, pair, unfolded=unfolded))
     output.write(text, "the run directory has all results")

@@ -47,11 +47,13 @@ def shorten(text: str, limit: int) -> str:
 
 
 MINUS = "\u2212"
+PLUS_MINUS = "\u00b1"
 
 
 def typeset(text: str) -> str:
-    """Returns text with typographic minus signs, and with no line break between a number and its unit."""
-    return re.sub(r"(?<=\d) (?=%|x\b|[mun]?s\b)", "\u00a0", re.sub(r"(?<![\w-])-(?=\d)", MINUS, text))
+    """Returns text with typographic signs, and with no line break between a number and its sign or unit."""
+    signed = re.sub(r"(?<![\w-])-(?=\d)", MINUS, text.replace("+- ", f"{PLUS_MINUS}\u00a0"))
+    return re.sub(r"(?<=\d) (?=%|x\b|[mun]?s\b)", "\u00a0", signed)
 
 
 BAR = 24  # length of a bar in characters

@@ -9,6 +9,9 @@ from recorded_runs import write_run
 from running import TINY, Finished, gpubench
 
 from gpubench.report import after_run
+from gpubench.report.document import Paragraph
+from gpubench.report.phrases import headline
+from gpubench.report.run import document, to_json
 from gpubench.runs import directory
 from gpubench.runs.reader import Run
 
@@ -22,11 +25,28 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def test_two_runs_in_turn_are_judged_by_their_pairs(pair: Finished) -> None:
-    assert "interleaved pairs" in pair.stdout
-    assert "precision=bf16" in pair.stdout
+    found = after_run.judge_pair(pair.runs)
+    assert found is not None
+    assert any(verdict.paired for verdict in found.comparisons[0].verdicts)
     first, second = (Run.open(path).record for path in pair.runs)
     assert first.interleaved_with == [second.run_id]
     assert second.interleaved_with == [first.run_id]
+
+
+def test_the_comparison_of_two_runs_precedes_their_own_reports(pair: Finished) -> None:
+    found = after_run.judge_pair(pair.runs)
+    assert found is not None
+    answer = headline(found.comparisons[0])
+    assert pair.stdout.startswith(answer)
+    places = [pair.stdout.index(f"\n{name}: gpt2-tiny, ") for name in ("precision=fp32", "precision=bf16")]
+    assert len(answer) < places[0] < places[1]
+    assert list(json.loads(to_json(pair.runs, found)))[-1] == "runs"
+
+
+def test_without_a_comparison_the_report_of_two_runs_says_so_first(pair: Finished) -> None:
+    first = document(pair.runs).blocks[0]
+    assert isinstance(first, Paragraph)
+    assert first.texts == ["no comparison, because a run has no complete repeat"]
 
 
 def test_every_run_records_what_the_model_turned_out_to_be(pair: Finished) -> None:

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -222,6 +223,8 @@ def test_a_machine_that_was_slower_by_its_reference_workload_is_reported_and_rai
     assert changed_machine(fast, slow) == "the machine itself was 10.0 % slower for b, by its reference workload"
     assert changed_machine(fast, fast) is None
     assert warnings.machine_speed(side(run()), slow) is None
+    absurd = side(run(metrics=[metric("yardstick_time", 1e-300)]))
+    assert math.isfinite(warnings.accountable(absurd, slow))
 
 
 def test_two_runs_out_of_turn_are_told_and_groups_are_not() -> None:

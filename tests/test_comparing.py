@@ -236,7 +236,7 @@ def test_a_signed_change_has_no_more_digits_than_carry_news() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_every_width_shows_every_verdict_and_ratio_whole(width: int) -> None:
     text = rendered(rich_comparison(), width)
-    table = text[text.index("metric ") : text.index("peak memory rss: ")]
+    table = text[text.index("metric ") : text.index("first step time: ")]
     for whole in ("-3.0 %", "+3.1 %", "+0 %", "+2.4 %", "3.40 x", "withheld", "inconclusive", "equivalent", "slower"):
         assert whole in table, text
     assert "…" not in table
@@ -257,7 +257,8 @@ def test_a_sliver_of_a_terminal_has_every_metric_and_verdict_before_any_change(w
 
 def test_tables_stay_within_the_terminal() -> None:
     sentences = re.compile(
-        r"interval|baseline  |candidate  |repeats|margin|regressed|warning|backward takes|another|against"
+        r"interval|baseline  |candidate  |repeats|margin|regressed|warning|backward takes|time of a step: |another"
+        r"|against"
     )
     for line in rendered(rich_comparison(), 40).splitlines():
         assert len(line) <= 40 or sentences.search(line), line
@@ -280,12 +281,10 @@ def test_the_sections_come_in_the_order_of_the_questions() -> None:
         "another torch",
         "torch.version  2.13      2.14",
         "peak memory allocated",
-        "peak memory rss: leans more; about 4 more repeats a side should settle it",
         "first step time: batch size 16 against 32",
-        "throughput: Welch's t over repeats; 5 and 5 repeats; margin 0.5 %; noise floor 1.2 %; resolvable change 0.9 %",
+        "time of a step: 100 ms before, 103 ms after",
         "████│",
         "│████████████",
-        "100 ms -> 103 ms",
         "backward takes +4.1 ms",
         "warning: new: clocks were held down",
         "regressed: step_time>2%: new: step_time worse by 3.1 % [2.6, 3.7] > 2 %, adjusted p 1e-05",
@@ -367,7 +366,7 @@ def test_no_file_breaks_a_markdown_table() -> None:
         if line.startswith("|"):
             cells = re.split(r"(?<!\\)\|", line)[1:-1]
             assert len(cells) in (3, 4, 5), line
-        assert not re.search(r"(?<!\\)[`*$]", line), line
+        assert not re.search(r"(?<!\\)[`*$]", line.removeprefix("**").removesuffix("**")), line
 
 
 def test_markdown_has_the_same_figures() -> None:

@@ -1,5 +1,6 @@
 """Runs whose memory was followed, side by side: what changed in it, what is said of counts, and what is refused."""
 
+import io
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -96,10 +97,9 @@ def verdict(found: Comparison, name: str = "peak_memory_total") -> Verdict:
 
 
 def shown(found: Comparison, width: int = 110) -> str:
-    console = Console(width=width, no_color=True, legacy_windows=False)
-    with console.capture() as capture:
-        terminal.show(comparison.document(comparisons(found)), console)
-    return capture.get()
+    file = io.StringIO()
+    terminal.show(comparison.document(comparisons(found)), Console(file=file, width=width))
+    return file.getvalue()
 
 
 # What changed
@@ -284,8 +284,8 @@ def test_a_prediction_beside_a_measurement_says_whose_error_is_in_the_difference
     measured = msgspec.structs.replace(predicted(), source="measured", device="NVIDIA H200", corrections=[])
     found = compared(run(tmp_path, measured, **MEASURED), run(tmp_path, checkpointed()))
     (said,) = found.comparability.reasons
-    assert said.endswith("measured: the difference includes prediction error")
-    assert said.startswith(found.candidate.label)
+    assert said.endswith("measured: the difference includes the error of the prediction")
+    assert said.startswith(f"the memory of {found.candidate.label} was predicted")
     assert [one.key for one in found.comparability.differences] == ["memory.predict", "memory.device_model"]
     assert found.memory
     assert (found.memory.baseline.source, found.memory.candidate.source) == ("measured", "predicted")

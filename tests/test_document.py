@@ -153,7 +153,7 @@ def test_a_table_fits_any_terminal_with_its_first_column_and_another_one(
 ) -> None:
     bars = [1 / (1 + place) for place in range(len(rows))] if barred else []
     found = made(rows, {"c2", "c5"}, expendable=expendable, sentences=sentences, bars=bars)
-    _, head, *body = on_terminal(whole(found), width).splitlines()
+    head, *body = on_terminal(whole(found), width).splitlines()
     assert max(cell_len(line.rstrip()) for line in [head, *body]) <= width
     assert head.startswith("c0")
     assert len(head.split()) >= 2
@@ -164,7 +164,7 @@ def test_a_table_fits_any_terminal_with_its_first_column_and_another_one(
 
 
 def columns_at(found: Table, width: int) -> list[str]:
-    return on_terminal(whole(found), width).splitlines()[1].split()
+    return on_terminal(whole(found), width).splitlines()[0].split()
 
 
 def test_expendable_columns_go_first_and_then_those_on_the_right() -> None:
@@ -193,19 +193,19 @@ def test_a_sentence_is_wrapped_and_not_shortened() -> None:
 
 def test_numbers_are_aligned_on_the_right_also_where_they_name_rows() -> None:
     text = on_terminal(whole(made([("8", "9"), ("16", "100")], set())))
-    assert [line.rstrip() for line in text.splitlines()[2:]] == [" 8    9", "16  100"]
+    assert [line.rstrip() for line in text.splitlines()[1:]] == [" 8    9", "16  100"]
     words = on_terminal(whole(made([("rank 8", "9"), ("rank 16", "100")], set())))
-    assert [line.rstrip() for line in words.splitlines()[2:]] == ["rank 8     9", "rank 16  100"]
+    assert [line.rstrip() for line in words.splitlines()[1:]] == ["rank 8     9", "rank 16  100"]
 
 
 def test_bars_stand_beside_names_where_there_is_room_and_signed_ones_lead_from_an_axis() -> None:
     found = made([("a", "1"), ("b", "2")], set(), bars=[0.5, 1.0])
     wide = on_terminal(whole(found), 80)
-    assert [line.count("█") for line in wide.splitlines()[2:]] == [6, 12]
+    assert [line.count("█") for line in wide.splitlines()[1:]] == [6, 12]
     assert "█" not in on_terminal(whole(found), 79)
     signed = on_terminal(whole(made([("a", "1"), ("b", "2")], set(), bars=[-1.0, 0.5])), 60).splitlines()
-    assert "less · more" in signed[1]
-    assert [line.split()[1] for line in signed[2:]] == ["█" * 12 + "│", "│" + "█" * 6]
+    assert "less · more" in signed[0]
+    assert [line.split()[1] for line in signed[1:]] == ["█" * 12 + "│", "│" + "█" * 6]
 
 
 # Stacked bars, sentences and commands in a terminal
@@ -240,7 +240,7 @@ def test_nothing_is_wider_than_the_terminal_but_what_is_to_be_copied_out_of_it(n
 
 
 def test_sentences_are_wrapped_on_a_terminal_and_whole_in_a_file_and_commands_are_always_whole() -> None:
-    sentence, command = "a few words " * 20, "--a.setting=value " * 10
+    sentence, command = "a few words " * 20, " ".join(["--a.setting=value"] * 10)
     found = whole(Paragraph(sentence), blocks.Command("keep", command))
     file = io.StringIO()
     terminal.show(found, Console(file=file, width=60))
@@ -326,3 +326,27 @@ def test_no_table_of_a_page_has_to_be_scrolled_on_a_small_screen(tmp_path: Path)
 
 def test_a_golden_file_holds_every_medium() -> None:
     assert everywhere(whole(Paragraph("said", on=EVERYWHERE))).lower().count("said") == 4
+
+
+def test_a_table_that_must_be_complete_keeps_all_columns_on_a_narrow_terminal() -> None:
+    names = ("distributed.sync_gradients", "every micro-batch", "the last micro-batch")
+    lines = on_terminal(whole(made([names], {"c1", "c2"}, complete=True)), 40).splitlines()
+    assert lines[0].split() == ["c0", "c1", "c2"]
+    assert max(map(cell_len, lines)) <= 40
+    assert len(on_terminal(whole(made([names], {"c1", "c2"})), 40).splitlines()[0].split()) < 3
+
+
+def test_details_replace_what_is_shown_in_brief() -> None:
+    found = whole(
+        Paragraph("brief", on=Medium.BRIEF), Paragraph("details", on=Medium.DETAILS), Paragraph("a", on=Medium.TERMINAL)
+    )
+    assert on_terminal(found) == "brief\na\n"
+    assert on_terminal(found, details=True) == "details\na\n"
+
+
+def test_a_terminal_shows_no_heap_of_empty_lines_and_no_space_at_the_end_of_a_line() -> None:
+    for found in REPORTS.values():
+        text = on_terminal(found, 60, details=True)
+        assert "\n\n\n" not in text
+        assert not re.search(r" \n", text)
+        assert text == text.strip("\n") + "\n"

@@ -285,6 +285,11 @@ def negative_time(path: Path) -> None:
     edit(path / SUMMARY, metrics=[metric | {"repeats": [-1.0, 1.0]} for metric in metrics])
 
 
+def beyond_measure(path: Path) -> None:
+    metrics = json.loads((path / SUMMARY).read_text())["metrics"]
+    edit(path / SUMMARY, metrics=[metric | {"estimate": 1e300} for metric in metrics])
+
+
 def newer_schema(path: Path) -> None:
     edit(path / RUN, schema_version=SCHEMA_VERSION + 1)
 
@@ -301,12 +306,13 @@ def folder_for_a_file(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (remove_summary, "holds no measurements, no summary.json: it failed: not enough memory"),
+        (remove_summary, "has no measurements, because summary.json is missing: it failed: not enough memory"),
         (measure_nothing, "nothing was measured: it failed: not enough memory"),
         (not_a_number, "summary.json is damaged: JSON is malformed"),
         (lose_a_repeat, "throughput has 2 repeats, and there are 1 steady windows"),
         (absurd_window, "repeat 0 has 100000000000000000000 steady steps from step 10"),
         (negative_time, "throughput is not positive"),
+        (beyond_measure, "is damaged: throughput is 1e+300"),
         (newer_schema, f"schema version {SCHEMA_VERSION + 1}, newer than {SCHEMA_VERSION}"),
         (no_record, "is not a run directory: it has no run.json"),
         (folder_for_a_file, "summary.json cannot be read: Is a directory"),

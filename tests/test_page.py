@@ -299,11 +299,11 @@ def test_established_and_doubtful_verdicts_differ_in_shape_and_word() -> None:
         assert re.search(rf'class="verdict {kind}"><span aria-hidden="true">.</span>{word}</span>', source)
 
 
-def test_a_run_page_begins_with_what_changed_and_what_was_learned() -> None:
+def test_a_run_page_begins_with_how_it_compares_with_the_previous_one() -> None:
     page = Page(run_page(run_of("run 2"), comparison_of(), run_of("run #1?")))
     assert ("href", "../run%20%231%3F/report.html") in page.attributes
     words = page.words
-    order = ["What changed since", "What was learned", "This run is 3.1 % slower than the previous run in step time",
+    order = ["What changed since", "This run is 3.1 % slower than the previous run in step time",
              "Metrics", "Phases of a step", "Settings", "Environment"]  # fmt: skip
     places = [words.find(part) for part in order]
     assert -1 not in places

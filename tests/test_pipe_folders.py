@@ -50,7 +50,8 @@ def one_thread() -> Iterator[None]:
 
 def test_every_sample_of_a_folder_is_the_one_of_its_own_pipeline(illustrated: Finished) -> None:
     assert (
-        f"bit-identical: {SAMPLES}/{SAMPLES}, beside diffusers StableDiffusionPipeline.__call__" in illustrated.stdout
+        f"{SAMPLES} of {SAMPLES} samples are bit-identical to diffusers StableDiffusionPipeline.__call__"
+        in illustrated.stdout
     )
     found = illustrated.document("summary.json")["pipeline"]["verification"]
     assert (found["samples"], found["identical"], found["divergence"]) == (SAMPLES, SAMPLES, None)
@@ -90,4 +91,4 @@ def test_other_pipelines_are_verified_against_their_own_call(kind: str, tmp_path
     done = run(made, 2, tmp_path / "results", "--samples", "3")
     assert done.code == 0, done.stderr
     own = {"stable_diffusion_xl": "StableDiffusionXLPipeline", "ddpm": "DDPMPipeline"}[kind]
-    assert f"bit-identical: 3/3, beside diffusers {own}.__call__" in done.stdout
+    assert f"3 of 3 samples are bit-identical to diffusers {own}.__call__" in done.stdout

@@ -88,7 +88,7 @@ def test_every_sample_is_kept_with_its_digest_and_equals_the_reference(tiny: Fin
         3,
         3,
     )
-    assert "bit-identical: 3/3" in tiny.stdout
+    assert "3 of 3 samples are bit-identical" in tiny.stdout
 
 
 def test_every_hand_over_sent_was_received(tiny: Finished) -> None:
@@ -247,7 +247,7 @@ def test_a_pipeline_folder_makes_images_of_prompts_the_same_in_micro_batches(tmp
         with Image.open(done.run / line["image"]) as image:
             assert (image.format, image.size) == ("PNG", (32, 32))
     assert [line["sample"] for line in done.lines("handoffs.jsonl") if line["direction"] == "send"] == [0, 2]
-    assert "bit-identical: 3/3" in done.stdout
+    assert "3 of 3 samples are bit-identical" in done.stdout
 
 
 @pytest.mark.parametrize("threads", [(), ("--performance.cpu_threads=1",)])

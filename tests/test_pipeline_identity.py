@@ -224,5 +224,5 @@ def test_a_run_with_a_sample_that_diffusers_would_not_make_fails(
     found = done.document("summary.json")["pipeline"]["verification"]
     assert (found["samples"], found["identical"]) == (2, 1)
     assert (found["divergence"]["sample"], found["divergence"]["step"], found["divergence"]["rank"]) == (1, 3, 1)
-    assert "bit-identical: 1/2" in done.stdout
+    assert "1 of 2 samples is bit-identical" in done.stdout
     assert [line["sample"] for line in done.lines("samples.jsonl")] == [0, 1]

@@ -97,7 +97,7 @@ def test_a_hand_over_is_told_by_its_parts() -> None:
 
 def test_verified_samples_are_counted_and_the_first_digests_shown() -> None:
     text = rendered(summary_of())
-    assert "bit-identical: 8/8, beside a loop of single-process diffusers" in text
+    assert "8 of 8 samples are bit-identical to a loop of single-process diffusers" in text
     assert "sha256 of the final latents, made with 2 threads: 0 5feceb66ffc8, 1 6b86b273ff34" in text
     assert "all in summary.json" in text
 
@@ -128,7 +128,7 @@ def test_a_narrow_terminal_gets_whole_cells() -> None:
 
 def test_a_run_that_was_never_built_says_so() -> None:
     text = rendered(summarise([], 8))
-    assert "nothing was measured: the pipeline was never built" in text
+    assert ": nothing was measured\nthe pipeline was not built\n" in text
 
 
 def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
@@ -137,6 +137,7 @@ def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
     for sample in (5, 6, 7):
         del repeat.samples[sample]
     text = rendered(summarise([repeat], 8))
-    assert "no repeat was completed: 5 of 8 samples finished" in text
+    assert ": no repeat was completed\n" in text
+    assert "\n5 of 8 samples finished\n" in text
     assert row(text, "3")[:3] == ["3", "36-49", "(14)"]
     assert "a hand-over is 8.44 KiB" in text

@@ -185,10 +185,10 @@ def test_equal_layers_share_a_row_unless_every_module_is_asked_for(
         events.append(slice_(f"module: layers.{number}.attn (Attention)", at, at + 9, "user_annotation"))
         events += launched("gemm", at + 1, 20 + at, 29 + at, number + 1)
     path = str(write(tmp_path / "layers.json", events))
-    folded = command_line("profile", "--trace", path)
+    folded = command_line("profile", "--trace", path, "-v")
     assert "layers.*.attn (15)" in folded.stdout
     assert "layers.3.attn" not in folded.stdout
-    unfolded = command_line("profile", "--trace", path, "-v")
+    unfolded = command_line("profile", "--trace", path, "-vv")
     assert "layers.3.attn" in unfolded.stdout
     assert "layers.*.attn" not in unfolded.stdout
     modules = json.loads(command_line("profile", "--trace", path, "--json").stdout)["profile"]["ranks"][0]["modules"]

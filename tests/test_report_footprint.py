@@ -394,7 +394,7 @@ def test_findings_are_in_parts_of_the_peak_and_files_to_keep_come_last() -> None
     assert finding.severity == "high"
     assert "20.0 % of the peak" in lines_of(finding)["expected"]
     assert lines_of(finding)["set"] == "--training.optimizer_impl=fused"
-    assert any("(reserved bytes): fragmentation" in line for line in paragraphs(found))
+    assert any("without reserved bytes: fragmentation" in line for line in paragraphs(found))
     assert commands(found) == {"kept": "results/exp/run/memory.json"}
 
 

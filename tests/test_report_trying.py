@@ -177,7 +177,7 @@ def test_nothing_timed_leaves_one_plot() -> None:
         ),
         (
             [Confirmed(9, 12 * MIB), Confirmed(1, None, "out of memory in\x1b backward")],
-            "not even a batch of 1 fits into {room}: it was run and failed: out of memory in\\x1b backward",
+            "not even a batch of 1 fits into {room}: it was run and failed: out of memory in\x1b backward",
         ),
         (
             [Confirmed(9, 12 * MIB), Confirmed(4, 11 * MIB)],
@@ -319,7 +319,7 @@ def test_a_run_that_only_looked_for_batch_sizes_has_its_page(tmp_path: Path) -> 
 
 def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
     path = searched(tmp_path, looked())
-    with pytest.raises(RunDirectoryError, match="holds no metrics, nothing was measured"):
+    with pytest.raises(RunDirectoryError, match="has no metrics, because nothing was measured"):
         open_run(path)
     later = followed(tmp_path, made.predicted())
     after_run.write_up(later)

@@ -351,7 +351,10 @@ def _counted(baseline: Side, candidate: Side) -> Iterator[str]:
         if ours.untimed and not theirs.untimed:
             yield f"{side.label} counted memory and timed nothing: only peaks of memory are comparable"
         if _predicted(ours) and not _predicted(theirs):
-            yield f"{side.label} is predicted and {other.label} measured: the difference includes prediction error"
+            yield (
+                f"the memory of {side.label} was predicted, and that of {other.label} was measured: "
+                "the difference includes the error of the prediction"
+            )
 
 
 def _predicted(run: RunEvidence) -> bool:

@@ -39,6 +39,7 @@ OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
 MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
 MOST_BYTES = 2**63
 MOST_RATE = 1e18  # samples/s
+MOST_OF_A_METRIC = 1e24  # in any unit: FLOPs of a sample are the largest numbers
 
 
 def contradictions(summary: Summary) -> Iterator[str]:
@@ -53,6 +54,8 @@ def contradictions(summary: Summary) -> Iterator[str]:
     for metric in summary.metrics:
         if not metric.repeats or len(metric.repeats) != repeats:
             yield f"{metric.name} has {len(metric.repeats)} repeats, and {whose}"
+        if most := [value for value in (metric.estimate, *metric.repeats) if abs(value) > MOST_OF_A_METRIC]:
+            yield f"{metric.name} is {most[0]:.3g}"
         if metric.name in OF_STEP_TIMES and min(metric.estimate, *metric.repeats) <= 0:
             yield f"{metric.name} is not positive"
 
@@ -314,9 +317,9 @@ def _summary(run: Run, measured: bool) -> Summary:
         return Summary([], [], [], None, None, None, {}, [])
     if summary is None:
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
-        raise kind(f"{run.path} holds no measurements, no {SUMMARY}: {end}", NOTHING)
+        raise kind(f"{run.path} has no measurements, because {SUMMARY} is missing: {end}", NOTHING)
     if measured and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
-        raise NothingMeasured(f"{path} holds no metrics, nothing was measured: {end}", NOTHING)
+        raise NothingMeasured(f"{path} has no metrics, because nothing was measured: {end}", NOTHING)
     for contradiction in contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)
     return summary

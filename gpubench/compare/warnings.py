@@ -11,7 +11,7 @@ from gpubench import telemetry, units
 from gpubench.compare.comparability import differences
 from gpubench.compare.evidence import ENDS, RUNS_READ, RunEvidence, Series, Side
 from gpubench.compare.verdicts import is_speed, one_after_the_other, sample_of
-from gpubench.runs import warnings
+from gpubench.runs import stats, warnings
 from gpubench.runs.directory import COMPLETED
 from gpubench.telemetry import OtherLoad, TelemetrySample
 
@@ -52,7 +52,7 @@ def accountable(baseline: Side, candidate: Side) -> float:
     """
     taken = max(disturbance(side) or 0.0 for side in (baseline, candidate))
     moved = machine_speed(baseline, candidate)
-    return max(taken, math.expm1(2 * abs(math.log(moved)))) if moved else taken
+    return max(taken, math.expm1(min(2 * abs(math.log(moved)), stats.LARGEST))) if moved else taken
 
 
 def _other_load(run: RunEvidence) -> OtherLoad | None:
@@ -192,8 +192,10 @@ def _unfinished(side: Side) -> str | None:
     found = [run for run in side.runs if run.record and run.status != COMPLETED and not _diverged(run)]
     if not found:
         return None
-    error = found[0].record.error if found[0].record else None
-    said = f"{_of_run(side, found[0])}: {(error or {}).get('message') or 'it left no reason'}"
+    first, record = found[0], found[0].record
+    reason = (record.error or {}).get("message") if record else None
+    why = "" if reason == first.status else f": {reason or 'it left no reason'}"  # "interrupted: interrupted"
+    said = f"{_of_run(side, first)}{why}"
     return said if len(side.runs) == 1 else f"{len(found)} of {len(side.runs)} runs were not completed; {said}"
 
 

@@ -461,8 +461,8 @@ def _beginning(number: int, found: Snapshot, before: int, loss: str) -> Iterator
     elif before:
         whole = "no event was lost" if counts[number] < max(counts) else "nothing suggests that events were lost"
         yield (
-            f"the recording began late: {there}, and {whole}; call torch.cuda.memory._record_memory_history before the "
-            "model is built to see what they hold"
+            f"{there}, and {whole}; call torch.cuda.memory._record_memory_history before the model is built to see "
+            "what they hold"
         )
 
 

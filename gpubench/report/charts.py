@@ -7,6 +7,7 @@ beyond. Colours come from classes of the page's style sheet. Everything that is 
 """
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -127,6 +128,7 @@ class Axis:
 
 def _round_step(rough: float) -> float:
     """The nearest of 1, 2, 5 times a power of ten, as a ratio."""
+    rough = max(rough, sys.float_info.min)  # a range of the smallest numbers has steps of 0
     power: float = 10.0 ** math.floor(math.log10(rough))
     return min((factor * power for factor in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
 

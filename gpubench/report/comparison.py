@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from gpubench.memory.history import PLACES
 from gpubench.report import bar_charts, findings, phrases, profile, run_figures, timelines
 from gpubench.report.document import (
     TEXT,
+    UNASKED,
     Block,
     Cell,
     Chip,
@@ -56,7 +58,7 @@ from gpubench.report.memory import STAGES, added
 from gpubench.report.memory_figures import category, hue, ordered, share, stack
 from gpubench.report.phrases import headline
 from gpubench.runs import directory
-from gpubench.text import clean, words
+from gpubench.text import words
 
 FOLDED = 0.001  # of the baseline's peak: smaller changes share one row
 NAMED = 4  # categories in a sentence
@@ -85,7 +87,7 @@ def _sides(memory: Memory) -> list[tuple[str, MemoryPeak]]:
 def peak(side: MemoryPeak) -> str:
     """Return one side's peak, as "peak 529 MiB in the first backward pass (run 1; measured on cpu)"."""
     place = PLACES[side.phase].format("first " if side.stage == "first" else "")
-    return f"peak {units.size(side.level.total)} {place} ({clean(side.run)}; {_source(side)})".replace("  ", " ")
+    return f"peak {units.size(side.level.total)} {place} ({side.run}; {_source(side)})".replace("  ", " ")
 
 
 def tables(memory: Memory) -> list[Table]:
@@ -158,7 +160,7 @@ def _elsewhere(memory: Memory) -> str:
 
 def _source(side: MemoryPeak) -> str:
     preposition = "for" if side.source == "predicted" else "on"
-    device = f" {preposition} {clean(side.device)}" if side.device else ""
+    device = f" {preposition} {side.device}" if side.device else ""
     return f"{side.source}{device}{f', rank {side.rank}' if side.rank else ''}"
 
 
@@ -184,7 +186,7 @@ def bottleneck(found: Bottleneck | None) -> str:
     """Return a profile's headline and origin, as "GPU idle 43.5 % (run 1; 6 steps, 1.34 x as long as clean ones)"."""
     if found is None:
         return "not recorded"
-    return f"{clean(found.headline).rstrip('.')} ({clean(found.run)}; {_recorded(found)})"
+    return f"{found.headline.rstrip('.')} ({found.run}; {_recorded(found)})"
 
 
 def work_done(causes: Causes) -> Table | None:
@@ -197,7 +199,7 @@ def notes(causes: Causes) -> list[str]:
     found = [] if causes.findings else [NOTHING]
     found.append(CAVEAT)
     if causes.obstacle:
-        found.append(f"kernels and operators are not compared: {clean(causes.obstacle)}")
+        found.append(f"kernels and operators are not compared: {causes.obstacle}")
     return found
 
 
@@ -231,30 +233,32 @@ VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver":
 PATHS = 3  # paths of a side that a page names
 
 
-def document(
-    comparisons: Comparisons, sides: Sequence[Side] = (), *, everything: bool = False, apart: bool = False
-) -> Document:
-    """Returns the report of `gpubench compare`; `apart` sets it off from what stands above it.
+def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything: bool = False) -> Document:
+    """Returns the report of `gpubench compare`.
 
     `sides` are the baseline and then each comparison's candidate; a page needs them for its figures. `everything` lists
     verdicts without news too, for a user who asked for them by name.
     """
     found = comparisons.comparisons
-    left_out = [clean(phrases.omission(line)) for line in comparisons.left_out]
-    blocks: list[Block] = [Paragraph(left_out, "warning")]
+    left_out = [phrases.omission(line) for line in comparisons.left_out]
+    single = len(found) == 1
+    blocks: list[Block] = [] if single else [Paragraph(left_out, "warning")]
     if comparisons.gate:
         blocks += [Heading("Gate"), _gate_table(comparisons.gate, Medium.PAGE)]
     for number, comparison in enumerate(found, 1):
         pair = (sides[0], sides[number]) if sides else ()
-        blocks.append(_section(comparison, comparisons, pair, everything, number if apart or len(found) > 1 else 0))
+        section = _section(comparison, comparisons, pair, everything, 0 if single else number)
+        if single:
+            section = replace(section, blocks=[Paragraph(left_out, "warning"), *section.blocks])
+        blocks.append(section)
     if comparisons.gate:
         blocks += [Paragraph(f"{one.outcome}: {phrases.gate(one)}", on=Medium.TERMINAL) for one in comparisons.gate]
         blocks.append(_gate_table(comparisons.gate, Medium.MARKDOWN))
-    baseline = clean(found[0].baseline.label) if found else ""
+    baseline = found[0].baseline.label if found else ""
     return Document(
         f"{len(found)} candidates against {baseline}" if len(found) > 1 else "",
         blocks,
-        title=f"{', '.join(clean(one.candidate.label) for one in found)} against {baseline}",
+        title=f"{', '.join(one.candidate.label for one in found)} against {baseline}",
         context="gpubench compare",
         chips=[one for one in [_lead_chip(found[0])] if one] if len(found) == 1 else [],
         footer=_footer(comparisons, sides),
@@ -268,7 +272,7 @@ def _section(
         Sides(_sided("baseline", comparison.baseline), _sided("candidate", comparison.candidate)),
         Heading("Can these be compared?"),
         Paragraph(_comparable(comparison), on=Medium.PAGE),
-        Paragraph([clean(reason) for reason in comparison.comparability.reasons], listed=True),
+        Paragraph(comparison.comparability.reasons, listed=True),
         *differences(comparison.comparability.differences),
         Heading("Verdicts"),
         *_verdicts(comparison, everything, drawn=bool(sides)),
@@ -277,11 +281,11 @@ def _section(
         *(_causes(comparison.causes, sides) if comparison.causes else []),
     ]
     if comparison.warnings:
-        blocks += [Heading("Warnings"), Paragraph([clean(one) for one in comparison.warnings], "warning", "warning: ")]
+        blocks += [Heading("Warnings"), Paragraph(comparison.warnings, "warning", "warning: ")]
     if sides:
         blocks += _recordings(sides)
         blocks += _method(comparison, whole, timed=_timed(sides))
-    name = clean(comparison.candidate.label) if number else ""
+    name = comparison.candidate.label if number else ""
     return Section(headline(comparison), blocks, name, f"candidate-{number}", _lead_chip(comparison))
 
 
@@ -295,11 +299,11 @@ def renamed(comparison: Comparison, baseline: str, candidate: str) -> Comparison
 
 
 def _sided(role: Any, side: SideSummary) -> Sided:
-    label, paths = clean(side.label), [clean(path) for path in side.paths]
+    label, paths = side.label, side.paths
     facts = [units.counted(side.runs, "run"), units.counted(side.repeats, "repeat")]
     if side.started:
-        facts.append(clean(phrases.moment(side.started)))
-    lines = [line for line in (clean(side.headline), "; ".join(facts)) if line]
+        facts.append(phrases.moment(side.started))
+    lines = [line for line in (side.headline, "; ".join(facts)) if line]
     return Sided(role, label, paths[0] if len(paths) == 1 and paths[0] != label else "", lines)
 
 
@@ -319,14 +323,18 @@ def differences(found: Sequence[Difference], before: str = "baseline", after: st
     listed, rest = phrases.listed(found)
     rows = [
         {
-            "differs": Cell(clean(one.key), code=True),
+            "differs": Cell(one.key, code=True),
             before: Cell(phrases.cell(one.baseline)),
             after: Cell(phrases.cell(one.candidate)),
         }
         for one in listed
     ]
     columns = frozenset({"differs", before, after})
-    return [table("", rows, columns), Paragraph(rest, "quiet"), Paragraph(phrases.consequences(found), "quiet")]
+    return [
+        table("", rows, columns, complete=True),
+        Paragraph(rest, "quiet"),
+        Paragraph(phrases.consequences(found), "quiet"),
+    ]
 
 
 def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Iterator[Block]:
@@ -335,9 +343,12 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
     yield _verdict_table(shown)
-    yield Paragraph(phrases.notes(shown), "quiet")
+    said = comparison.comparability.reasons
+    noted = [one for one in shown if one.verdict != "withheld" or one.reason not in said]
+    yield Paragraph(phrases.reasons(noted), "quiet", on=Medium.BRIEF)
+    yield Paragraph(phrases.notes(noted), "quiet", on=UNASKED)
     if lead := leading(shown):
-        yield Paragraph(phrases.method(lead), "quiet", on=TEXT)
+        yield Paragraph(phrases.method(lead), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
     of_phases = [one for one in comparison.verdicts if one not in shown and one.metric.startswith("phase_")]
     if of_phases:
         each = [_verdict_table(of_phases)]
@@ -389,7 +400,7 @@ def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Bloc
             yield Figure(title, bar_charts.waterfall(explanation.waterfall), note, "rows")
     elif sides and _timed(sides):
         yield Paragraph("phases of a step are not recorded on both sides", "missing", on=Medium.PAGE)
-    yield Paragraph([clean(note) for note in explanation.notes], listed=True)
+    yield Paragraph(explanation.notes, listed=True)
     cells = [
         {
             "rank": str(one.rank),
@@ -409,10 +420,10 @@ def _waterfall(found: Waterfall) -> Table:
         {"phase": one.phase, "change": one.change, "of the whole": one.share, "95 % interval": one.interval}
         for one in moves
     ]
-    cells[-1]["phase"] += f" {phrases.span(found)}"
     changes = [phase.change for phase in found.phases]
     expendable = ("95 % interval",)
-    return table("", cells, ("phase", "95 % interval"), expendable=expendable, sizes=changes, on=TEXT)
+    title = f"{total.phase}: {phrases.span(found)}"
+    return table(title, cells, ("phase", "95 % interval"), expendable=expendable, sizes=changes, on=TEXT)
 
 
 def _memory(memory: Memory | None, *, drawn: bool) -> Iterator[Block]:
@@ -491,7 +502,7 @@ def _method(comparison: Comparison, whole: Comparisons, *, timed: bool) -> Itera
             "peaks of memory are counted, not timed: where the counts of a side agree, their ratio itself is compared "
             "with the margin"
         )
-    lines += dict.fromkeys(clean(one.method) for one in comparison.verdicts if one.interval)
+    lines += dict.fromkeys(one.method for one in comparison.verdicts if one.interval)
     yield Paragraph(lines, on=Medium.PAGE)
     if not comparison.verdicts:
         return
@@ -534,8 +545,8 @@ def _gate_table(gate: Sequence[GateResult], on: Medium) -> Table:
     cells: list[dict[str, str | Cell]] = [
         {
             "gate": Cell(one.outcome, style=GATES[one.outcome], chip=True),
-            "condition": Cell(clean(one.condition), code=True),
-            "candidate": clean(one.candidate),
+            "condition": Cell(one.condition, code=True),
+            "candidate": one.candidate,
             "measured and limit": phrases.worsening(one),
             "adjusted p": "-" if one.p_value is None else f"{one.p_value:.2g}",
         }

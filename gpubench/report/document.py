@@ -2,7 +2,8 @@
 
 `terminal.py`, `markdown.py` and `page.py` render a `Document`. A block names the media that show it; apart from that,
 all media show the same words. Texts are plain: a sentence has no capital first letter and no full stop, which the page
-adds, and no colours or escapes.
+adds, and no colours or escapes. Names in them are as they were recorded: each medium makes control characters visible,
+so that no file can move the reader's cursor.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,23 +11,24 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpubench.text import clean
-
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 
 class Medium(Flag):
-    """Where a block is shown. DETAILS is a terminal with -v."""
+    """Where a block is shown. A terminal shows BRIEF, or with -v DETAILS instead."""
 
-    TERMINAL = auto()
+    BRIEF = auto()
     DETAILS = auto()
     MARKDOWN = auto()
     PAGE = auto()
+    TERMINAL = BRIEF | DETAILS
 
 
 TEXT = Medium.TERMINAL | Medium.MARKDOWN
 EVERYWHERE = Medium.TERMINAL | Medium.MARKDOWN | Medium.PAGE
+UNASKED = Medium.DETAILS | Medium.MARKDOWN | Medium.PAGE
+"""Everywhere but on a terminal without -v."""
 
 Tone = Literal["plain", "strong", "quiet", "warning", "missing"]
 """How a text is meant: a result, an answer, an explanation, a doubt, or a note that something was not recorded."""
@@ -122,6 +124,8 @@ class Table(Block):
     sentences: tuple[str, ...] = ()
     """Columns of words that a narrow terminal wraps instead of shortening them."""
     expendable: tuple[str, ...] = ()
+    complete: bool = False
+    """Whether a narrow terminal shortens words instead of leaving out columns."""
     rest: str = ""
     """Which rows are left out."""
     note: str = ""
@@ -149,9 +153,7 @@ def table(
     `sizes` has one value per row, which its bar shows; the largest value has the longest bar. `options` are those of
     `Table`.
     """
-    cells = [
-        {name: cell if isinstance(cell, Cell) else Cell(clean(cell)) for name, cell in row.items()} for row in rows
-    ]
+    cells = [{name: cell if isinstance(cell, Cell) else Cell(cell) for name, cell in row.items()} for row in rows]
     known = dict.fromkeys(name for row in cells for name in row)
     columns = tuple(name for name in known if any(name in row and row[name].text for row in cells))
     most = max(map(abs, sizes), default=0)

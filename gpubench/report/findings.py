@@ -10,7 +10,6 @@ from gpubench.findings import Cost, Finding, Findings, Outcome, Saving, Trial
 from gpubench.report import document
 from gpubench.report.document import Block, Command, Folded, Heading, Line, Paragraph, Style
 from gpubench.report.phrases import decimals
-from gpubench.text import clean
 
 SWITCHES = ("record_shapes", "with_stack")  # arguments of torch.profiler.profile, and settings of a run
 NUMBERS = ("active",)  # settings of the profiler that take numbers
@@ -28,13 +27,12 @@ INTERRUPTED = "verification was interrupted: what was not tried by then is only 
 
 def options(fix: Mapping[str, Any]) -> str:
     """Return settings as command-line options: "--data.workers=4 --data.pin_memory=true"."""
-    return " ".join(shlex.quote(clean(f"--{key}={_value(value)}")) for key, value in fix.items())
+    return " ".join(shlex.quote(f"--{key}={_value(value)}") for key, value in fix.items())
 
 
 def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
     cards = [_finding(one, whole) for one in findings.findings]
-    unjudged = [f"not judged, data missing ({missing}): {rules}" for missing, rules in unanswered(findings)]
     made: list[Block] = [Heading("Findings", 3), document.Findings(cards, NOTHING)]
     if findings.interrupted:
         made.append(Paragraph(INTERRUPTED, "warning"))
@@ -42,25 +40,25 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
         made.append(Paragraph(f"together, {options(found.fix)}: {measured(found.measured, whole)}"))
     if findings.keep:
         made.append(Command("keep", options(findings.keep), "strong"))
-    if unjudged:
+    if unjudged := unanswered(findings):
         made.append(Folded("What could not be judged", [Paragraph(unjudged, "quiet", listed=True)]))
     return made
 
 
 def _finding(finding: Finding, whole: str) -> document.Finding:
-    lines = [Line("cause", clean(finding.cause)), Line("fix", clean(finding.advice))]
+    lines = [Line("cause", finding.cause), Line("fix", finding.advice)]
     lines.append(Line("set", options(finding.fix), code=True))
     if finding.expected:
         saving = f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"
         lines.append(Line("expected", saving, figures=True))
     if trial := finding.measured:
-        lines.append(Line("measured", clean(measured(trial, whole)), OUTCOMES[trial.outcome], figures=True))
+        lines.append(Line("measured", measured(trial, whole), OUTCOMES[trial.outcome], figures=True))
     return document.Finding(
-        title=clean(finding.title),
+        title=finding.title,
         severity=finding.severity,
-        evidence=[clean(line) for line in finding.evidence if line],
+        evidence=[line for line in finding.evidence if line],
         lines=[line for line in lines if line.text],
-        threshold=clean(finding.threshold).rstrip("."),
+        threshold=finding.threshold.rstrip("."),
     )
 
 
@@ -69,7 +67,7 @@ def measured(trial: Trial, whole: str = "step") -> str:
     if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
         return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
     said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
-    reason = clean(trial.reason) if trial.reason else cost(trial.cost) if trial.cost else ""
+    reason = trial.reason if trial.reason else cost(trial.cost) if trial.cost else ""
     return f"{said}: {reason}" if reason else said
 
 
@@ -82,13 +80,13 @@ def cost(found: Cost) -> str:
     return f"throughput {_signed(found.change, found.interval)}"
 
 
-def unanswered(findings: Findings) -> list[tuple[str, str]]:
-    """Return (what is missing and the option that records it, the rules that need it)."""
+def unanswered(findings: Findings) -> list[str]:
+    """Return lines that name what is missing, the rules that need it, and the option that records it."""
     rules: dict[tuple[str, str], list[str]] = {}
     for one in findings.unanswered:
-        rules.setdefault((clean(one.missing), clean(one.needs)), []).append(clean(one.id).replace("-", " "))
+        rules.setdefault((one.missing, one.needs), []).append(one.id.replace("-", " "))
     return [
-        (f"{missing} ({_asked(needs)})" if needs else missing, ", ".join(ids))
+        f"not judged without {missing}: {', '.join(ids)}{f'; needs {_asked(needs)}' if needs else ''}"
         for (missing, needs), ids in rules.items()
     ]
 
@@ -108,7 +106,7 @@ def recorded_with(option: str, own: bool) -> str:
     """Return an option of the profiler as the user writes it."""
     if option in SWITCHES:
         return f"--profiling.{option}=true" if own else f"torch.profiler.profile({option}=True)"
-    return "torch.profiler.profile(schedule=...) and step()" if option == "schedule" else clean(option)
+    return "torch.profiler.profile(schedule=...) and step()" if option == "schedule" else option
 
 
 def _is_wide(saving: Saving) -> bool:

@@ -1,7 +1,7 @@
 """The report of memory: footprints, batch sizes, and settings that trade memory for speed."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpubench import units
@@ -23,6 +23,7 @@ from gpubench.memory.history import PLACES
 from gpubench.report import findings
 from gpubench.report import memory_figures as figures
 from gpubench.report.document import (
+    UNASKED,
     Block,
     Breakdown,
     Command,
@@ -38,7 +39,7 @@ from gpubench.report.document import (
 )
 from gpubench.report.memory_figures import category, ordered, share, style
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import clean, words
+from gpubench.text import words
 
 TOLD = 0.05  # of the peak: the headline leaves out smaller parts
 PARTS = 4  # parts that a headline names
@@ -99,12 +100,12 @@ def about(footprint: Footprint, label: str = "") -> str:
     """Say where the figures come from. `label` is the file, or what ran."""
     said = SOURCES[footprint.source]
     if footprint.device:
-        said += f"{', for' if footprint.source == 'predicted' else ' on'} {clean(footprint.device)}"
+        said += f"{', for' if footprint.source == 'predicted' else ' on'} {footprint.device}"
     if footprint.capacity:
         said += f" with {units.size(footprint.capacity)}"
     if footprint.rank:
         said += f", rank {footprint.rank}"
-    return f"{clean(label)}: {said}" if label else said
+    return f"{label}: {said}" if label else said
 
 
 def beginning(footprint: Footprint) -> str:
@@ -216,29 +217,30 @@ LETTERS = {
 def document(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> Document:
     """Returns the report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept."""
     made = blocks(footprint, found, label, files)
-    return Document(headline(footprint), made, context=f"Memory{' of' if label else ''}", path=clean(label))
+    return Document(headline(footprint), made, context=f"Memory{' of' if label else ''}", path=label)
 
 
 def blocks(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> list[Block]:
     """Returns what stands below the headline of a footprint."""
     parts = [_part(name, size, footprint.peak.level.total) for name, size in _all(footprint)]
     return [
-        Paragraph(clean(found.headline).rstrip(".") if found else "", "strong"),
+        Paragraph(found.headline.rstrip(".") if found else "", "strong"),
         Paragraph(about(footprint, label), "quiet"),
         Paragraph(beginning(footprint), "warning"),
-        Paragraph([clean(note) for note in footprint.notes], "warning", "note: "),
+        Paragraph(footprint.notes, "warning", "note: "),
         *figures.over_time(footprint),
         _stacks(footprint),
         Breakdown("The peak", "category", "size", parts),
-        table("The peak by count", _counts(footprint), ("includes",)),
-        Paragraph(allocator(footprint), "quiet"),
-        table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",)),
+        table("The peak by count", _counts(footprint), ("includes",), on=UNASKED),
+        Paragraph(allocator(footprint), "quiet", on=UNASKED),
+        table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",), on=UNASKED),
         *(findings.blocks(found, "peak") if found else []),
         *figures.phases(footprint, STAGES),
         phase_table(footprint),
-        holders(footprint),
-        modules(footprint),
-        *(Command("kept", clean(file)) for file in files),
+        replace(holders(footprint), on=UNASKED),
+        replace(modules(footprint), on=UNASKED),
+        Paragraph("-v also shows the largest allocations and the memory of each module", "quiet", on=Medium.BRIEF),
+        *(Command("kept", file) for file in files),
     ]
 
 
@@ -264,7 +266,7 @@ def _counts(footprint: Footprint) -> list[dict[str, str]]:
 
 def _corrections(footprint: Footprint) -> list[dict[str, str]]:
     found = sorted(footprint.corrections, key=lambda one: (one.size is None, -abs(one.size or 0)))
-    return [{"correction": words(one.name), "adds": added(one.size), "reason": clean(one.reason)} for one in found]
+    return [{"correction": words(one.name), "adds": added(one.size), "reason": one.reason} for one in found]
 
 
 def _stacks(footprint: Footprint) -> Stacks:
@@ -409,9 +411,7 @@ def _none_fits(found: BatchSizes, room: str) -> str:
         return f"not even a batch of 1 fits into {room}: {least}, by prediction"
     ran = min(found.confirmed, key=lambda one: one.batch_size)
     took = (
-        f"took {units.size(ran.total)}"
-        if ran.total is not None
-        else f"failed: {clean(ran.reason or 'nothing was followed')}"
+        f"took {units.size(ran.total)}" if ran.total is not None else f"failed: {ran.reason or 'nothing was followed'}"
     )
     if ran.batch_size > 1:  # the search was interrupted
         return f"no batch that was run fits into {room}: the smallest, {ran.batch_size}, {took}"

@@ -14,6 +14,7 @@ from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
+_OPTION = re.compile(r"(--[a-z][a-z.-]{1,30})")
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
 
@@ -23,15 +24,24 @@ def render(document: Document) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns the text as a sentence on the page: with a capital first letter and a full stop."""
-    text = heading(text.rstrip("."))
+    """Returns the text as a sentence on the page, with the typographic signs of numbers."""
+    return typeset(plain_sentence(text))
+
+
+def plain_sentence(text: str) -> str:
+    """Returns the text with a capital first letter and a full stop; code in it, such as dim=-1, stays as it is."""
+    text = _capital(text.rstrip("."))
     return text if text.endswith((":", "?", "!")) else f"{text}."
 
 
 def heading(text: str) -> str:
+    """Returns the text with a capital first letter, and with the typographic signs of numbers."""
+    return typeset(_capital(text))
+
+
+def _capital(text: str) -> str:
     """Returns the text with a capital first letter, unless its first word is a name such as gpt2-tiny or latest~1."""
-    capital = text[:1].upper() if _WORD.match(text) else text[:1]
-    return typeset(f"{capital}{text[1:]}")
+    return f"{text[:1].upper()}{text[1:]}" if _WORD.match(text) else text
 
 
 @cache
@@ -45,7 +55,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        sentence=sentence,
+        sentence=lambda text: _with_whole_options(sentence(text)),
+        plain_sentence=lambda text: _with_whole_options(plain_sentence(text)),
         heading=heading,
         typeset=typeset,
         short=lambda text: shorten(text, LONGEST),
@@ -65,6 +76,13 @@ def _shown(blocks: list[Block]) -> list[Block]:
 def _visible(value: Any) -> Any:
     """Returns text with control characters made visible, because a page may be read in a terminal."""
     return type(value)(spelled_out(value)) if isinstance(value, str) else value
+
+
+def _with_whole_options(text: str) -> Markup:
+    """Returns text in which no line ends within an option such as --repeats."""
+    parts = _OPTION.split(text)  # every second one is an option
+    span = Markup('<span class="option">{}</span>')
+    return Markup("").join(span.format(part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def _breakable(text: str) -> Markup:

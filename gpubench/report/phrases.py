@@ -1,11 +1,11 @@
 """Sentences and table cells that the terminal, Markdown and pages share.
 
-The functions return plain text without colours, columns or escapes. Control characters in text from a run (labels,
-reasons, values) are made visible, so that no file can move the reader's cursor.
+The functions return plain text without colours, columns or escapes, in which names and reasons from a run are as they
+were recorded.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,17 @@ from gpubench.compare.result import (
     Difference,
     GateResult,
     PhaseChange,
-    SideSummary,
     Verdict,
     Waterfall,
 )
 from gpubench.compare.verdicts import leading
 from gpubench.metrics import Metric
-from gpubench.text import clean, words
+from gpubench.text import words
 
 ASIDE = ("treatment", "protocol", "code")
 EVEN = 0.1  # of an estimate: within this distance both ends of a log-scale interval are about equally far away
 FAR = 10.0  # the end of a ratio's interval beyond which percents, such as +2511 %, are hard to read
+WIDE = 1000  # ratio of the ends of an interval, beyond which a table does not show them
 TOO_NOISY = "too noisy to quote"
 WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are hidden while they have this value
 ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends there, and the rest are counted
@@ -37,9 +37,9 @@ def figure(metric: Metric) -> str:
 
     With an interval wider than a factor of two it is "13.4 to 331 samples/s, too noisy to quote".
     """
+    if metric.too_noisy and metric.interval:
+        return f"{units.span(*metric.interval, metric.unit)}, {TOO_NOISY}"
     doubt = uncertainty(metric)
-    if metric.too_noisy:
-        return f"{doubt}, {TOO_NOISY}"
     estimate = units.quantity(metric.estimate, metric.unit)
     return f"{estimate} ({doubt})" if doubt and not doubt.startswith("+-") else f"{estimate} {doubt}".rstrip()
 
@@ -47,14 +47,22 @@ def figure(metric: Metric) -> str:
 def uncertainty(metric: Metric) -> str:
     """Return the 95 % interval over repeats, as "+- 3.4 %" if both ends are about equally far away, else as a range.
 
-    Without an interval the string is empty.
+    Without an interval the string is empty. The ends of a very wide interval, such as 1 ns to 1 h, are left out.
     """
     if metric.interval is None or not metric.estimate:
         return ""
+    if said := wide(metric):
+        return said
     reach = metric.reach or 0.0
     if reach > EVEN or metric.too_noisy:
         return units.span(*metric.interval, metric.unit)
     return f"+- {units.percent(reach)}"
+
+
+def wide(metric: Metric) -> str:
+    """Return a note in place of an interval whose ends say nothing; an empty string for any other."""
+    low, high = metric.interval or (0.0, 0.0)
+    return f"wider than {WIDE:,} x" if low > 0 and high / low > WIDE else ""
 
 
 def omission(line: str) -> str:
@@ -71,10 +79,19 @@ def change(verdict: Verdict, interval: bool = True) -> str:
 
 def notes(verdicts: Sequence[Verdict]) -> list[str]:
     """Return notes on the verdicts, one line per note with the metrics that share it."""
+    return _by_text((note(verdict), words(verdict.metric)) for verdict in verdicts)
+
+
+def reasons(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the reasons of the verdicts, one line per reason with the metrics that share it."""
+    return _by_text((verdict.reason or "", words(verdict.metric)) for verdict in verdicts)
+
+
+def _by_text(notes: Iterable[tuple[str, str]]) -> list[str]:
     said: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        if text := note(verdict):
-            said.setdefault(text, []).append(words(verdict.metric))
+    for text, name in notes:
+        if text:
+            said.setdefault(text, []).append(name)
     return [f"{', '.join(names)}: {text}" for text, names in said.items()]
 
 
@@ -85,28 +102,18 @@ def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
 
 
 def values(verdict: Verdict) -> tuple[str, str]:
-    unit = clean(verdict.unit)
+    unit = verdict.unit
     return units.quantity(verdict.baseline, unit), units.quantity(verdict.candidate, unit)
 
 
 def method(verdict: Verdict) -> str:
     """Return how a verdict was made, and the smallest change that it could have found."""
-    parts = [clean(verdict.method), _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
+    parts = [verdict.method, _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
     if verdict.noise_floor is not None:
         parts.append(f"noise floor {units.difference(verdict.noise_floor)}")
     if verdict.resolvable is not None:
         parts.append(f"resolvable change {units.difference(verdict.resolvable)}")
     return f"{words(verdict.metric)}: {'; '.join(part for part in parts if part)}"
-
-
-def side(summary: SideSummary) -> str:
-    """Return a line about one side: its name, what ran, how often, and when."""
-    parts = [clean(summary.headline), units.counted(summary.runs, "run"), units.counted(summary.repeats, "repeat")]
-    if summary.started:
-        parts.append(clean(moment(summary.started)))
-    label, paths = clean(summary.label), [clean(path) for path in summary.paths]
-    name = label if len(paths) != 1 or paths[0] == label else f"{label} ({paths[0]})"
-    return f"{name}: {'; '.join(part for part in parts if part)}"
 
 
 def moment(started: str) -> str:
@@ -128,8 +135,8 @@ def consequences(differences: Sequence[Difference]) -> list[str]:
     said: dict[str, list[str]] = {}
     for one in differences:
         if one.follows:
-            said.setdefault(one.follows, []).append(f"{clean(one.key)} {cell(one.baseline)} -> {cell(one.candidate)}")
-    return [f"follows from {clean(cause)}: {', '.join(changes)}" for cause, changes in said.items()]
+            said.setdefault(one.follows, []).append(f"{one.key} {cell(one.baseline)} -> {cell(one.candidate)}")
+    return [f"follows from {cause}: {', '.join(changes)}" for cause, changes in said.items()]
 
 
 @dataclass(frozen=True)
@@ -155,23 +162,23 @@ def total(waterfall: Waterfall) -> Move:
 
 
 def span(waterfall: Waterfall) -> str:
-    return f"{units.seconds(waterfall.baseline)} -> {units.seconds(waterfall.candidate)}"
+    return f"{units.seconds(waterfall.baseline)} before, {units.seconds(waterfall.candidate)} after"
 
 
 def gate(result: GateResult) -> str:
     """Return a gate's condition, candidate, measured change and limit, without the outcome."""
-    line = f"{clean(result.condition)}: {clean(result.candidate)}: {worsening(result)}"
+    line = f"{result.condition}: {result.candidate}: {worsening(result)}"
     return f"{line}, adjusted p {result.p_value:.2g}" if result.p_value is not None else line
 
 
 def worsening(result: GateResult, interval: bool = True) -> str:
     """Return measured change and limit, as "step_time worse by 3.1 % [2.6, 3.7] > 2 %", with the reason if open."""
-    said, limit = f"{clean(result.metric)} {worse(result, interval)}", units.difference(result.limit)
+    said, limit = f"{result.metric} {worse(result, interval)}", units.difference(result.limit)
     if result.worsening is None or result.worsening <= 0:
         said += f", limit {limit}"
     else:
         said += f" {'>' if result.worsening > result.limit else '<='} {limit}"
-    return f"{said} ({clean(result.reason)})" if result.reason else said
+    return f"{said} ({result.reason})" if result.reason else said
 
 
 def worse(result: GateResult, interval: bool = True) -> str:
@@ -192,7 +199,7 @@ def cell(value: Any) -> str:
     """Return a setting's value, or a dash if the side has none."""
     if value is None:
         return "-"
-    return clean(str(value).lower() if isinstance(value, bool) else str(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def figures(verdict: Verdict) -> tuple[str, list[str], str]:
@@ -251,7 +258,7 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
 def note(verdict: Verdict) -> str:
     """Return why a verdict is withheld, or where an inconclusive one leans and how many more repeats should settle
     it."""
-    reason = clean(verdict.reason or "")
+    reason = verdict.reason or ""
     if verdict.verdict != "inconclusive":
         return reason
     leans = f"leans {verdict.leaning}" if verdict.leaning else ""
@@ -298,9 +305,9 @@ def headline(comparison: Comparison) -> str:
     if verdict is None:
         return "nothing to compare: no metric is known of both sides"
     if verdict.verdict == "withheld":
-        return f"withheld: {clean(verdict.reason or words(verdict.metric))}"
+        return f"withheld: {verdict.reason or words(verdict.metric)}"
     if verdict.verdict == "rejected":  # the reason begins with the side that it concerns
-        return f"rejected, {clean(verdict.reason or words(verdict.metric))}"
+        return f"rejected, {verdict.reason or words(verdict.metric)}"
     sentence = _sentence(verdict, comparison)
     if not comparability.comparable:
         sentence += f", although {_obstacle(comparability)}"
@@ -313,20 +320,20 @@ def _obstacle(comparability: Comparability) -> str:
     """Return a clause that says why the sides cannot be compared."""
     workload = [difference for difference in comparability.differences if difference.kind == "workload"]
     if not workload:
-        return clean(comparability.reasons[0]) if comparability.reasons else "the sides did not do the same work"
+        return comparability.reasons[0] if comparability.reasons else "the sides did not do the same work"
     first = workload[0]
     more = f", and {len(workload) - 1} more" if len(workload) > 1 else ""
-    return f"{clean(first.key)} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
+    return f"{first.key} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
 
 
 def _sentence(verdict: Verdict, comparison: Comparison) -> str:
-    baseline, candidate = clean(comparison.baseline.label), clean(comparison.candidate.label)
+    baseline, candidate = comparison.baseline.label, comparison.candidate.label
     name, margin = words(verdict.metric), units.percent(verdict.margin)
     if verdict.verdict == "equivalent":
         return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, within the {margin} margin"
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
-        why = f", {clean(verdict.reason)}" if verdict.reason else ""
+        why = f", {verdict.reason}" if verdict.reason else ""
         return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"

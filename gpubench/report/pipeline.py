@@ -45,6 +45,7 @@ BASELINES = {
     "replicas_bound": "replicas, at best",
 }
 NOT_VERIFIED = "not verified: --verify compares every sample with single-process diffusers, bit by bit"
+CUT_SHORT = "not verified: the run ended before its samples were compared with single-process diffusers"
 
 
 def headline(run: RunEvidence) -> str:
@@ -52,7 +53,7 @@ def headline(run: RunEvidence) -> str:
     found, settings = run.pipeline, run.settings
     model = found.model if found else settings.get("model.name") or settings.get("model.unet")
     scheduler = found.scheduler if found else settings.get("sampling.scheduler")
-    return clean(comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1))
+    return comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1)
 
 
 def caption(run: RunEvidence) -> str:
@@ -70,8 +71,8 @@ def caption(run: RunEvidence) -> str:
 def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     """Yields how the steps were split, and what each rank did."""
     yield Heading("Pipeline")
-    yield Paragraph(f"{clean(found.model)}, {clean(found.scheduler)}", on=Medium.PAGE)
-    yield Paragraph(clean(found.assignment))
+    yield Paragraph(f"{found.model}, {found.scheduler}", on=Medium.PAGE)
+    yield Paragraph(found.assignment)
     first = min((span.repeat for span in run.spans), default=0)
     bars = timelines.pipeline_bars(span for span in run.spans if span.repeat == first)
     chart = timelines.gantt(bars, len(found.stages))
@@ -98,7 +99,7 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
         for who, makespan, speedup in baselines(run.metrics, len(found.stages))
     ]
     yield table("", cells)
-    yield Paragraph(clean(found.verdict or ""))
+    yield Paragraph(found.verdict or "")
     if not run.metrics:
         yield Paragraph("no repeat was completed", "missing", on=Medium.PAGE)
     if found.handover:
@@ -108,9 +109,10 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
             yield Figure("Size of a hand-over", drawing, shape="rows")
         yield Paragraph(handover(found) or "")
     yield Heading("Samples", 3)
-    yield Paragraph(verification(found.verification, found.threads))
+    cut_short = found.verification is None and run.settings.get("verify") is True
+    yield Paragraph(CUT_SHORT if cut_short else verification(found.verification, found.threads))
     if found.samples:
-        yield Paragraph(_digests(found), on=TEXT)
+        yield Paragraph(_digests(found), on=Medium.BRIEF | Medium.MARKDOWN)
         opened = len(found.samples) <= OPEN_SAMPLES
         yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
 
@@ -138,7 +140,7 @@ def _samples(found: Pipeline) -> Table:
         {
             "sample": str(one.sample),
             "seed": str(one.seed),
-            "sha256": Cell(clean(one.sha256), code=True),
+            "sha256": Cell(one.sha256, code=True),
             "bit-identical": identical[one.identical],
             "in every repeat": reproduced[one.reproduced],
         }
@@ -148,7 +150,7 @@ def _samples(found: Pipeline) -> Table:
 
 
 def _digests(found: Pipeline) -> str:
-    shown = ", ".join(f"{one.sample} {clean(one.sha256[:DIGITS])}" for one in found.samples[:DIGESTS])
+    shown = ", ".join(f"{one.sample} {one.sha256[:DIGITS]}" for one in found.samples[:DIGESTS])
     made = "" if found.threads is None else f", made with {units.counted(found.threads, 'thread')}"
     more = ", ...; all in summary.json" if len(found.samples) > DIGESTS else ""
     return f"sha256 of the final latents{made}: {shown}{more}"
@@ -197,7 +199,8 @@ def verification(found: Verification | None, threads: int | None) -> str:
     """Return the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
     if found is None:
         return NOT_VERIFIED
-    said = f"bit-identical: {found.identical}/{found.samples}, beside {clean(found.reference)}"
+    same = f"{found.identical} of {units.counted(found.samples, 'sample')} {'is' if found.identical == 1 else 'are'}"
+    said = f"{same} bit-identical to {found.reference}"
     if threads is not None:
         said += f" with {units.counted(threads, 'thread')}"
     return said if found.divergence is None else f"{said}; {_divergence(found.divergence)}"

@@ -17,6 +17,7 @@ from gpubench.findings import Findings
 from gpubench.report import findings, timelines
 from gpubench.report.document import (
     EVERYWHERE,
+    UNASKED,
     Block,
     Breakdown,
     Command,
@@ -41,7 +42,7 @@ from gpubench.report.profile_tables import (
     tables,
 )
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import clean, words
+from gpubench.text import words
 from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
@@ -104,7 +105,7 @@ def window(rank: Rank, unit: str = "step") -> str:
     length = units.seconds(rank.wall / 1e9 / steps(rank))
     said = f"{units.counted(len(rank.steps), unit)} of {length}" if rank.steps else length
     where = rank.device_name or ("the host alone" if rank.host_only else "")
-    said = f"{said} on {clean(where)}" if where else said
+    said = f"{said} on {where}" if where else said
     return said if rank.steps else f"{said}, no steps marked"
 
 
@@ -113,7 +114,7 @@ def about(profile: Profile, unit: str = "step") -> str:
     first = profile.ranks[0]
     if len(profile.ranks) > 1:
         return f"{len(profile.ranks)} ranks, of which {part_name(first)} is shown below: {window(first, unit)}"
-    label = clean(first.label)
+    label = first.label
     return (
         f"{label}: {window(first, unit)}"
         if first.rank is None
@@ -198,7 +199,7 @@ def notes(profile: Profile) -> list[str]:
     true_of: dict[str, list[str]] = {}
     for rank in profile.ranks:
         for note in rank.notes:
-            true_of.setdefault(clean(note), []).append(part_name(rank))
+            true_of.setdefault(note, []).append(part_name(rank))
     everywhere = len(profile.ranks)
     return [f"{', '.join(of)}: {note}" if len(of) < everywhere else note for note, of in true_of.items()]
 
@@ -279,7 +280,7 @@ def _unless_equal(clause: str, before: str | None, after: str | None) -> str:
     """Return the clause with both values if they are known and differ; else an empty string."""
     if before is None or after is None or before == after:
         return ""
-    return f"{clause}: {clean(before)} before, {clean(after)} after"
+    return f"{clause}: {before} before, {after} after"
 
 
 CHANGES = 10  # rows of work that changed
@@ -357,7 +358,7 @@ def outcome(change: FindingChange, alike: bool = True) -> str:
 
 def _change_of_finding(change: FindingChange) -> str:
     """Returns a finding before and after, as "a title (high -> low), worth up to 12.3 % -> 2 %"."""
-    line = f"{clean(change.title)} ({_pair(change.baseline, change.candidate)})"
+    line = f"{change.title} ({_pair(change.baseline, change.candidate)})"
     savings = _pair(_percent(change.baseline_saving), _percent(change.candidate_saving))
     return f"{line}, worth up to {savings} of the step" if savings else line
 
@@ -409,9 +410,9 @@ def document(
     the profile is of a run of this program, which can be told to record more. `unfolded` gives every module a row, also
     equal layers. `against` is the profile to compare with.
     """
-    path = clean(trace or profile.ranks[0].label)
+    path = trace or profile.ranks[0].label
     made = blocks(profile, found, path, unit, own=own, unfolded=unfolded, compared=against is not None)
-    headline = clean(found.headline).rstrip(".")
+    headline = found.headline.rstrip(".")
     if against is not None:
         headline, changes = _against(profile, found, against)
         made = [*changes, Heading("After"), *made]
@@ -442,8 +443,9 @@ def blocks(
         Paragraph(notes(profile), "warning", "note: "),
         *findings.blocks(found, whole(first, unit)),
         *(_on_page(times) if compared else times),
-        Heading("The trace itself", 3, on=EVERYWHERE),
-        Paragraph(missing(profile, own), "missing"),
+        Heading("The trace itself", 3, on=UNASKED),
+        Paragraph(missing(profile, own), "missing", on=UNASKED),
+        Paragraph("-v also shows the time by phase, module and operator", "quiet", on=Medium.BRIEF),
         Command("open", trace, after=" at ", link=VIEWER),
     ]
 
@@ -453,15 +455,15 @@ def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator
     first = profile.ranks[0]
     yield Heading("Where the time went", 3)
     yield from _partition(profile.ranks)
-    yield Breakdown("", per(first, unit), "time", [_part(first, part) for part in time_parts(first)])
+    yield Breakdown("", f"part {per(first, unit)}", "time", [_part(first, part) for part in time_parts(first)])
     if len(profile.ranks) > 1:
         yield ranks(profile, unit)
         yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
     yield from _timeline(first, unit)
-    yield from tables(first, unfolded=unfolded)
+    yield from (replace(one, on=UNASKED) for one in tables(first, unfolded=unfolded))
     if said := sentences(first, unit):
-        yield Heading("Launches and critical path", 3, on=EVERYWHERE)
-        yield Paragraph(said, listed=True)
+        yield Heading("Launches and critical path", 3, on=UNASKED)
+        yield Paragraph(said, listed=True, on=UNASKED)
 
 
 def _on_page(blocks: Iterable[Block]) -> list[Block]:
@@ -495,7 +497,7 @@ def _against(profile: Profile, found: Findings, against: Against) -> tuple[str, 
     alike = not unlike
     made: list[Block] = [Paragraph(reservation(unlike) if unlike else "", "warning")]
     for name, side, of in (("before", against.profile, against.findings), ("after", profile, found)):
-        made += [Paragraph(f"{name}: {clean(of.headline)}"), Paragraph(about(side), "quiet")]
+        made += [Paragraph(f"{name}: {of.headline}"), Paragraph(about(side), "quiet")]
     made += change_tables(before, after, against.changes, alike)
     made += [Heading("Findings before and after", 3, on=EVERYWHERE)]
     made += finding_changes(changes_between(against.findings, found), alike=alike)

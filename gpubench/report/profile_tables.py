@@ -5,14 +5,14 @@ from typing import TypeVar
 
 from gpubench import units
 from gpubench.report.document import Table, table
-from gpubench.text import clean, words
+from gpubench.text import words
 from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank, folded
 
 MODULES = 15
 OPERATORS = 15
 KERNELS = 10
 PLACES = 10  # rows of copies, synchronisations and collectives
-FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -v has a row for each."
+FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -vv has a row for each."
 
 Item = TypeVar("Item")
 
@@ -49,7 +49,7 @@ def part_share(rank: Rank, time: int) -> str:
 
 
 def part_name(rank: Rank) -> str:
-    return clean(rank.label) if rank.rank is None else f"rank {rank.rank}"
+    return rank.label if rank.rank is None else f"rank {rank.rank}"
 
 
 def bound_known(rank: Rank) -> bool:

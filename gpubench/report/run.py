@@ -1,6 +1,7 @@
 """The report of a finished run, read from its directory: for the terminal, for report.html and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +20,9 @@ from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import bar_charts, comparison, memory, phrases, pipeline, profile, run_figures
 from gpubench.report.charts import hue
 from gpubench.report.document import (
+    EVERYWHERE,
     TEXT,
+    UNASKED,
     Block,
     Breakdown,
     Cell,
@@ -43,7 +46,7 @@ from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMM
 from gpubench.runs.reader import Run
 from gpubench.runs.summary import Summary
 from gpubench.runs.warnings import on_noise
-from gpubench.text import clean, phase_name
+from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
 OF_TRAINING = (
@@ -63,7 +66,6 @@ OF_TRAINING = (
     "warmup_time",
     "straggler_skew",
     "starved_steps",
-    "closure_error",
     "skipped_steps",
     "final_loss",
 )
@@ -82,14 +84,14 @@ DAMAGED = "restore it from a copy, or leave --json out"
 
 
 def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> str:
-    """Returns one document: every run with path, status, error and summary, and for two runs that of `compare --json`.
+    """Returns one document: for two runs that of `compare --json`, then every run with path, status, error and summary.
 
     The summary is empty for a run that ended before its summary was written. Raises RunDirectoryError for a document
     that cannot be read.
     """
     compared = msgspec.structs.asdict(comparisons) if comparisons else {}
     runs = [_as_document(path) for path in paths]
-    return directory.to_json({"schema_version": directory.SCHEMA_VERSION, "runs": runs} | compared)
+    return directory.to_json({"schema_version": directory.SCHEMA_VERSION} | compared | {"runs": runs})
 
 
 def _as_document(path: Path) -> dict[str, Any]:
@@ -115,22 +117,24 @@ def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, An
 
 
 def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, unfolded: bool = False) -> Document:
-    """Returns what a command prints when its runs have ended: each run, how two compare, and where the files are.
+    """Returns what a command prints when its runs have ended: how two compare, each run, and where the files are.
 
     `unfolded` gives every module of a profile a row, also equal layers.
     """
-    made: list[Block] = []
+    made: list[Block] = list(comparison.document(comparisons).blocks) if comparisons else []
     ends: list[Block] = []
-    for path in paths:
+    sides = (comparisons.comparisons[0].baseline, comparisons.comparisons[0].candidate) if comparisons else ()
+    names = [f"{side.label}: " for side in sides] or [""] * len(paths)
+    for path, name in zip(paths, names, strict=True):
         try:
             run = open_run(path, measured=False)
         except GpubenchError as error:
-            made.append(Section(f"no results: {clean(error.message)}", [], path.name, ""))
+            made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
-        made.append(Section(headline(run), blocks(run, unfolded=unfolded), run.label, ""))
-        ends.append(Command(run.status, clean(str(path))))
-    if comparisons:
-        made += comparison.document(comparisons, apart=True).blocks
+        made.append(Section(f"{name}{headline(run)}", blocks(run, unfolded=unfolded), run.label, ""))
+        ends.append(Command(run.status, str(path)))
+    if len(paths) > 1 and comparisons is None:
+        made.insert(0, Paragraph("no comparison, because a run has no complete repeat", "strong"))
     return Document("", [*made, *ends])
 
 
@@ -150,29 +154,39 @@ def page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvide
         context=context,
         about=", ".join(about),
         chips=[] if run.status == directory.COMPLETED else [Chip(run.status, "rejected")],
-        footer=[([str(run.path)], [" ".join(record.argv)] if record else [])],
+        footer=[([str(run.path)], [" ".join(record.argv)] if record and record.argv else [])],
     )
 
 
 def headline(run: RunEvidence) -> str:
-    """Returns the run in one line: what ran and how fast, or for a memory run what fills the memory or fits."""
+    """Returns the answer in one line: what ran and how fast; what takes the time of a profiled run; what fills the
+    memory of a memory run, or which batch fits.
+    """
+    if run.record and run.record.command == "profile" and run.findings:
+        return run.findings.headline.rstrip(".")
     if run.batch_sizes:
         return memory.batch_sizes_sentence(run.batch_sizes)
     if run.footprints and run.footprints.ranks:
         return memory.headline(_fullest(run.footprints))
+    return _measured(run)
+
+
+def _measured(run: RunEvidence) -> str:
+    """Returns what ran and how fast."""
     if run.pipeline or (run.record and run.record.command == "pipe-infer"):
         what = pipeline.headline(run)
     else:
-        device = clean(str(run.settings.get("device", "?")))
-        what = f"{clean(comparability.training(run.settings, _ranks(run)))} on {device}"
-    gpu = f" ({clean(run.device)})" if run.device and run.settings.get("device") == "cuda" else ""
+        device = str(run.settings.get("device", "?"))
+        what = f"{comparability.training(run.settings, _ranks(run))} on {device}"
+    gpu = f" ({run.device})" if run.device and run.settings.get("device") == "cuda" else ""
     return f"{what}{gpu}{_speed(run)}"
 
 
 def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     command = run.record.command if run.record else ""
-    made: list[Block] = []
+    doubts = on_noise(run.others, run.metrics.get("throughput"))
+    made: list[Block] = [Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL)]
     if run.batch_sizes:
         made += memory.batch_sizes(run.batch_sizes, headed=True)
     if run.footprints and run.footprints.ranks:
@@ -181,17 +195,17 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
         made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
     if command != "profile" and run.profile and run.findings:
-        made.append(Paragraph(clean(run.findings.headline), "strong", anchor="profile", on=Medium.PAGE))
+        made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if command == "profile":
-        made += _profile(run, *diagnosed, unfolded) if diagnosed else [_missing(run, "no profile")]
-    elif command == "memory":
-        made += [] if made else [_missing(run, "nothing was recorded")]
+        ran = Paragraph(_measured(run), "strong")
+        made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
+    elif command == "memory" and not (run.batch_sizes or run.footprints or run.trades):
+        made.append(_missing(run, "nothing was recorded"))
     made += pipeline.before_metrics(run.pipeline, run) if run.pipeline else []
     made += _metrics(run)
     made += pipeline.after_metrics(run.pipeline, run) if run.pipeline else _steps(run)
     if command != "profile" and diagnosed:
         made += _diagnosis(run, *diagnosed)
-    made.append(Paragraph(on_noise(run.others, run.metrics.get("throughput")), "warning", on=Medium.TERMINAL))
     return made
 
 
@@ -200,19 +214,24 @@ def _ranks(run: RunEvidence) -> int:
 
 
 def _speed(run: RunEvidence) -> str:
-    """Returns the throughput with its uncertainty after a colon; an empty string if it is unknown."""
+    """Returns the throughput with its uncertainty after a colon, or that nothing was measured."""
     throughput = run.metrics.get("throughput")
-    if throughput is None:
+    if throughput is None and (run.untimed or run.status == directory.RUNNING):
         return ""
-    single = "from one repeat" if len(throughput.repeats) == 1 else ""
+    if throughput is None:
+        return ": no repeat was completed" if run.pipeline else ": nothing was measured"
+    ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
+    repeats = len(throughput.repeats)
+    number = "one repeat" if repeats == 1 else units.counted(repeats, "repeat")
+    known = f"from {number}" if ended or repeats == 1 else ""
     busy = "on a busy machine" if run.others and run.others.busy else ""
-    qualified = " ".join(filter(None, (single, busy)))
+    qualified = " ".join(filter(None, (known, ended, busy)))
     return f": {phrases.figure(throughput)}" + (f", {qualified}" if qualified else "")
 
 
 def _missing(run: RunEvidence, what: str) -> Paragraph:
     error = run.record.error if run.record else None
-    return Paragraph(f"{what}: {clean(str((error or {}).get('message') or run.status))}")
+    return Paragraph(f"{what}: {(error or {}).get('message') or run.status!s}")
 
 
 def _fullest(footprints: Footprints) -> Footprint:
@@ -228,8 +247,10 @@ def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
     files = sorted(run.path.joinpath(TRACES).glob("*.snapshot.pickle"))
     first: list[Block] = []
     if run.batch_sizes:
-        first = [Heading("What fills the memory", anchor="memory"), Paragraph(memory.headline(found), "strong")]
-    return [*first, *memory.blocks(found, run.findings, label, [str(file) for file in files])]
+        heading = Heading("What fills the memory", anchor="memory", on=EVERYWHERE)
+        first = [heading, Paragraph(memory.headline(found), "strong")]
+    below = memory.blocks(found, run.findings, label, [str(file) for file in files])
+    return [*first, *(replace(block, on=block.on & UNASKED) if first else block for block in below)]
 
 
 def _profile(run: RunEvidence, found: Profile, findings: Findings, unfolded: bool) -> list[Block]:
@@ -237,17 +258,15 @@ def _profile(run: RunEvidence, found: Profile, findings: Findings, unfolded: boo
     known = [path for path in traces if path.name == found.ranks[0].label]
     trace = str(known[0] if known else traces[0]) if traces else found.ranks[0].label
     unit = profile.unit_of(run.record.command if run.record else "", run.settings)
-    first = Paragraph(clean(findings.headline).rstrip("."), "strong")
-    return [first, *profile.blocks(found, findings, trace, unit, own=True, unfolded=unfolded)]
+    return profile.blocks(found, findings, trace, unit, own=True, unfolded=unfolded)
 
 
 def _diagnosis(run: RunEvidence, found: Profile, findings: Findings) -> list[Block]:
     """Returns the profile of a run that was recorded besides being measured: one line in a terminal."""
     count = units.counted(len(findings.findings), "finding")
-    line = f"profile: {clean(findings.headline)}; {count} in report.html"
-    shown = Folded(
-        "The profile", _profile(run, found, findings, unfolded=False), opened=True, on=Medium.PAGE | Medium.DETAILS
-    )
+    line = f"profile: {findings.headline}; {count} in report.html"
+    parts = [Paragraph(findings.headline.rstrip("."), "strong"), *_profile(run, found, findings, unfolded=False)]
+    shown = Folded("The profile", parts, opened=True, on=Medium.PAGE | Medium.DETAILS)
     return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
 
 
@@ -258,16 +277,17 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     leading = () if untimed else pipeline.METRICS if run.pipeline else OF_TRAINING
     listed = [run.metrics[name] for name in leading if name in run.metrics]
     news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
-    yield table("", [_metric_row(metric) for metric in news], on=TEXT)
+    yield table("", [_metric_row(metric) for metric in news], on=Medium.BRIEF | Medium.MARKDOWN)
+    every = [metric for metric in run.metrics.values() if _is_news(metric)]
+    over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
+    note = over if any(metric.interval for metric in every) else ""
+    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)
     if listed:
         yield Paragraph(pipeline.caption(run) if run.pipeline else _caption(run), "quiet", on=TEXT)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
     elif not run.metrics:
         yield Paragraph("nothing was measured", "missing", on=Medium.PAGE)
-    every = [metric for metric in run.metrics.values() if _is_news(metric)]
-    note = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
-    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)
     if said := ceilings(run):
         yield Heading("What efficiency is measured against", 3)
         yield Paragraph(said, on=Medium.PAGE | Medium.DETAILS, listed=True)
@@ -277,10 +297,10 @@ def _nothing_measured(run: RunEvidence) -> str:
     if run.pipeline:
         total = run.settings.get("work.samples")
         made = f"{len(run.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'}"
-        return f"no repeat was completed: {made} finished"
+        return f"{made} finished"
     if run.record and run.record.command == "pipe-infer":
-        return "nothing was measured: the pipeline was never built"
-    return "nothing was measured: no repeat got past its warm-up"
+        return "the pipeline was not built"
+    return "no repeat got past its warm-up"
 
 
 def _is_news(metric: Metric) -> bool:
@@ -300,7 +320,7 @@ def _metric_row(metric: Metric) -> dict[str, str]:
 
 def _full_row(metric: Metric) -> dict[str, str | Cell]:
     ends = metric.interval
-    interval = "" if ends is None else units.span(ends[0], ends[1], metric.unit)
+    interval = "" if ends is None else phrases.wide(metric) or units.span(ends[0], ends[1], metric.unit)
     definition = DEFINITIONS.get(metric.name)
     row: dict[str, str | Cell] = {**_metric_row(metric)}
     return row | {
@@ -314,9 +334,10 @@ def _caption(run: RunEvidence) -> str:
     step_time = run.metrics.get("step_time")
     cut = max((window.first for window in run.windows), default=0)
     effective = (step_time.effective_n if step_time else 0) or 0
-    caption = f"{units.counted(repeats, 'repeat')}, {steps} steady steps worth {effective:.0f}"
+    counted = f"{units.counted(repeats, 'repeat')} with {units.counted(steps, 'steady step')} in all"
+    worth = f", worth {effective:.0f} independent ones" if 0 < effective < steps else ""
     intervals = "intervals are 95 %, over repeats" if repeats > 1 else "a single repeat has no interval"
-    return f"{caption} independent ones, after up to {cut} of warm-up; {intervals}"
+    return f"{counted}{worth}, after at most {units.counted(cut, 'warm-up step')}; {intervals}"
 
 
 def _steps(run: RunEvidence) -> Iterator[Block]:
@@ -337,7 +358,9 @@ def _steps(run: RunEvidence) -> Iterator[Block]:
     if drawing is not None and not run.untimed:
         yield Heading("Phases of a step")
         yield Figure("", drawing, shape="wide")
-        yield Breakdown("", "phase", "time", [_phase(name, found[name], found[name] / whole) for name in ordered])
+        clean_step = run.record is not None and run.record.command == "profile"
+        of = "phase of a clean step" if clean_step else "phase"
+        yield Breakdown("", of, "time", [_phase(name, found[name], found[name] / whole) for name in ordered])
     yield _rank_table(run)
 
 
@@ -375,7 +398,7 @@ def ceilings(run: RunEvidence) -> list[str]:
 def _error(run: RunEvidence) -> Iterator[Block]:
     error = run.record.error if run.record else None
     if error:
-        yield Paragraph(clean(str(error.get("message"))), "warning", on=Medium.PAGE)
+        yield Paragraph(str(error.get("message")), "warning", on=Medium.PAGE)
 
 
 def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence | None) -> Iterator[Block]:
@@ -383,17 +406,16 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
     if previous and earlier:
         link = f"../{quote(earlier.path.name)}/report.html"
         yield Heading("What changed since", link=earlier.label, target=link)
-        yield from comparison.differences(previous.comparability.differences, "before", "now")
-        yield Paragraph([clean(reason) for reason in previous.comparability.reasons], listed=True)
-        yield Heading("What was learned")
         yield Paragraph(phrases.headline(comparison.renamed(previous, "the previous run", "this run")), "strong")
-        yield Paragraph([clean(note) for note in previous.explanation.notes], listed=True)
-        yield Paragraph([clean(warning) for warning in previous.warnings], "warning")
+        yield from comparison.differences(previous.comparability.differences, "before", "now")
+        yield Paragraph(previous.comparability.reasons, listed=True)
+        yield Paragraph(previous.explanation.notes, listed=True)
+        yield Paragraph(previous.warnings, "warning")
     elif run.record and run.metrics:
-        yield Paragraph(f"this is the first run of the experiment {clean(run.record.experiment)}")
+        yield Paragraph(f"this is the first run of the experiment {run.record.experiment}")
     if run.warnings or run.problems:
         yield Heading("Warnings")
-        yield Paragraph([clean(warning) for warning in [*run.warnings, *run.problems]], "warning")
+        yield Paragraph([*run.warnings, *run.problems], "warning")
 
 
 def _recorded(run: RunEvidence) -> Iterator[Block]:

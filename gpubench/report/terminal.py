@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr, at the verbosity that the user 
 import io
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from itertools import groupby
@@ -146,11 +147,13 @@ colours shows the letters. Others are grey."""
 
 
 def show(document: Document, console: Console, *, details: bool = False) -> None:
-    """Prints the document; `details` adds what a terminal shows only with -v."""
-    shown = Medium.TERMINAL | (Medium.DETAILS if details else Medium(0))
-    if document.headline:
-        _say(console, document.headline, "bold")
-    _show(document.blocks, console, shown)
+    """Prints the document; `details` is -v. Blocks are separated by one empty line at most."""
+    with console.capture() as captured:
+        if document.headline:
+            _say(console, document.headline, "bold")
+        _show(document.blocks, console, Medium.DETAILS if details else Medium.BRIEF)
+    text = re.sub(r" +$", "", captured.get(), flags=re.MULTILINE)  # rich fills the cells of a table with spaces
+    console.file.write(re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n")
 
 
 def _show(blocks: Iterable[Block], console: Console, media: Medium) -> None:
@@ -262,6 +265,9 @@ def _table(block: Table, width: int) -> RichTable:
 def _layouts(block: Table) -> Iterator[dict[int, bool]]:
     """Yields which columns to show, and which of them in their brief form, from the widest layout to the narrowest."""
     places = list(range(len(block.columns)))
+    if block.complete:
+        yield dict.fromkeys(places, False)
+        return
     first = [block.columns.index(name) for name in block.expendable if name in block.columns]
     kept = dict.fromkeys(places, False)
     yield dict(kept)
@@ -295,11 +301,11 @@ def _shrinks(block: Table, kept: dict[int, bool], place: int) -> bool:
 
 
 def _text(cell: Cell, brief: bool) -> str:
-    return cell.brief if brief and cell.brief is not None else cell.text
+    return clean(cell.brief if brief and cell.brief is not None else cell.text)
 
 
 def _needed(block: Table, kept: dict[int, bool], place: int) -> int:
-    return max(map(cell_len, [block.columns[place], *(_text(row[place], kept[place]) for row in block.rows)]))
+    return max(map(cell_len, [clean(block.columns[place]), *(_text(row[place], kept[place]) for row in block.rows)]))
 
 
 def _limits(block: Table, kept: dict[int, bool], width: int) -> dict[int, int]:
@@ -362,11 +368,11 @@ def _breakdown(block: Breakdown, width: int) -> RichTable:
     """Returns a row for each part, with a bar of its share, or with its letter in stacked bars."""
     drawn, lettered = plain_table(), any(part.letter for part in block.parts)
     columns = zip(*((part.name, part.percent, part.size) for part in block.parts), strict=True)
-    room = min(BAR, width - sum(max(map(len, column)) + GAP for column in columns))
+    room = min(BAR, width - sum(max(map(cell_len, column)) + GAP for column in columns))
     barred = room >= SMALLEST_BAR and not lettered
     if lettered:
         drawn.add_column("")
-    drawn.add_column(_safe(block.of), no_wrap=True)
+    drawn.add_column(_safe(block.of), no_wrap=barred, overflow="fold")
     if barred:
         drawn.add_column("", no_wrap=True)
     drawn.add_column("share", justify="right", no_wrap=True)

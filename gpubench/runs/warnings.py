@@ -73,8 +73,8 @@ def too_noisy(metric: Metric | None) -> str | None:
     """Warns of an interval that is wider than a factor of two."""
     if metric is None or metric.interval is None or not metric.too_noisy:
         return None
-    lies = f"{units.words(metric.name)} is too noisy to quote: {units.span(*metric.interval, metric.unit)}"
-    return f"{lies}, at 95 %, over {units.counted(len(metric.repeats), 'repeat')}: {MORE}, or use a quieter machine"
+    repeats = units.counted(len(metric.repeats), "repeat")
+    return f"{units.words(metric.name)} varies too much over {repeats} to quote it: {MORE}, or use a quieter machine"
 
 
 def contended(load: OtherLoad | None) -> str | None:
@@ -92,8 +92,9 @@ def contended(load: OtherLoad | None) -> str | None:
         return None
     if load.slowdown is None:
         return said
-    reliable = units.percent(load.slowdown) if load.slowdown < 1 else f"a factor of {1 + load.slowdown:.1f}"
-    return f"{said}: its times are reliable only to {reliable}"
+    times = 1 + load.slowdown
+    longer = f"{units.percent(load.slowdown)} longer than" if times < 2 else f"{times:.1f} times as long as"
+    return f"{said}: its steps may have taken up to {longer} on an idle machine"
 
 
 def others_on_gpus(load: OtherLoad | None) -> str | None:
