@@ -65,7 +65,7 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
         "Where each rank&#39;s time went",
         "Plain data-parallel can be faster: 3 replicas",
         "one of these ranks alone",
-        "A hand-over is 8.44 KiB",
+        "A hand-off is 8.44 KiB",
         "bit-identical: 5/5, beside a loop of single-process diffusers",
         "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9",
     ):

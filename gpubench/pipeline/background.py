@@ -185,7 +185,7 @@ class Receiver:
     def take(self) -> Batch:
         """Waits for the next batch and returns it. The caller's stream waits until it is unpacked.
 
-        Raises HandoverError if another batch than expected arrives, torch's error if the connection broke, and EOFError
+        Raises HandoffError if another batch than expected arrives, torch's error if the connection broke, and EOFError
         after the last batch.
         """
         arrived = self._arrived.get()

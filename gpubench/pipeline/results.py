@@ -33,7 +33,7 @@ from gpubench.events import (
 from gpubench.metrics import Metric
 from gpubench.pipeline.split import Assignment
 from gpubench.runs import warnings
-from gpubench.runs.stages import OF_KIND, Digest, Handover, Pipeline, Stage, Times, Verification, mean, rank_times
+from gpubench.runs.stages import OF_KIND, Digest, HandoffSize, Pipeline, Stage, Times, Verification, mean, rank_times
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, throttled_shares
 from gpubench.telemetry import TelemetrySample
@@ -459,7 +459,7 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
         carried=built.carried,
         assignment=assignment.sentence(),
         stages=[_stage(rank, assignment, repeats, found) for rank in range(len(assignment.ranges))],
-        handover=_handover([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
+        handover=_handoff_size([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
         steady=_steady(found[0]) if found else None,
         samples=digests,
         verification=_verification(repeats, digests),
@@ -485,10 +485,10 @@ def _stage(rank: int, assignment: Assignment, repeats: Sequence[PipeRepeat], fou
     )
 
 
-def _handover(sends: Sequence[Handoff]) -> Handover | None:
+def _handoff_size(sends: Sequence[Handoff]) -> HandoffSize | None:
     if not sends:
         return None
-    return Handover(
+    return HandoffSize(
         header=fmean(handoff.header_bytes for handoff in sends),
         latent=fmean(handoff.latent_bytes for handoff in sends),
         state=fmean(handoff.state_bytes for handoff in sends),
