@@ -81,7 +81,7 @@ class Handoff(msgspec.Struct, frozen=True):
     For a receive, the wait for the header before `time`.
     """
     header_bytes: int
-    """The size of header, manifest and padding."""
+    """The size of the header, the description and the padding."""
     latent_bytes: int
     state_bytes: int
     """The size of the scheduler's tensors, including those that the denoising loop keeps for the scheduler."""

@@ -113,7 +113,7 @@ def test_the_baselines_stand_beside_the_pipeline() -> None:
     assert found.get("replicas_makespan") is None
     verdict = pipeline_of(found).verdict
     assert verdict
-    assert verdict.startswith("plain data-parallel can be faster: 3 replicas, one whole model a rank, would at best")
+    assert verdict.startswith("plain data parallelism can be faster: 3 replicas, each with the whole model, would at")
 
 
 def test_the_bound_of_replicas_is_known_without_a_baseline() -> None:

@@ -87,7 +87,7 @@ def test_the_baselines_and_the_verdict_stand_beside_the_pipeline() -> None:
     text = rendered(summary_of())
     assert row(text, "one") == ["one", "of", "these", "ranks", "alone", "40", "s", "2.70", "x"]
     assert row(text, "replicas,") == ["replicas,", "at", "best", "10", "s", "0.675", "x"]
-    assert "plain data-parallel can be faster: 4 replicas, one whole model a rank, would at best make the same" in text
+    assert "plain data parallelism can be faster: 4 replicas, each with the whole model, would at best make" in text
 
 
 def test_a_handoff_is_told_by_its_parts() -> None:

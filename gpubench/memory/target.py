@@ -26,17 +26,17 @@ class Target:
     name: str | None
     """The key in the hardware table."""
     capacity: int
-    """Bytes of memory to fit into."""
+    """The bytes of memory into which the run must fit."""
     capability: tuple[int, int] | None
-    """None for a CPU and for GPUs other than NVIDIA's."""
+    """The compute capability; None for a CPU and for GPUs other than NVIDIA's."""
     cuda: bool = True
     """Whether memory comes from CUDA's caching allocator; on a CPU, tensors take what they request."""
     context: int = CONTEXT
-    """Bytes in use outside the allocator."""
+    """The bytes in use outside the allocator."""
 
 
 def target_of(follow: FollowSettings, device: Device | None) -> Target:
-    """Return the target. Raises DeviceError if none is named, and with the nearest name for an unknown one."""
+    """Returns the target. Raises DeviceError if none is named, and with the nearest name for an unknown one."""
     if device is Device.cpu:
         return Target("cpu", follow.device_memory or psutil.virtual_memory().total, None, cuda=False)
     if follow.device_model:
@@ -56,7 +56,7 @@ def predicted(
     expandable: bool,
     notes: Sequence[str] = (),
 ) -> Footprint:
-    """Return the footprint of `history` on the target."""
+    """Returns the footprint of `history` on the target."""
     found = footprint(
         history,
         source="predicted",
@@ -72,7 +72,7 @@ def predicted(
 
 
 def _below(found: Footprint, context: int) -> list[Correction]:
-    """Return the corrections for memory outside tensors, each with what it adds to the peak."""
+    """Returns the corrections for memory outside tensors, each with what it adds to the peak."""
     level, amounts = found.peak.level, found.peak.amounts
     assert level.reserved is not None
     return [
@@ -96,7 +96,7 @@ def _below(found: Footprint, context: int) -> list[Correction]:
 
 
 def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:
-    """Return what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
+    """Returns what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
     required_torch()
     memory, gaps = settings.memory, Gaps(settings)
     if memory.predict and settings.distributed.world_size > 1 and not releases.installed().predicts_ranks:
@@ -115,11 +115,11 @@ def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, 
 
 
 def _fill_predicted(settings: MemorySettings, gaps: Gaps) -> Device:
-    """Choose the device and what depends on it as on the predicted GPU, whatever device this machine has."""
+    """Chooses the device and what depends on it as on the predicted GPU, whatever device this machine has."""
     follow = settings.memory
     here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name, gpu.memory_bytes))]
     if here and not follow.device_memory:
-        model = gaps.fill("memory.device_model", here[0], "the GPU that is here")
+        model = gaps.fill("memory.device_model", here[0], "the GPU of this machine")
         follow = follow.model_copy(update={"device_model": model})
     gaps.fill("device", Device.cuda, "predicted")
     gaps.fill("data.workers", 0, "a prediction reads one sample")

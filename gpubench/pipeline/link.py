@@ -36,7 +36,7 @@ from gpubench.pipeline.faults import OF_THE_RANK, Fault, FaultKind
 from gpubench.pipeline.packing import DTYPE_NAMES, PackedBatch, checksum, tensor_of, unpack
 from gpubench.pipeline.sampler import Batch, Sampler
 
-FRAME = 8192  # a CPU generator's 5056 bytes of state fit in
+FRAME = 8192  # bytes; the 5056 bytes of a CPU generator's state fit into it
 MAGIC = b"GPUBENCH"
 VERSION = 2
 RUN_ID = 8  # bytes
@@ -57,10 +57,10 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: int
     destination: int
     sequence: int
-    """The number of hand-offs before on this link."""
+    """The number of earlier hand-offs on this link."""
     batch: PackedBatch | None = None
     checksum: int = 0
-    """See `gpubench.pipeline.packing.checksum`; of the payload."""
+    """The checksum of the payload; see `gpubench.pipeline.packing.checksum`."""
 
     @property
     def samples(self) -> list[int]:
@@ -170,15 +170,15 @@ class NcclTransport(Transport):
         return payload
 
 
-# As good as none. How long a rank waits for its first hand-off depends on all ranks before it, which only the host
-# sees; and a wait of gloo's that times out closes the connection, so that no second try is left.
+# In effect no limit. The time that a rank waits for its first hand-off depends on all ranks before it, which only the
+# host observes. A wait of gloo that times out closes the connection, so that it cannot be repeated.
 FOREVER = timedelta(days=365)
 
 
 def connect(
     rank: int, world_size: int, backend: str, device: torch.device
 ) -> tuple[Transport | None, Transport | None]:
-    """Returns the connections with the rank before and the rank after, both tried out; None at either end of the chain.
+    """Returns the connections with the rank before and the rank after, both tested; None at either end of the chain.
 
     A collective, for which the default process group must be set up. Raises HandoffError if a peer is not the rank
     that it should be.
@@ -244,7 +244,7 @@ class Parcel:
 
 
 class Link:
-    """Hand-offs from one rank to the next during one pass.
+    """The hand-offs from one rank to the next during one pass.
 
     The source calls `pack` and `send` for each batch and then `send_end`; the destination calls `receive` and
     `receive_end`. Each side uses one thread, and the methods return when the transfer is complete: the threads in
@@ -412,7 +412,7 @@ def _named(samples: Sequence[int]) -> str:
     return f"sample {samples[0]}" if len(samples) == 1 else f"samples {samples[0]} to {samples[-1]}"
 
 
-# The type whose values have as many bytes: what a library that only counts bytes takes for the same.
+# For each size of an element, a type of that size. A library that only counts bytes accepts it as the same.
 LOOKALIKE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -237,7 +237,7 @@ def weighted_sum(payload: Tensor) -> int:
 
 def tensor_of(data: bytes) -> Tensor:
     """Returns the bytes as a uint8 tensor of shape (bytes,) on the CPU."""
-    # Of a writable copy; and frombuffer takes no empty one.
+    # frombuffer needs a writable buffer, and refuses an empty one.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 

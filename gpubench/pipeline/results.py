@@ -278,13 +278,15 @@ def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | Non
     if len(assignment.ranges) == 1 or pipeline is None or replicas is None:
         return None
     did = "made" if measured is not None else "would at best make"
-    alone = f"{len(assignment.ranges)} replicas, one whole model a rank, {did} the same samples in"
-    both = f"{alone} {units.seconds(replicas)}, the pipeline took {units.seconds(pipeline)}"
+    alone = f"{len(assignment.ranges)} replicas, each with the whole model, {did} the same samples in"
+    both = f"{alone} {units.seconds(replicas)}, and the pipeline took {units.seconds(pipeline)}"
     if replicas * (1 + MARGIN) < pipeline:
-        is_faster = "plain data-parallel is faster" if measured is not None else "plain data-parallel can be faster"
+        is_faster = (
+            "plain data parallelism is faster" if measured is not None else "plain data parallelism can be faster"
+        )
         return (
-            f"{is_faster}: {both}; splitting the steps pays only where a rank cannot hold every part of the model, or "
-            "where samples must come one by one"
+            f"{is_faster}: {both}; splitting the steps pays only if a rank cannot hold every part of the model, or if "
+            "samples must arrive one by one"
         )
     if measured is not None and pipeline * (1 + MARGIN) < replicas:
         return f"splitting the steps was worth it here: {both}"
