@@ -133,9 +133,8 @@ def optimizer_state(case: FootprintCase) -> Answers:
         smaller = "use SGD with momentum 0, which keeps no state"
     else:
         smaller = (
-            "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, such as "
-            "those of bitsandbytes or torchao, keep about a quarter of float32; Adafactor keeps a row and a column for each "
-            "matrix"
+            "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, such as those of "
+            "bitsandbytes or torchao, keep about a quarter of float32; Adafactor keeps a row and a column for each matrix"
         )
     yield case.estimated(
         Finding(
