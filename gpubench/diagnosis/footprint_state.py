@@ -134,7 +134,7 @@ def optimizer_state(case: FootprintCase) -> Answers:
     else:
         smaller = (
             "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, such as those of "
-            "bitsandbytes or torchao, keep about a quarter of float32; Adafactor keeps a row and a column for each matrix"
+            "bitsandbytes or torchao, keep about a quarter of float32; Adafactor a row and a column for each matrix"
         )
     yield case.estimated(
         Finding(
