@@ -103,7 +103,7 @@ def _cause(found: list[Attention], fallback: bool) -> str:
         return why
     obstacles = list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
     if not obstacles:
-        return f"scaled_dot_product_attention fell back to separate operators, and the trace does not tell why; {why}"
+        return f"scaled_dot_product_attention fell back to separate operators, and the trace does not show why; {why}"
     return "; ".join([*obstacles, *_unexplained(obstacles), why])
 
 
@@ -113,7 +113,7 @@ def _unexplained(obstacles: list[str]) -> list[str]:
     if len(fused) != 1 or any(not one.startswith((FLASH, EFFICIENT)) for one in obstacles):
         return []
     other = EFFICIENT if fused == [FLASH] else FLASH
-    return [f"the trace does not tell why {other} was not used"]
+    return [f"the trace does not show why {other} was not used"]
 
 
 def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:

@@ -103,7 +103,7 @@ def _difference(case: ProfileCase, slow: Straggler) -> tuple[str, str]:
     excess = {part: own[part] - _median([other.get(part, 0) for other in others]) for part in own if others}
     most = max(excess.keys() & _PARTS.keys(), key=lambda part: excess[part], default=None)
     if most is None or case.share(excess[most]) < WORTH:
-        return "it does more work, or works more slowly; the traces do not tell which", _ADVICE_UNKNOWN
+        return "it does more work, or works more slowly; the traces do not show which", _ADVICE_UNKNOWN
     name, advice = _PARTS[most]
     return f"it spends {case.time_per_step(excess[most])} more than the others {name}", advice
 
@@ -323,7 +323,7 @@ def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple
     cause, advice, factor = _by_kind(case, shares)
     if not even and not every_rank_is_traced(case):
         return (
-            "the link is too slow, or another rank is late: only traces of all ranks tell which",
+            "the link is too slow, or another rank is late: only traces of all ranks show which",
             f"record every rank; if none is late: {advice}",
             None,
         )

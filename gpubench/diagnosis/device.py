@@ -240,7 +240,7 @@ def _shapes(operator: Operator) -> list[list[int]]:
 def _rows(factors: Sequence[Sequence[int]], multiple: int) -> Iterable[tuple[str, int]]:
     """Returns the row lengths that are certain to be used, as (letter, size).
 
-    The result's row length is certain. A factor may be transposed, which shapes do not tell, so that its sizes count
+    The result's row length is certain. A factor may be transposed, which shapes do not show, so that its sizes count
     only if both are odd.
     """
     if len(factors) < 2 or any(len(factor) < 2 for factor in factors):
@@ -306,7 +306,7 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
         + (
             f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
             if rank.device is None
-            else "remains, and the trace does not tell how long that takes"
+            else "remains, and the trace does not show how long that takes"
         ),
     )
 

@@ -121,7 +121,7 @@ def _why_idle(case: ProfileCase, idle: int) -> str:
     """Names the largest cause, and the second one if the first is less than half."""
     causes = sorted(((time, name) for name, time in case.rank.idle.items() if time > 0), reverse=True)
     if not causes:
-        return "the trace does not tell why"
+        return "the trace does not show why"
     (most, first), *others = causes
     sentence = f"{units.whole_percent(most / idle)} of it {IDLE_CAUSES_IN_WORDS[first]}"
     if most / idle < 0.5 and others and others[0][0] / idle >= HEADLINE_MINIMUM:

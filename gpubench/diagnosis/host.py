@@ -216,7 +216,7 @@ def launch_bound(case: ProfileCase) -> Answers:
 
 
 def works(launches: Launches) -> int:
-    """Returns how many kernels and copies the calls launched; one per call if the trace does not tell."""
+    """Returns how many kernels and copies the calls launched; one per call if the trace does not show."""
     return launches.works or launches.calls
 
 
@@ -404,7 +404,7 @@ def too_many_threads(case: ProfileCase) -> Answers:
         cause="an operator ends with its slowest thread, and a thread without a core has to wait",
         advice=f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores} before Python starts",
         fix=case.fix(performance__cpu_threads=cores),
-        threshold="from one thread more than there are cores; the trace does not tell what it costs",
+        threshold="from one thread more than there are cores; the trace does not show what it costs",
     )
 
 
@@ -428,7 +428,7 @@ def graph_breaks(case: ProfileCase) -> Answers:
         ],
         cause=_UNTRACEABLE if broken else f"separately compiled functions, or graph breaks: {_UNTRACEABLE}",
         advice="torch.compile(fullgraph=True) or TORCH_LOGS=graph_breaks names the lines",
-        threshold=f"for one region beyond the first, {WORTH_REASON}; the trace does not tell how much of that lies "
+        threshold=f"for one region beyond the first, {WORTH_REASON}; the trace does not show how much of that lies "
         "between regions",
     )
 

@@ -249,7 +249,7 @@ def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
 
 
 def _kind_within_memory(signature: Signature) -> CopyKind | None:
-    """Returns what aten::copy_ does within one memory; None if the inputs do not tell."""
+    """Returns what aten::copy_ does within one memory; None if the inputs do not show."""
     target, source = tensor(signature, 0), tensor(signature, 1)
     if target is None or source is None:
         return None

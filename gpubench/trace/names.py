@@ -201,7 +201,7 @@ def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls
     found = [np.empty(0, np.intp)]
     if set(step[first].tolist()) == {0}:
         found.append(calls[first])
-    if len(steps) != 1 and set(step[last].tolist()) == {len(bounds) - 1}:  # a single step does not tell
+    if len(steps) != 1 and set(step[last].tolist()) == {len(bounds) - 1}:  # a single step does not show
         found.append(calls[last])
     return np.concatenate(found)
 
