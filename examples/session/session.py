@@ -37,7 +37,7 @@ class Step:
     until: str = ""
 
     def arguments(self, keep: Mapping[str, Any]) -> list[str]:
-        """Returns the command with KEEP replaced by `--vs` options for `keep`, the settings that the diagnosis recommends."""
+        """Returns the command with KEEP replaced by `--vs` options for `keep`, the settings to adopt."""
         changes = [part for key, value in keep.items() for part in ("--vs", f"{key}={value}")]
         return [part for word in shlex.split(self.command) for part in (changes if word == "KEEP" else [word])]
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
-    """Returns the output of the command on a colour terminal. Raises CalledProcessError for an exit code not in `codes`."""
+    """Returns the output on a colour terminal. Raises CalledProcessError for an exit code not in `codes`."""
     command = [sys.executable, "-m", *arguments]
     environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "COLORTERM": "truecolor"}
     done = subprocess.run(command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
 
 
 def cut(shown: str, step: Step) -> str:
-    """Returns the lines from the first match of `step.since` up to the next match of `step.until`, which is excluded."""
+    """Returns the lines from the first match of `step.since` to the next match of `step.until`, which is excluded."""
     from rich.text import Text
 
     lines = shown.strip("\n").splitlines()

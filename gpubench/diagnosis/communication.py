@@ -97,7 +97,7 @@ def _communicates(rank: Rank) -> bool:
 
 
 def _difference(case: ProfileCase, slow: Straggler) -> tuple[str, str]:
-    """Describes what the slowest rank spends more time on than the median of the others; return cause and advice."""
+    """Returns cause and advice: the part on which the slowest rank spends more time than the median of the others."""
     own = next((_parts(rank) for rank in case.profile.ranks if rank.rank == slow.rank), {})
     others = [_parts(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
     excess = {part: own[part] - _median([other.get(part, 0) for other in others]) for part in own if others}

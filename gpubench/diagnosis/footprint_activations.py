@@ -138,7 +138,7 @@ KEPT = 0.25
 _REASON = of_peak(KEPT, "keeping less costs time or accuracy")
 
 INPUTS = 0.1
-"""The threshold as a fraction of the peak. A batch is small beside activations, unless several batches are held."""
+"""The threshold as a fraction of the peak. A batch is small, unless several batches are held."""
 FAMILIES = 2
 EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
 WIDE = ("fp32", "tf32")

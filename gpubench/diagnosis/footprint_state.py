@@ -79,7 +79,7 @@ def _is_amd(case: FootprintCase) -> bool:
 
 FOREACH = 0.05
 """The threshold as a fraction of the peak. Fusing costs nothing and is faster, but the rounding of segments hides
-less."""
+a smaller saving."""
 STATE = 0.3
 """The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, half is
 optimizer state. A smaller fraction means many activations, which are easier to reduce."""

@@ -43,7 +43,7 @@ def recompute(case: ProfileCase) -> Answers:
         else "checkpoint only as many blocks as the memory needs: model.activation_checkpointing=2 takes every second",
         fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
         expected=at_most(cost),
-        threshold=f"at least {units.percent(NOTABLE)} of the step, as less is little for the memory saved",
+        threshold=f"at least {units.percent(NOTABLE)} of the step, as less is acceptable for the memory saved",
     )
 
 
