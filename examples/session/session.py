@@ -43,9 +43,9 @@ class Step:
 
 
 MEASURE = Step("measure", "gpubench train-bench --config my_training.yaml")
-DIAGNOSE = Step("diagnose", "gpubench profile --config my_training.yaml --verify", until="phase  ")
-FINDINGS = Step("findings", DIAGNOSE.command, since=r"1\. ", until="not judged")
-MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until="kind  ")
+FINDINGS = Step("findings", "gpubench profile --config my_training.yaml --verify", until="not judged")
+PARTS = Step("diagnose", FINDINGS.command, since="of a step", until="Phases")
+MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until=r"1\. ")
 CHANGE = Step("", "gpubench train-bench --config my_training.yaml KEEP")
 JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html", until="the machine")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
@@ -55,12 +55,12 @@ def main() -> None:
     """Raises CalledProcessError if a command fails. The gate must exit with 3."""
     PICTURES.mkdir(exist_ok=True)
     keep: dict[str, Any] = {}
-    for steps in ((MEASURE,), (DIAGNOSE, FINDINGS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
+    for steps in ((MEASURE,), (FINDINGS, PARTS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
         arguments = steps[0].arguments(keep)
         shown = run(arguments, codes=(3,) if GATE in steps else (0,))
         for step in filter(lambda one: one.name, steps):
             picture(shlex.join(arguments), cut(shown, step), PICTURES / f"{step.name}.svg")
-        if DIAGNOSE in steps:
+        if FINDINGS in steps:
             keep = kept()
             photograph(newest("profile") / "report.html", PICTURES / "report.png")
     photograph(HERE / "change.html", PICTURES / "change.png")
