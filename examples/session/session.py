@@ -47,7 +47,7 @@ FINDINGS = Step("findings", "gpubench profile --config my_training.yaml --verify
 PARTS = Step("diagnose", FINDINGS.command, since="of a step", until="Phases")
 MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until=r"1\. ")
 CHANGE = Step("", "gpubench train-bench --config my_training.yaml KEEP")
-JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html", until="the machine")
+JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 
 
