@@ -1,10 +1,10 @@
 # make bench   set everything up and run the main job
 # make test    set everything up and run every check but those of make stress
-# make test-cuda   the tests for GPUs that a simulated one can judge: PyTorch's CUDA build over the libraries of tests/fake_cuda
+# make test-cuda   the GPU tests that a simulated GPU can run: PyTorch's CUDA build over the libraries of tests/fake_cuda
 # make test-torch VERSION=2.6.0   each command, and the tests closest to PyTorch, with another release of it
-# make cuda-coverage   both tiers under coverage, and which lines that mention CUDA no test has run
-# make stress   hosts that are killed, machines that are cut off, many ranks
-# make benchmarks   all benchmarks that this machine can run, and docs/benchmarks.md of what they show (about an hour)
+# make cuda-coverage   make test and make test-cuda under coverage; lists the lines that mention CUDA and that no test runs
+# make stress   tests with killed hosts, machines that lose the network and many ranks
+# make benchmarks   run all benchmarks that this machine can run, and write their results to docs/benchmarks.md (about an hour)
 # The environment is .venv, built once from pyproject.toml under constraints.txt; each CUDA build of PyTorch has one of its own.
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ CUDA_VENV = .venv-torch-$(VERSION)
 SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API_DISABLED=1 TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
 	$(CUDA_VENV)/bin/python -m pytest -n 2 --dist loadfile
 GPU = -m "gpu and simulated"
-# What imitates or extends PyTorch, and so is the first to notice another one.
+# The tests of the code that imitates or extends PyTorch, which are the first to fail with another release.
 TORCH_TESTS := $(addprefix tests/, every_command.py test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
 	test_tracker_sharding.py test_distributed.py test_environment.py test_flops.py test_precision.py test_profiler.py test_timing.py)
 TORCH_GPU_TESTS := $(addprefix tests/, every_command.py test_gpu_memory.py)

@@ -6,7 +6,7 @@ It runs training and a pipeline with very fast models, so that the host is as bu
 with a tenth of the length. It reports the peak memory of the host, including summary and report; the peak memory of the
 largest rank; the memory of both per step or sample, from the difference of the two lengths; and the time from the last
 line on disk to the end of the process. Bars for the host: 1,000 bytes per step, 20,000 bytes per sample, because it
-keeps the evaluations and hand-overs of samples for the summary, and at most 10 s plus half a millisecond per step or
+keeps the evaluations and hand-offs of samples for the summary, and at most 10 s plus half a millisecond per step or
 sample to end. Bar for a rank of the pipeline: 1,000 bytes per sample, which is the difference between two equal runs.
 The pipeline verifies no samples, so it need not keep their latents, of 65,536 bytes each.
 """

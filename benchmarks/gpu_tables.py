@@ -10,7 +10,7 @@ from gpu_results import Result
 from tables import table
 
 HEAD = (
-    *("job", "throughput", "step", "MFU", "of measured peak", "J/sample", "peak memory", "hand-over", "bit-identical"),
+    *("job", "throughput", "step", "MFU", "of measured peak", "J/sample", "peak memory", "hand-off", "bit-identical"),
     *("reference", "ratio", "note"),
 )
 

@@ -64,7 +64,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "pipeline-efficiency",
-        "How much time does a pipeline lose to its hand-overs?",
+        "How much time does a pipeline lose to its hand-offs?",
         ("benchmarks/pipeline_efficiency.py", "--samples", "8"),
         "at most 1, 1.5 and 3 % above the ideal makespan with 2, 4 and 8 ranks",
         5,
@@ -73,7 +73,7 @@ BENCHMARKS = (
         "schedulers",
         "Which state must ranks exchange for each scheduler of diffusers?",
         ("benchmarks/schedulers.py",),
-        "every sample is bit-identical after a hand-over",
+        "every sample is bit-identical after a hand-off",
         1,
     ),
     Benchmark(

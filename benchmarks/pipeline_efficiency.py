@@ -1,4 +1,4 @@
-"""What a pipeline loses to its hand-overs: `python benchmarks/pipeline_efficiency.py`.
+"""What a pipeline loses to its hand-offs: `python benchmarks/pipeline_efficiency.py`.
 
 Three tables, each made by `gpubench pipe-infer` or by the modules behind it:
 
@@ -9,10 +9,10 @@ Three tables, each made by `gpubench pipe-infer` or by the modules behind it:
                           step, and uses blocking send and recv of the latent alone. It checks nothing; what it takes
                           above the ideal is the cost of sending on this machine.
     a real UNet           the tiny one, over the ideal made of the run's own evaluations, scheduler's steps included
-    a hand-over           its bytes, and the time to pack and to unpack it, by scheduler
+    a hand-off           its bytes, and the time to pack and to unpack it, by scheduler
 
 The scheduler's step is not a loss of the pipeline: every program has it. It takes some tenths of a millisecond after a
-wait of 20 ms, which is more than hand-overs cost. Bars are for the makespan of the first table.
+wait of 20 ms, which is more than hand-offs cost. Bars are for the makespan of the first table.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def real_model(folder: Path, counts: list[int], repeats: int) -> Iterator[list[s
             yield [*row, f"{1 / found.efficiency:.4f}", found.identical]
 
 
-def handovers() -> Iterator[list[str]]:
+def handoffs() -> Iterator[list[str]]:
     """Rows of the third table."""
     import msgspec
     import torch
@@ -232,8 +232,8 @@ def main() -> int:
     print(f"\ntiny UNet, {STEPS} evaluations, {os.cpu_count()} cores: over the ideal made of its own evaluations\n")
     print(table([heads, *real]))
     heads = ["scheduler", "latent B", "state B", "generator B", "description B", "pack us", "unpack us"]
-    print("\none hand-over of one 4 x 64 x 64 fp32 latent\n")
-    print(table([heads, *handovers()]))
+    print("\none hand-off of one 4 x 64 x 64 fp32 latent\n")
+    print(table([heads, *handoffs()]))
     return bars.conclude([judged for _, judged in fixed])
 
 

@@ -88,11 +88,11 @@ class Row:
     evaluations: int
     carried: tuple[str, ...]
     state: float
-    """Most that any border's hand-over has beside the latents and the generator's state, in units of the latents."""
+    """Most that any border's hand-off has beside the latents and the generator's state, in units of the latents."""
     exact_alone: int
     """Borders where the latents alone suffice."""
     exact: int
-    """Borders where the whole hand-over suffices."""
+    """Borders where the whole hand-off suffices."""
 
     @property
     def suffices(self) -> bool:
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the whole hand-over suffices everywhere."""
+        """Whether the whole hand-off suffices everywhere."""
         return self.exact == self.evaluations - 1
 
     @property
@@ -181,7 +181,7 @@ def page(rows: list[Row], refused: dict[str, str]) -> Iterator[str]:
 sample is bit-identical to that of one process. [Other schedulers](#refused) are refused. Without `--scheduler`, the
 model's own is used. `--sampling.options` takes the options of a row, and `--sampling.eta` takes `eta`.
 
-The number of evaluations determines how long a sample takes. The size determines how much each hand-over sends.
+The number of evaluations determines how long a sample takes. The size determines how much each hand-off sends.
 
 | column | meaning |
 |---|---|
@@ -193,12 +193,12 @@ The number of evaluations determines how long a sample takes. The size determine
 `old_pred_original_sample` of its caller |
 | size | latents and carried tensors at the border where they are largest, in multiples of the latents |
 | latents alone | borders where the result is bit-identical if only the latents are handed over, of all borders |
-| hand-over | borders where the result is bit-identical with the whole hand-over, of all borders |
+| hand-off | borders where the result is bit-identical with the whole hand-off, of all borders |
 
-Of {len(rows)} configurations, {whole} are exact at every border with the hand-over.
+Of {len(rows)} configurations, {whole} are exact at every border with the hand-off.
 With the latents alone, {silent} are not.
 
-| scheduler | options | steps | evaluations | draws | carried | size | latents alone | hand-over |
+| scheduler | options | steps | evaluations | draws | carried | size | latents alone | hand-off |
 |---|---|---|---|---|---|---|---|---|"""
     for row in rows:
         yield row.line
@@ -242,7 +242,7 @@ def main() -> int:
     silent = sum(not row.suffices for row in rows)
     print(f"{len(rows)} configurations, {len(refused)} refused; {silent} are not exact with the latents alone")
     return bars.conclude(
-        [bars.every("exact at every border with the hand-over", sum(row.holds for row in rows), len(rows))]
+        [bars.every("exact at every border with the hand-off", sum(row.holds for row in rows), len(rows))]
     )
 
 

@@ -73,7 +73,7 @@ def pipe_infer(
     ] = None,
     in_flight: Annotated[
         str | None,
-        options.option("N", "Maximum number of hand-overs in flight on each side of a rank.", options.PIPELINE),
+        options.option("N", "Maximum number of hand-offs in flight on each side of a rank.", options.PIPELINE),
     ] = None,
     verify: Annotated[
         bool | None,

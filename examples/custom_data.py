@@ -33,7 +33,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
 
 
 def photos() -> Photos:
-    """Called once in each rank. The JPEG files of the directory photos, or random images if there are none."""
+    """Returns the JPEG files of the directory photos, or random images if there are none. Called once in each rank."""
     files = [path.read_bytes() for path in sorted(Path("photos").glob("*.jpg"))]
     return Photos(files or [_photo(seed) for seed in range(200)])
 

@@ -5,8 +5,14 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "gpubench.commands":
         raise
-    print("error: gpubench/commands is a link to ../commands, and here it is none", file=sys.stderr)
-    print("hint: check out with git config core.symlinks true, or pip install . and run gpubench", file=sys.stderr)
+    print(
+        "error: gpubench/commands must be a symbolic link to ../commands, and is not one in this checkout",
+        file=sys.stderr,
+    )
+    print(
+        "hint: set git config core.symlinks true and check out again, or run pip install . and then gpubench",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ GpubenchError                 1  the base class
 │   ├── OutOfMemory              the device has not enough memory
 │   ├── NonFiniteLoss            the loss became NaN or infinite
 │   ├── NonFiniteLatent          a sample became NaN or infinite
-│   └── HandoverError            a rank received other data than agreed on
+│   └── HandoffError             a rank received other data than agreed on
 └── Interrupted             130  the user pressed Ctrl-C
 
 The number is the exit code. `gpubench.commands` catches these errors and prints them as `error:` and `hint:` lines.
@@ -103,7 +103,7 @@ class NonFiniteLatent(RunFailed):
     pass
 
 
-class HandoverError(RunFailed):
+class HandoffError(RunFailed):
     pass
 
 

@@ -81,7 +81,7 @@ class Handoff(msgspec.Struct, frozen=True):
     For a receive, the wait for the header before `time`.
     """
     header_bytes: int
-    """The size of header, manifest and padding."""
+    """The size of the header, the description and the padding."""
     latent_bytes: int
     state_bytes: int
     """The size of the scheduler's tensors, including those that the denoising loop keeps for the scheduler."""
@@ -289,7 +289,7 @@ class PipelineBuilt(Event, frozen=True):
     latent_shape: list[int]
     """The shape of one sample's latent."""
     carried: list[str]
-    """The attributes of the scheduler and the other values that a hand-over contains."""
+    """The attributes of the scheduler and the other values that a hand-off contains."""
     seconds: float
     """The time to build or load the model."""
     encode_seconds: float | None = None
@@ -328,9 +328,9 @@ class StageDone(Event, frozen=True):
     started: float
     ended: float
     sent: int
-    """The number of hand-overs sent."""
+    """The number of hand-offs sent."""
     received: int
-    """The number of hand-overs received."""
+    """The number of hand-offs received."""
     peak_allocated: int | None
     peak_reserved: int | None
     peak_rss: int

@@ -50,9 +50,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: list[str]
     """Sentences with the figures: names of events, counts, times, file:line."""
     cause: str
-    """The cause, not the symptom."""
+    """The cause of the problem, as opposed to its symptom."""
     advice: str
-    """What to do, in words."""
+    """The recommended action, in words."""
     fix: dict[str, Any] = {}
     """The advice as overrides of the user's configuration; empty if only a change of code helps."""
     expected: Saving | None = None

@@ -108,10 +108,10 @@ def _geforce(
 ) -> Accelerator:
     """Returns a GeForce card of the RTX 30, 40 or 50 series from its published cores, boost clock and bandwidth.
 
-    fp32 is two operations a core and clock. Where they accumulate in fp32, the tensor cores of these cards compute TF32
-    at the same rate and fp16 and bf16 at twice that, dense: the white papers of GA102, Ada and RTX Blackwell have it so
-    for the largest card of each series, and the others have the same multiprocessors. Accumulating in fp16 is twice as
-    fast as in fp32 on GeForce, but training does not do so.
+    fp32 is two operations per core and clock cycle. Where they accumulate in fp32, the tensor cores of these cards
+    compute TF32 at the same rate and fp16 and bf16 at twice that, dense: the white papers of GA102, Ada and RTX
+    Blackwell state this for the largest card of each series, and the others have the same multiprocessors. Accumulating
+    in fp16 is twice as fast as in fp32 on GeForce, but training does not do so.
     """
     fp32 = 2 * cores * megahertz * 1e-6
     series = f"NVIDIA GeForce RTX {model[0]}0 series specifications: 2 x {cores} cores x {megahertz} MHz"
@@ -150,27 +150,28 @@ _MI300X_NAMES = ("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "AMD Instinct
 # Where a data sheet prints sparse peaks only, the dense ones are half of them.
 ACCELERATORS: tuple[Accelerator, ...] = (
     # key, reported names, GiB, TB/s, dense TFLOP/s (fp32, tf32, bf16, fp16), source
-    # NVL72 racks are published with sparsity, but for fp32: 360 PFLOP/s of bf16 are 2.5 dense for each of 72 GPUs.
+    # The figures of NVL72 racks include sparsity, except for fp32: 360 PFLOP/s of bf16 are 2.5 dense for each of the
+    # 72 GPUs.
     _row("gb300", ("NVIDIA GB300",), 279, 8.0, (80, 1250, 2500, 2500), _GRACE_BLACKWELL),
     _row("gb200", ("NVIDIA GB200",), 186, 8.0, (80, 1250, 2500, 2500), _GRACE_BLACKWELL),
     _row("b300", ("NVIDIA B300 SXM6 AC",), 268, 8.0, (75, 1125, 2250, 2250), _HGX),
     _row("b200", ("NVIDIA B200",), 180, 7.7, (75, 1125, 2250, 2250), _HGX),
     _row("gh200-144gb", ("NVIDIA GH200 144G HBM3e",), 144, 4.9, (66.9, 494.7, 989.4, 989.4), _GH200),
-    # 480 and 120 GB are the memory of the Grace half.
+    # 480 and 120 GB are the memory of the Grace CPU.
     _row("gh200", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), 96, 4.0, (66.9, 494.7, 989.4, 989.4), _GH200),
     _row("h200", ("NVIDIA H200",), 141, 4.8, (66.9, 494.7, 989.4, 989.4), _H200),
     _row("h200-nvl", ("NVIDIA H200 NVL",), 141, 4.8, (60, 417.5, 835.5, 835.5), _H200),
     _row("h100", ("NVIDIA H100 80GB HBM3",), 80, 3.35, (66.9, 494.7, 989.4, 989.4), _HOPPER),
     _row("h100-pcie", ("NVIDIA H100 PCIe",), 80, 2.039, (51.2, 378, 756, 756), _HOPPER),
     _row("h100-nvl", ("NVIDIA H100 NVL",), 94, 3.9, (60, 417.5, 835.5, 835.5), "NVIDIA H100 data sheet"),
-    # NVIDIA publishes no data sheet of the H20.
+    # NVIDIA publishes no data sheet for the H20.
     _row(
         "h20",
         ("NVIDIA H20",),
         96,
         4.0,
         (44, 74, 148, 148),
-        "specifications of the NVIDIA H20 as its sellers print them",
+        "specifications of the NVIDIA H20 as published by vendors",
     ),
     _row("a100-80gb", ("NVIDIA A100-SXM4-80GB",), 80, 2.039, (19.5, 156, 312, 312), _A100),
     _row("a100-40gb", ("NVIDIA A100-SXM4-40GB",), 40, 1.555, (19.5, 156, 312, 312), _A100),
@@ -190,8 +191,8 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("v100-pcie-16gb", ("Tesla V100-PCIE-16GB",), 16, 0.9, (14, None, None, 112), _V100),
     _row("v100s", ("Tesla V100S-PCIE-32GB",), 32, 1.134, (16.4, None, None, 130), _V100),
     _row("t4", ("Tesla T4",), 16, 0.32, (8.1, None, None, 65), "NVIDIA Turing architecture whitepaper"),
-    # The white paper has the workstation edition. The others have as many multiprocessors at lower clocks: fp32 is
-    # published for each, and the tensor cores compute TF32 at twice and bf16 at four times that rate.
+    # The white paper describes the workstation edition. The others have as many multiprocessors at lower clocks: fp32
+    # is published for each, and the tensor cores compute TF32 at twice and bf16 at four times that rate.
     _row("rtx-pro-6000", (_PRO_6000.format("Workstation"),), 96, 1.792, (126, 251.9, 503.8, 503.8), _BLACKWELL_PRO),
     _row("rtx-pro-6000-max-q", (_PRO_6000.format("Max-Q Workstation"),), 96, 1.792, (110, 220, 440, 440), _PRO_SHEET),
     _row("rtx-pro-6000-server", (_PRO_6000.format("Server"),), 96, 1.597, (120, 240, 480, 480), _PRO_SHEET),

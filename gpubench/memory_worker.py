@@ -33,7 +33,7 @@ log = logging.getLogger("gpubench.memory")
 
 
 def work(assignment: Assignment) -> Iterator[Event]:
-    """Run every repeat of the job and yield the events."""
+    """Runs every repeat of the job and yields the events."""
     job, ranks, store, activity = assignment.job, assignment.ranks, assignment.store, assignment.activity
     settings = CompletedMemorySettings.model_validate(job.settings)
     predicting = settings.memory.predict
@@ -101,7 +101,7 @@ def _advice(forecast: Forecast, found: Footprint) -> Findings:
 
 
 def _local_target(settings: CompletedMemorySettings, device: torch.device) -> Target:
-    """Return this rank's device as a target for predictions."""
+    """Returns this rank's device as a target for predictions."""
     space, limit = device_memory(device), settings.memory.device_memory
     if space is None:
         return Target("cpu", limit or psutil.virtual_memory().available, None, cuda=False)
@@ -112,7 +112,7 @@ def _local_target(settings: CompletedMemorySettings, device: torch.device) -> Ta
 def _found(
     settings: CompletedMemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
 ) -> Footprint | None:
-    """Return the recorded footprint; None if an error occurred before the first allocation."""
+    """Returns the recorded footprint; None if an error occurred before the first allocation."""
     history = tracker.history()
     if not history.allocations:
         return None

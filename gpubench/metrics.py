@@ -213,24 +213,24 @@ DEFINITIONS: dict[str, Definition] = {
         "fraction", "lower", "share of the makespan in which a rank does not compute, mean over the ranks"
     ),
     "ideal_bubble": Definition(
-        "fraction", "lower", "bubble of the same split if all evaluations took equally long and hand-overs took no time"
+        "fraction", "lower", "bubble of the same split if all evaluations took equally long and hand-offs took no time"
     ),
     "pipeline_efficiency": Definition(
         "fraction",
         "higher",
         "ideal makespan / makespan, where the ideal is the same work (noise, evaluations with scheduler steps, "
-        "decoding) in the same order with hand-overs that take no time",
+        "decoding) in the same order with hand-offs that take no time",
     ),
     "remainder_cost": Definition(
         "fraction", "lower", "evaluations of the rank with the most / (total evaluations / ranks) - 1"
     ),
     "handover_bytes": Definition(
-        "B", "lower", "mean size of a hand-over: header, latents, scheduler state and generator state"
+        "B", "lower", "mean size of a hand-off: header, latents, scheduler state and generator state"
     ),
     "handover_time": Definition(
         "s",
         "lower",
-        "mean time of sending a hand-over, from packing to the last byte, without the wait for the receiver",
+        "mean time of sending a hand-off, from packing to the last byte, without the wait for the receiver",
     ),
     "sequential_makespan": Definition("s", "lower", "time to make the same samples one after another on a single rank"),
     "pipeline_speedup": Definition("x", "higher", "sequential_makespan / makespan"),

@@ -57,8 +57,9 @@ class Release:
 
     @property
     def keeps_blas_workspaces(self) -> bool:
-        """Whether cuBLAS's workspaces stay. Later releases take one for each product and give it back: so a snapshot
-        shows on the simulated CUDA, under 2.15 and not under 2.14."""
+        """Whether cuBLAS's workspaces stay. Later releases allocate one for each product and free it.
+
+        Snapshots on the simulated CUDA show this with 2.15 and not with 2.14."""
         return self < Release(2, 15)
 
     @property

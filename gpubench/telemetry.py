@@ -1,9 +1,9 @@
 """Samples the state of the hardware during a run. The host takes the samples, never a timed process.
 
-A sample costs the host about 0.1 ms of CPU time with one worker and no GPU, and records its own cost. The host lists
-all processes only while other processes keep the CPU busy, and spends at most a hundredth of a core on it. It asks NVML
-for the processes on a GPU only between repeats, because that query takes a driver lock that programs need to launch
-kernels. A value that cannot be read is left out.
+A sample costs the host about 0.1 ms of CPU time with one worker and no GPU, and the cost is recorded with it. The host
+lists all processes only while other processes keep the CPU busy, and spends at most a hundredth of a core on it. It
+asks NVML for the processes on a GPU only between repeats, because that query takes a driver lock that programs need to
+launch kernels. A value that cannot be read is left out.
 """
 
 import os

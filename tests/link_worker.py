@@ -19,7 +19,7 @@ import torch.distributed as dist
 from links import CPU, batch_of, terms
 from torch._C._distributed_c10d import FileStore
 
-from gpubench.errors import HandoverError
+from gpubench.errors import HandoffError
 from gpubench.events import Handoff
 from gpubench.pipeline import collectives
 from gpubench.pipeline.background import Receiver, Sender
@@ -72,7 +72,7 @@ def chains(ranks: Ranks, folder: Path) -> None:
         seen = Seen()
         try:
             chain(scenario, ranks, run, seen)
-        except (HandoverError, RuntimeError) as error:
+        except (HandoffError, RuntimeError) as error:
             seen.error = str(error)
             seen.broken = is_broken_collective(error)
         (folder / f"{name}-{ranks.rank}.json").write_bytes(msgspec.json.encode(seen))
@@ -150,7 +150,7 @@ def exchange(ranks: Ranks, folder: Path) -> None:
     for name, change in differing.items():
         try:
             collectives.agree(FACTS | change if odd_one else FACTS, ranks)
-        except HandoverError as error:
+        except HandoffError as error:
             errors[name] = error.message
     embeddings = torch.arange(12.0).reshape(3, 4).T  # not contiguous, and shared by two prompts
     prompts = [

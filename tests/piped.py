@@ -110,9 +110,9 @@ class _Simulation:
             if line.decode:
                 self.span(rank, "decode", sample, line.decode)
             return self.free[rank]
-        return self.hand_over(rank, batch, end)
+        return self.hand_off(rank, batch, end)
 
-    def hand_over(self, rank: int, batch: int, step: int) -> float:
+    def hand_off(self, rank: int, batch: int, step: int) -> float:
         line, sample, packed = self.line, batch * self.line.micro_batch, self.free[rank]
         before = batch - line.in_flight
         if before >= 0 and self.taken[rank + 1][before] > packed:

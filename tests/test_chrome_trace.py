@@ -53,7 +53,7 @@ def test_a_send_that_nobody_received_has_no_arrow() -> None:
     assert len(of(events, "s")) == len(of(events, "f")) == 2
 
 
-def test_hand_overs_that_overlap_get_lanes_of_their_own() -> None:
+def test_handoffs_that_overlap_get_lanes_of_their_own() -> None:
     repeat = Line((1, 1), micro_batches=3).repeat()
     long = [msgspec.structs.replace(one, total=1.0) for one in repeat.handoffs if one.direction == "send"]
     slices = [

@@ -69,7 +69,7 @@ def test_a_fallback_of_sdpa_says_why_as_far_as_the_trace_tells() -> None:
     why = "flash attention takes no attn_mask, and one of [2048, 2048] (float16) was given"
     finding = fallen_back(why)
     assert "math backend of scaled_dot_product_attention" in finding.title
-    assert finding.cause.startswith(f"{why}; the trace does not tell why memory-efficient attention was not used")
+    assert finding.cause.startswith(f"{why}; the trace does not show why memory-efficient attention was not used")
     assert "sdpa_kernel" in finding.advice
 
 
@@ -84,12 +84,12 @@ def test_a_fallback_of_sdpa_says_why_as_far_as_the_trace_tells() -> None:
 def test_a_fallback_is_explained_where_no_fused_kernel_takes_the_inputs(obstacles: list[str]) -> None:
     cause = fallen_back(*obstacles).cause
     assert cause.startswith("; ".join(obstacles))
-    assert "does not tell" not in cause
+    assert "does not show" not in cause
 
 
 def test_a_fallback_without_a_known_reason_says_so_and_names_what_tells() -> None:
     finding = fallen_back()
-    assert "the trace does not tell why" in finding.cause
+    assert "the trace does not show why" in finding.cause
     assert "torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION" in finding.advice
 
 

@@ -119,7 +119,7 @@ def test_a_slow_rank_does_not_wait_for_itself() -> None:
 def test_one_rank_alone_may_be_waiting_for_another(world_size: int | None) -> None:
     alone = case(communicating(20 * PERCENT, calls=1, world_size=world_size))
     finding = only(alone)
-    assert finding.cause == "the link is too slow, or another rank is late: only traces of all ranks tell which"
+    assert finding.cause == "the link is too slow, or another rank is late: only traces of all ranks show which"
     assert diagnose(alone).unanswered == [
         Unanswered("straggler", "traces of the other ranks", "a trace of every rank"),
     ]

@@ -18,7 +18,7 @@ def stepping(part: int, **settings: Any) -> ProfileCase:
 def test_on_a_cpu_whatever_is_not_fused_can_be(impl: str) -> None:
     finding = only(stepping(12 * PERCENT, training__optimizer_impl=impl))
     assert (finding.id, finding.fix) == ("unfused-optimizer", {"training.optimizer_impl": "fused"})
-    assert "one optimizer step is 620 operators" in finding.evidence
+    assert "one optimizer step consists of 620 operators" in finding.evidence
     assert saving(finding) == pytest.approx(0.9 * 0.12)  # one pass over the parameters remains
 
 

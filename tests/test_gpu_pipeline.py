@@ -52,7 +52,7 @@ def test_four_ranks_may_share_a_gpu_with_much_in_flight(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL refuses two ranks on one")
-def test_hand_overs_go_over_nccl_from_gpu_to_gpu(tmp_path: Path) -> None:
+def test_handoffs_go_over_nccl_from_gpu_to_gpu(tmp_path: Path) -> None:
     done = gpubench("pipe-infer", *TINY, "--world-size=2", results=tmp_path)
     identical(done)
     assert "backend: nccl" in (done.run / "config.yaml").read_text()

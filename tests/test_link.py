@@ -14,7 +14,7 @@ from link_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS
 from links import Cable, batch_of, terms
 from running import PATIENCE, ended
 
-from gpubench.errors import HandoverError
+from gpubench.errors import HandoffError
 from gpubench.events import Handoff
 from gpubench.pipeline.background import Receiver, Sender
 from gpubench.pipeline.faults import Fault, FaultKind, before_evaluations
@@ -141,7 +141,7 @@ def test_the_last_hand_off_can_get_lost_or_come_twice_too(kind: FaultKind, messa
         sending.close()
     for _ in range(SAMPLES - (kind is FaultKind.drop)):
         receiving.take()
-    with pytest.raises(HandoverError, match=message):
+    with pytest.raises(HandoffError, match=message):
         receiving.close()
 
 
@@ -154,7 +154,7 @@ def test_what_was_received_before_an_error_is_taken_before_it_is_raised_and_rais
     assert [receiving.take().samples for _ in range(2)] == [[0], [1]]
     for _ in range(2):
         with pytest.raises(
-            HandoverError,
+            HandoffError,
             match="rank 2 expected sample 2 after 12 evaluations from rank 1, and its payload",
         ):
             receiving.take()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from links import RUN, Cable, batch_of, decoded, framed, terms
 from torch import Tensor
 
-from gpubench.errors import HandoverError
+from gpubench.errors import HandoffError
 from gpubench.pipeline import link
 from gpubench.pipeline.link import FRAME, HEAD, RUN_ID, Link, Message, encode
 from gpubench.pipeline.packing import PackedBatch, checksum, pack, weighted_sum
@@ -57,19 +57,19 @@ def test_no_byte_can_change_without_being_noticed(size: int, data: st.DataObject
     frames = bytearray(encode(message(0, extras={"text": "m" * size})))
     at = data.draw(st.one_of(st.integers(0, HEAD - 1), st.integers(0, len(frames) - 1)))
     frames[at] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(HandoverError):
+    with pytest.raises(HandoffError):
         decoded(bytes(frames))
 
 
 @given(st.binary(max_size=2 * HEAD).map(lambda start: start.ljust(FRAME, b"\0")))
 def test_what_is_no_message_is_refused(frame: bytes) -> None:
-    with pytest.raises(HandoverError):
+    with pytest.raises(HandoffError):
         decoded(frame)
 
 
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_message_are_refused_although_their_checksum_matches(content: bytes) -> None:
-    with pytest.raises(HandoverError, match="cannot be read"):
+    with pytest.raises(HandoffError, match="cannot be read"):
         decoded(framed(content))
 
 
@@ -77,7 +77,7 @@ def test_another_version_is_named_before_its_layout_is_trusted(monkeypatch: pyte
     with monkeypatch.context() as later:
         later.setattr(link, "VERSION", 3)
         frames = encode(END)
-    with pytest.raises(HandoverError, match="of protocol 3, and this is protocol 2") as refused:
+    with pytest.raises(HandoffError, match="of protocol 3, and this is protocol 2") as refused:
         decoded(frames)
     assert refused.value.hint == "use one version of gpubench on all machines"
 
@@ -97,11 +97,11 @@ class Replay(Cable):
         raise AssertionError("a payload was received before its message was checked")
 
 
-def refusal(samples: list[int], sent: Message) -> HandoverError:
+def refusal(samples: list[int], sent: Message) -> HandoffError:
     """The error of rank 2, which has received five hand-offs and expects these samples."""
     receiving = Link(Replay(encode(sent)), TERMS, now=lambda: 0.0, report=lambda handoff: None)
     receiving.transferred = 5
-    with pytest.raises(HandoverError) as refused:
+    with pytest.raises(HandoffError) as refused:
         receiving.receive(samples) if samples else receiving.receive_end()
     assert refused.value.hint == "the samples finished so far are kept, and --resume makes the others"
     return refused.value

@@ -90,5 +90,5 @@ def test_a_checkout_that_lost_its_links_says_so(tmp_path: Path) -> None:
     done = run(*script, PYTHONPATH="")
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()
-    assert error.startswith("error: gpubench/commands is a link")
+    assert error.startswith("error: gpubench/commands must be a symbolic link")
     assert hint.startswith("hint: ")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from links import RUN, as_received, decoded, framed, handed_off
 from torch import Tensor
 
-from gpubench.errors import HandoverError, SettingsError
+from gpubench.errors import HandoffError, SettingsError
 from gpubench.pipeline import packing
 from gpubench.pipeline.link import Message
 from gpubench.pipeline.packing import PackedBatch, pack, unpack
@@ -238,7 +238,7 @@ ALTERATIONS: dict[str, Callable[[PackedBatch], dict[str, Any]]] = {
 def test_a_description_that_does_not_fit_is_refused(sampler: Sampler, alteration: str) -> None:
     packed, payload = pack(stepped(sampler), sampler)
     wrong = msgspec.structs.replace(packed, **ALTERATIONS[alteration](packed))
-    with pytest.raises(HandoverError):
+    with pytest.raises(HandoffError):
         unpack(as_received(wrong), payload, sampler, SEEDS)
 
 
@@ -253,14 +253,14 @@ def test_a_description_that_does_not_fit_is_refused(sampler: Sampler, alteration
 )
 def test_a_payload_that_does_not_fit_is_refused(sampler: Sampler, payload: Tensor) -> None:
     packed, _ = pack(stepped(sampler), sampler)
-    with pytest.raises(HandoverError, match="needs 8192 bytes"):
+    with pytest.raises(HandoffError, match="needs 8192 bytes"):
         unpack(packed, payload, sampler, SEEDS)
 
 
 def test_a_generator_of_a_gpu_is_refused_where_there_is_none(sampler: Sampler) -> None:
     packed, payload = pack(stepped(sampler), sampler)
     generators = tuple(packing.GeneratorState("cuda", bytes(16)) for _ in SEEDS)
-    with pytest.raises(HandoverError, match="cuda generator"):
+    with pytest.raises(HandoffError, match="cuda generator"):
         unpack(msgspec.structs.replace(packed, generators=generators), payload, sampler, SEEDS)
 
 
@@ -280,7 +280,7 @@ def test_a_description_nested_too_deeply_is_refused(sampler: Sampler) -> None:
     fields = msgspec.to_builtins(Message("batch", RUN, 0, 1, 0, packed))
     fields["batch"]["extras"] = {"deep": "REPLACED"}
     content = msgspec.msgpack.encode(fields).replace(b"\xa8REPLACED", encoded)
-    with pytest.raises(HandoverError):
+    with pytest.raises(HandoffError):
         decoded(framed(content))
 
 
@@ -311,7 +311,7 @@ def test_a_damaged_description_is_refused_or_harmless(sampler: Sampler, data: st
         if received.samples != packed.samples:  # the link refuses them
             return
         arrived = unpack(received, payload, sampler, SEEDS)
-    except HandoverError:
+    except HandoffError:
         return
     assert len(arrived.samples) == 2
 

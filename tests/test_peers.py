@@ -159,7 +159,7 @@ def test_the_rank_that_noticed_a_broken_connection_first_is_not_to_blame() -> No
 
 def test_ranks_that_disagree_are_both_in_the_message_and_whoever_said_so_first_is_not() -> None:
     message = "the ranks cannot work together: rank 2 has threads 2, rank 0 has threads 1"
-    assert explained(failed(1, message, "HandoverError")) == message
+    assert explained(failed(1, message, "HandoffError")) == message
 
 
 def test_what_a_machine_lacks_is_its_ranks_trouble_only_where_there_are_several_machines() -> None:

@@ -78,7 +78,9 @@ def test_settings_out_of_range_are_named(
 def test_a_split_that_no_scheduler_could_make_right_is_refused(
     command_line: CommandLine, split: str, error: str
 ) -> None:
-    refused(command_line, [*TWO, "--split", split], error, "for example 10,10: together as many as the scheduler makes")
+    refused(
+        command_line, [*TWO, "--split", split], error, "for example 10,10; the counts must add up to the scheduler's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_prompts_file_without_prompts_is_named(
         (tmp_path / "prompts.txt").write_bytes(content)
     said, advised = complaint(command_line("pipe-infer", *CPU, "--prompts", "prompts.txt"))
     assert said.replace(f"{tmp_path}/", "") == error
-    assert "one prompt a line" in advised
+    assert "one prompt per line" in advised
     assert not (tmp_path / "results").exists()
 
 

@@ -91,7 +91,7 @@ def test_every_sample_is_kept_with_its_digest_and_equals_the_reference(tiny: Fin
     assert "3 of 3 samples are bit-identical" in tiny.stdout
 
 
-def test_every_hand_over_sent_was_received(tiny: Finished) -> None:
+def test_every_handoff_sent_was_received(tiny: Finished) -> None:
     keys = ("sample", "step", "sequence", "header_bytes", "latent_bytes", "state_bytes", "generator_bytes")
     ends: dict[str, list[tuple[int, ...]]] = {"send": [], "recv": []}
     for line in tiny.lines("handoffs.jsonl"):
@@ -107,7 +107,7 @@ def test_every_hand_over_sent_was_received(tiny: Finished) -> None:
     assert [(stage["sent"], stage["received"]) for stage in stages] == [(3, 0), (0, 3)]
 
 
-def test_the_log_says_who_each_rank_is_and_has_a_line_for_every_hand_over(tiny: Finished) -> None:
+def test_the_log_says_who_each_rank_is_and_has_a_line_for_every_handoff(tiny: Finished) -> None:
     lines = [
         dict(pair.partition("=")[::2] for pair in shlex.split(line))
         for line in (tiny.run / "run.log").read_text().splitlines()
@@ -158,7 +158,7 @@ def test_throughput_and_baselines_follow_from_the_makespan(tiny: Finished) -> No
     assert {row["name"]: float(row["estimate"]) for row in rows} == pytest.approx(found)
 
 
-def test_the_trace_has_every_span_and_joins_every_hand_over(tiny: Finished) -> None:
+def test_the_trace_has_every_span_and_joins_every_handoff(tiny: Finished) -> None:
     trace = tiny.document("timeline.trace.json")["traceEvents"]
     evaluations = [event for event in trace if event["ph"] == "X" and "evaluat" in json.dumps(event)]
     assert len(evaluations) == 15

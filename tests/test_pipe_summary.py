@@ -86,7 +86,7 @@ def test_latency_is_from_the_first_rank_to_the_last() -> None:
     assert estimate(summary_of(line), "time_to_first_sample") == pytest.approx(0.4, rel=1e-5)
 
 
-def test_a_hand_over_takes_what_it_takes_without_the_wait_for_its_taker() -> None:
+def test_a_handoff_takes_what_it_takes_without_the_wait_for_its_taker() -> None:
     line = Line((1, 4), micro_batches=6, transfer=0.02, in_flight=1)
     found = summary_of(line)
     assert estimate(found, "handover_time") == pytest.approx(0.02, rel=1e-4)
@@ -113,7 +113,7 @@ def test_the_baselines_stand_beside_the_pipeline() -> None:
     assert found.get("replicas_makespan") is None
     verdict = pipeline_of(found).verdict
     assert verdict
-    assert verdict.startswith("plain data-parallel can be faster: 3 replicas, one whole model a rank, would at best")
+    assert verdict.startswith("plain data parallelism can be faster: 3 replicas, each with the whole model, would at")
 
 
 def test_the_bound_of_replicas_is_known_without_a_baseline() -> None:
@@ -137,7 +137,7 @@ def test_measured_replicas_take_as_long_as_the_slowest() -> None:
     assert (pipeline_of(found).verdict or "").startswith("splitting the steps was worth it here: 3 replicas")
 
 
-def test_one_rank_alone_has_nothing_to_be_judged_and_nothing_to_hand_over() -> None:
+def test_one_rank_alone_has_nothing_to_be_judged_and_nothing_to_hand_off() -> None:
     found = summary_of(Line((5,), micro_batches=3))
     assert pipeline_of(found).verdict is None
     assert pipeline_of(found).handover is None
@@ -234,7 +234,7 @@ def test_a_sample_that_comes_out_otherwise_in_a_later_repeat_is_named() -> None:
 def test_counts_that_do_not_pair_up_name_the_edge() -> None:
     repeats = repeats_of(LINE)
     repeats[0].stages[2] = msgspec.structs.replace(repeats[0].stages[2], received=3)
-    assert "repeat 0: rank 1 sent 4 hand-overs, and rank 2 received 3" in summary_of(LINE, repeats).warnings
+    assert "repeat 0: rank 1 sent 4 hand-offs, and rank 2 received 3" in summary_of(LINE, repeats).warnings
 
 
 def test_a_dear_remainder_is_told_with_the_better_split() -> None:

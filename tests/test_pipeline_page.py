@@ -63,9 +63,9 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
     for expected in (
         "14 evaluations over 3 ranks, 4 + 4 + 6: rank 2 is the bottleneck",
         "Where each rank&#39;s time went",
-        "Plain data-parallel can be faster: 3 replicas",
+        "Plain data parallelism can be faster: 3 replicas",
         "one of these ranks alone",
-        "A hand-over is 8.44 KiB",
+        "A hand-off is 8.44 KiB",
         "5 of 5 samples are bit-identical to a loop of single-process diffusers",
         "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9",
     ):

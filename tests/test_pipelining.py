@@ -87,11 +87,11 @@ def test_the_baselines_and_the_verdict_stand_beside_the_pipeline() -> None:
     text = rendered(summary_of())
     assert row(text, "one") == ["one", "of", "these", "ranks", "alone", "40", "s", "2.70", "x"]
     assert row(text, "replicas,") == ["replicas,", "at", "best", "10", "s", "0.675", "x"]
-    assert "plain data-parallel can be faster: 4 replicas, one whole model a rank, would at best make the same" in text
+    assert "plain data parallelism can be faster: 4 replicas, each with the whole model, would at best make" in text
 
 
-def test_a_hand_over_is_told_by_its_parts() -> None:
-    said = "a hand-over is 8.44 KiB: 1 KiB latent, 2 KiB scheduler state, 4.94 KiB generator, 512 B header; it carries"
+def test_a_handoff_is_told_by_its_parts() -> None:
+    said = "a hand-off is 8.44 KiB: 1 KiB latent, 2 KiB scheduler state, 4.94 KiB generator, 512 B header; it carries"
     assert f"{said} _step_index, lower_order_nums, model_outputs, generators" in rendered(summary_of())
 
 
@@ -140,4 +140,4 @@ def test_a_run_that_failed_half_way_shows_what_it_has() -> None:
     assert ": no repeat was completed\n" in text
     assert "\n5 of 8 samples finished\n" in text
     assert row(text, "3")[:3] == ["3", "36-49", "(14)"]
-    assert "a hand-over is 8.44 KiB" in text
+    assert "a hand-off is 8.44 KiB" in text

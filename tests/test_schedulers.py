@@ -209,7 +209,7 @@ def test_a_sample_handed_over_at_any_border_ends_as_in_a_plain_loop(row: Row) ->
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("row", IN_HALF_PRECISION, ids=names)
-def test_half_precision_survives_a_hand_over(row: Row, dtype: torch.dtype) -> None:
+def test_half_precision_survives_a_handoff(row: Row, dtype: torch.dtype) -> None:
     check_every_border(row, [7], dtype)
 
 

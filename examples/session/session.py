@@ -37,17 +37,17 @@ class Step:
     until: str = ""
 
     def arguments(self, keep: Mapping[str, Any]) -> list[str]:
-        """The command with KEEP replaced by `--vs` options for `keep`, the settings that the diagnosis recommends."""
+        """Returns the command with KEEP replaced by `--vs` options for `keep`, the settings to adopt."""
         changes = [part for key, value in keep.items() for part in ("--vs", f"{key}={value}")]
         return [part for word in shlex.split(self.command) for part in (changes if word == "KEEP" else [word])]
 
 
 MEASURE = Step("measure", "gpubench train-bench --config my_training.yaml")
-DIAGNOSE = Step("diagnose", "gpubench profile --config my_training.yaml --verify", until="phase  ")
-FINDINGS = Step("findings", DIAGNOSE.command, since=r"1\. ", until="not judged")
-MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until="kind  ")
+FINDINGS = Step("findings", "gpubench profile --config my_training.yaml --verify", until="not judged")
+PARTS = Step("diagnose", FINDINGS.command, since="of a step", until="Phases")
+MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until=r"1\. ")
 CHANGE = Step("", "gpubench train-bench --config my_training.yaml KEEP")
-JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html", until="the machine")
+JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 
 
@@ -55,19 +55,19 @@ def main() -> None:
     """Raises CalledProcessError if a command fails. The gate must exit with 3."""
     PICTURES.mkdir(exist_ok=True)
     keep: dict[str, Any] = {}
-    for steps in ((MEASURE,), (DIAGNOSE, FINDINGS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
+    for steps in ((MEASURE,), (FINDINGS, PARTS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
         arguments = steps[0].arguments(keep)
         shown = run(arguments, codes=(3,) if GATE in steps else (0,))
         for step in filter(lambda one: one.name, steps):
             picture(shlex.join(arguments), cut(shown, step), PICTURES / f"{step.name}.svg")
-        if DIAGNOSE in steps:
+        if FINDINGS in steps:
             keep = kept()
             photograph(newest("profile") / "report.html", PICTURES / "report.png")
     photograph(HERE / "change.html", PICTURES / "change.png")
 
 
 def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
-    """Output of the command on a color terminal. Raises CalledProcessError for an exit code not in `codes`."""
+    """Returns the output on a colour terminal. Raises CalledProcessError for an exit code not in `codes`."""
     command = [sys.executable, "-m", *arguments]
     environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "COLORTERM": "truecolor"}
     done = subprocess.run(command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
 
 
 def cut(shown: str, step: Step) -> str:
-    """The lines from the first match of `step.since` up to the next match of `step.until`, which is excluded."""
+    """Returns the lines from the first match of `step.since` to the next match of `step.until`, which is excluded."""
     from rich.text import Text
 
     lines = shown.strip("\n").splitlines()
@@ -109,14 +109,14 @@ def photograph(page: Path, path: Path) -> None:
 
 
 def kept() -> dict[str, Any]:
-    """The settings that the last diagnosis recommends."""
+    """Returns the settings that the last diagnosis recommends."""
     found: dict[str, Any] = json.loads((newest("profile") / "findings.json").read_text())
     keep: dict[str, Any] = found["keep"]
     return keep
 
 
 def newest(experiment: str) -> Path:
-    """The newest run directory of an experiment."""
+    """Returns the newest run directory of an experiment."""
     return max((HERE / "results" / experiment).iterdir(), key=lambda path: path.name)
 
 

@@ -52,7 +52,7 @@ def accountable(baseline: Side, candidate: Side) -> float:
     """
     taken = max(disturbance(side) or 0.0 for side in (baseline, candidate))
     moved = machine_speed(baseline, candidate)
-    return max(taken, math.expm1(min(2 * abs(math.log(moved)), stats.LARGEST))) if moved else taken
+    return max(taken, math.expm1(min(2 * abs(math.log(moved)), stats.LARGEST_LOGARITHM))) if moved else taken
 
 
 def _other_load(run: RunEvidence) -> OtherLoad | None:

@@ -1,1 +1,1 @@
-"""From what was measured to what is wrong: rules, each a small function from a case to a finding."""
+"""The rules that turn a profile or a memory footprint into findings; each is a function of a case."""

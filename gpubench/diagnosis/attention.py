@@ -12,12 +12,12 @@ EXAMPLES = 3  # sets of sizes in the evidence
 HEADLINE_MINIMUM = 0.5  # of the computing time: the headline names attention from there on
 EVIDENCE_MINIMUM = 0.01  # of the time in such attention: the evidence leaves out what takes less
 LEAST_OF_PRODUCTS = 0.5
-"""The part of the arithmetic that a fused kernel still does: a causal mask makes half of the scores unnecessary."""
+"""The least part of the arithmetic that a fused kernel still does: a causal mask makes half of it unnecessary."""
 SCORES_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes
 
 
 def unfused_attention(case: ProfileCase) -> Answers:
-    """Find attention whose scores go through memory; a fused kernel keeps them on the chip."""
+    """Finds attention whose scores go through memory; a fused kernel keeps them on the chip."""
     found = case.rank.attention
     spent = sum(one.total for one in found)
     cost = case.share(spent)
@@ -47,7 +47,7 @@ def _title(found: list[Attention], fallback: bool) -> str:
 
 
 def share_of_computing(case: ProfileCase) -> float:
-    """The fraction of the time that the GPU computes, or on a CPU that operators take, which such attention has."""
+    """Returns the share of such attention in the time that the GPU computes, or on a CPU in that of operators."""
     rank = case.rank
     whole = rank.device.compute if rank.device else sum(one.host for one in rank.operators)
     return min(1.0, sum(one.total for one in rank.attention) / whole) if whole > 0 else 0.0
@@ -77,7 +77,7 @@ def _evidence(case: ProfileCase, found: list[Attention], spent: int) -> list[str
 
 
 def _unsure(case: ProfileCase) -> str:
-    """Say why the sizes of some of the attention are unknown."""
+    """Returns why the sizes of some of the attention are unknown."""
     if case.option("shapes"):
         return "as no shapes were recorded; record_shapes=True gives the sizes and makes it certain"
     return "as its launches, and so its shapes, are not in the trace"
@@ -103,17 +103,17 @@ def _cause(found: list[Attention], fallback: bool) -> str:
         return why
     obstacles = list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
     if not obstacles:
-        return f"scaled_dot_product_attention fell back to separate operators, and the trace does not tell why; {why}"
+        return f"scaled_dot_product_attention fell back to separate operators, and the trace does not show why; {why}"
     return "; ".join([*obstacles, *_unexplained(obstacles), why])
 
 
 def _unexplained(obstacles: list[str]) -> list[str]:
-    """Name the fused kernel whose obstacle is unknown, if the obstacles of only the other one are known."""
+    """Names the fused kernel whose obstacle is unknown, if the obstacles of only the other one are known."""
     fused = [kernel for kernel in (FLASH, EFFICIENT) if any(one.startswith(kernel) for one in obstacles)]
     if len(fused) != 1 or any(not one.startswith((FLASH, EFFICIENT)) for one in obstacles):
         return []
     other = EFFICIENT if fused == [FLASH] else FLASH
-    return [f"the trace does not tell why {other} was not used"]
+    return [f"the trace does not show why {other} was not used"]
 
 
 def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
@@ -141,7 +141,7 @@ def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
 
 
 def _fused(rank: Rank, one: Attention) -> int:
-    """Return the nanoseconds that any kernel needs at the device's peak; 0 where the peak is unknown.
+    """Returns the nanoseconds that any kernel needs at the device's peak; 0 where the peak is unknown.
 
     A kernel needs LEAST_OF_PRODUCTS of the products, of which there are two forward and four backward.
     """
@@ -154,7 +154,7 @@ def _fused(rank: Rank, one: Attention) -> int:
 
 
 def attention_clause(case: ProfileCase) -> str:
-    """Return a clause for the headline if such attention is most of the computing; else an empty string."""
+    """Returns a clause for the headline if such attention is most of the computing; else an empty string."""
     part = share_of_computing(case)
     if part < HEADLINE_MINIMUM or case.share(sum(one.total for one in case.rank.attention)) < MEDIUM:
         return ""

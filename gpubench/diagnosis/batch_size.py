@@ -15,7 +15,7 @@ LARGER = 4  # factor of the batch size: with a factor of 2 the fixed cost would 
 
 
 def small_batch(case: ProfileCase) -> Answers:
-    """Find short kernels on a GPU that does not wait for its launches: a larger batch gives each kernel more work."""
+    """Finds short kernels on a GPU that does not wait for its launches: a larger batch gives each kernel more work."""
     launches, device = case.rank.launches, case.rank.device
     if launches is None or device is None or case.recorded_eagerly:
         return
@@ -48,7 +48,7 @@ def small_batch(case: ProfileCase) -> Answers:
 
 
 def small_batch_on_cpu(case: ProfileCase) -> Answers:
-    """Find short operators on a CPU whose step takes mostly the same time whatever the batch size."""
+    """Finds short operators on a CPU whose step takes mostly the same time whatever the batch size."""
     python, size = case.rank.python, case.setting("training.batch_size") or case.setting("work.micro_batch")
     if not case.on_cpu or python is None or case.recorded_eagerly:
         return

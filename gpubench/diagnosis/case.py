@@ -1,4 +1,4 @@
-"""The input of the rules: a profile or a footprint, with what several rules ask of it."""
+"""The input of the rules: a profile or a footprint, with the questions that several rules ask of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,15 @@ MEDIUM = 0.05
 """The share from which on a finding has medium severity."""
 
 WORTH = 0.01
-"""The part of the step worth a finding: a few repeats of a run rarely tell a smaller saving from noise."""
-WORTH_REASON = f"at least {units.percent(WORTH)} of the step, as a few repeats rarely tell less from noise"
+"""The part of the step that is worth a finding. A few repeats of a run rarely distinguish a smaller saving from
+noise."""
+WORTH_REASON = f"at least {units.percent(WORTH)} of the step, as a few repeats rarely distinguish less from noise"
 
 NOTABLE = 0.05
-"""The threshold for what every program has, as an optimizer or casts: below it, there is more to gain elsewhere."""
+"""The threshold for what every program has, such as an optimizer. Below it, there is more to gain elsewhere."""
 
 HOST_WORTH = 0.1
-"""The threshold for costs of the host: recording slows the host, so that a smaller part may exist only while
+"""The threshold for costs of the host. Recording slows the host, so that a smaller part may exist only while
 recording."""
 UNCORRECTED_HOST_WORTH = 0.25
 """The same where the overhead of recording is unknown: it was 22 % of the step of a 20-layer MLP on a CPU."""
@@ -57,15 +58,15 @@ class Case(ABC):
         """The quantity of which rules state fractions, in nanoseconds or bytes."""
 
     def share(self, part: int) -> float:
-        """Return a part as a fraction of the whole."""
+        """Returns a part as a fraction of the whole."""
         return part / self.whole if self.whole > 0 else 0.0
 
     def setting(self, key: str) -> Any:
-        """Return a setting; None if it is unknown or the command has no such setting."""
+        """Returns a setting; None if it is unknown or the command has no such setting."""
         return None if self.settings is None else self.settings.get(key)
 
     def fix(self, **overrides: Any) -> dict[str, Any]:
-        """Return overrides by dot-key from keywords such as training__optimizer.
+        """Returns overrides by dot-key from keywords such as training__optimizer.
 
         The result is {} if one of them is no setting of the program, or if none differs from its current value.
         """
@@ -76,7 +77,7 @@ class Case(ABC):
 
 
 def severity(share: float | None) -> Severity:
-    """Return the severity for a share of the step or of the peak; None if the share is unknown."""
+    """Returns the severity for a share of the step or of the peak; None if the share is unknown."""
     if share is None or share < MEDIUM:
         return "low"
     return "high" if share >= HIGH else "medium"
@@ -92,7 +93,7 @@ class ProfileCase(Case):
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The run's environment.json, by dot-key."""
     overhead: float | None = None
-    """Time of a recorded step divided by that of a clean one, less 1; None if no clean step does the same work."""
+    """The time of a recorded step over that of a clean one, less 1; None if no clean step does the same work."""
 
     @property
     def rank(self) -> Rank:
@@ -106,7 +107,7 @@ class ProfileCase(Case):
 
     @property
     def whole(self) -> int:
-        """Nanoseconds of the recorded window."""
+        """The nanoseconds of the recorded window."""
         return self.rank.wall
 
     @property
@@ -168,15 +169,15 @@ class ProfileCase(Case):
         return UNCORRECTED_HOST_WORTH if self.overhead is None else HOST_WORTH
 
     def idle_share(self, cause: Cause) -> float:
-        """Return the fraction of the step in which the device is idle for this cause."""
+        """Returns the fraction of the step in which the device is idle for this cause."""
         return self.share(self.rank.idle.get(cause, 0))
 
     def host_share(self, part: HostPart) -> float:
-        """Return the fraction of the step that the main thread spends in this part; 0 for a trace with device work."""
+        """Returns the fraction of the step that the main thread spends in this part; 0 for a trace with device work."""
         return self.share(self.rank.host.get(part, 0))
 
     def without_recording(self, part: float) -> float:
-        """Return a part of the recorded step as a fraction of a clean step, assuming that all overhead was in it.
+        """Returns a part of the recorded step as a fraction of a clean step, assuming that all overhead was in it.
 
         Without a known overhead, `part` is returned as it is.
         """
@@ -184,14 +185,14 @@ class ProfileCase(Case):
         return min(1.0, max(0.0, part * (1 + cost) - cost))
 
     def clean_share(self, metric: str) -> float | None:
-        """Return a time of the clean run as a fraction of its step; None without a clean run."""
+        """Returns a time of the clean run as a fraction of its step; None without a clean run."""
         part, step = self.metrics.get(metric), self.metrics.get("step_time")
         if part is None or step is None or step.estimate <= 0:
             return None
         return part.estimate / step.estimate
 
     def phase_share(self, name: str) -> float:
-        """Return the phase's fraction of the step, from the clean run if there is one.
+        """Returns the phase's fraction of the step, from the clean run if there is one.
 
         Otherwise it is the device time of the work launched from the phase, or on a CPU the phase's host time.
         """
@@ -202,7 +203,7 @@ class ProfileCase(Case):
         return 0.0 if found is None else self.share(found.host if self.on_cpu else found.device)
 
     def option(self, lacking: str) -> str | None:
-        """Return the option that would record what the trace lacks, as the program's own setting if it has one.
+        """Returns the option that would record what the trace lacks, as the program's own setting if it has one.
 
         None means that the trace lacks nothing.
         """
@@ -211,7 +212,7 @@ class ProfileCase(Case):
         return own if own in (self.settings or {}) else needed
 
     def compile_fix(self) -> dict[str, Any]:
-        """Return the next compile setting to try. CUDA graphs do not work with gradient accumulation."""
+        """Returns the next compile setting to try. CUDA graphs do not work with gradient accumulation."""
         graphs = not self.on_cpu and (self.setting("training.grad_accumulation") or 1) == 1
         if self.setting("performance.compile") is False:
             if graphs:
@@ -222,7 +223,7 @@ class ProfileCase(Case):
         return {}
 
     def batch_fix(self, factor: int) -> dict[str, Any]:
-        """Return the fix for a larger batch; a pipeline's micro-batch is at most the number of samples."""
+        """Returns the fix for a larger batch; a pipeline's micro-batch is at most the number of samples."""
         if batch := self.setting("training.batch_size"):
             return self.fix(training__batch_size=factor * batch)
         micro, samples = self.setting("work.micro_batch"), self.setting("work.samples")
@@ -231,36 +232,36 @@ class ProfileCase(Case):
         return {}
 
     def per_step(self) -> str:
-        """Return what a count or a time refers to: a step, or the whole trace if nothing marks steps."""
+        """Returns what a count or a time refers to: a step, or the whole trace if nothing marks steps."""
         return "a step" if self.rank.step_numbers else "in the trace"
 
     def window(self, clean: bool = False) -> str:
-        """Return what a fraction refers to; with `clean`, the step without the overhead of recording."""
+        """Returns what a fraction refers to; with `clean`, the step without the overhead of recording."""
         if clean and self.overhead is not None:
             return "a clean step"
         return "the step" if self.rank.step_numbers else "the trace"
 
     def time_per_step(self, part: int) -> str:
-        """Return a time per step with its share of the step, as "1.2 ms a step (3.4 %)"."""
+        """Returns a time per step with its share of the step, such as "1.2 ms a step (3.4 %)"."""
         spent = units.seconds(part / self.steps / 1e9)
         return f"{spent} {self.per_step()} ({units.percent(self.share(part))})"
 
     def calls_per_step(self, calls: int) -> str:
-        """Return a count per step, as "3 times a step", or "2 times in 6 steps" if there is less than one a step."""
+        """Returns a count per step, such as "3 times a step", or "2 times in 6 steps" if it is less than one."""
         if calls < self.steps:
             return f"{units.counted(calls, 'time')} in {units.counted(self.steps, 'step')}"
         each = calls / self.steps
         return f"{units.digits(each)} time{'s' * (each != 1)} {self.per_step()}"
 
     def idle_starts_evidence(self) -> list[str]:
-        """State in how many steps of the clean run the GPU was idle at the start, if it was in any."""
+        """States in how many steps of the clean run the GPU was idle at the start, if it was in any."""
         idle_starts = self.metrics.get("starved_steps")  # the persisted name of the metric
         if idle_starts is None or idle_starts.estimate <= 0:
             return []
         return [f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps"]
 
     def recording_evidence(self, left: float) -> list[str]:
-        """State how much longer recording made the step, and what is left of a part of `left` of a clean one.
+        """States how much longer recording made the step, and what is left of a part of `left` of a clean one.
 
         The list is empty where recording is not known to cost anything.
         """
@@ -277,23 +278,23 @@ class ProfileCase(Case):
 
 
 def at_most(cost: float) -> Saving:
-    """Return the saving, limited to the step: work of several streams or threads may add up to more."""
+    """Returns the saving, limited to the step: work of several streams or threads may add up to more."""
     return Saving(min(1.0, cost))
 
 
 def at_place(where: str | None) -> str:
-    """Return " at train.py:12", or an empty string if stacks were not recorded."""
+    """Returns " at train.py:12", or an empty string if stacks were not recorded."""
     return f" at {where}" if where else ""
 
 
 def shortened(name: str) -> str:
-    """Return a kernel's name, cut after LONG_NAME characters, most of which are template arguments."""
+    """Returns a kernel's name, cut after LONG_NAME characters, most of which are template arguments."""
     return name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
 
 
 @dataclass(frozen=True)
 class FootprintCase(Case):
-    """What fills a program's memory."""
+    """The footprint of a program's memory, and the settings of its run if they are known."""
 
     footprint: Footprint
 
@@ -303,7 +304,7 @@ class FootprintCase(Case):
 
     @property
     def whole(self) -> int:
-        """Bytes at the peak."""
+        """The bytes at the peak."""
         return self.peak.level.total
 
     @property
@@ -319,32 +320,32 @@ class FootprintCase(Case):
 
     @property
     def at_peak(self) -> str:
-        """The peak in words, as "at the peak in the forward pass"."""
+        """The peak in words, such as "at the peak in the forward pass"."""
         return f"at the peak {phase_name(self.peak.phase)}"
 
     def held(self, category: str) -> int:
-        """Return the bytes of a category at the peak."""
+        """Returns the bytes of a category at the peak."""
         return self.peak.amounts.get(category, 0)
 
     def holders(self, *categories: str) -> list[Holder]:
-        """Return the recorded holders of these categories at the peak, largest first."""
+        """Returns the recorded holders of these categories at the peak, largest first."""
         return [one for one in self.footprint.holders if one.category in categories]
 
     def format_size(self, size: int) -> str:
-        """Return a size with its share of the peak, as "3.07 GiB (12.7 %)"."""
+        """Returns a size with its share of the peak, such as "3.07 GiB (12.7 %)"."""
         return f"{units.size(size)} ({units.percent(self.share(size))})"
 
     def estimated(self, finding: Finding, freed: int) -> Estimated:
-        """Return a finding whose advice frees at most `freed` bytes of the peak."""
+        """Returns a finding whose advice frees at most `freed` bytes of the peak."""
         return Estimated(finding, self.share(freed))
 
     def sharding_fix(self) -> dict[str, Any]:
-        """Return the fix that shards parameters, gradients and optimizer state, if each of several ranks has all."""
+        """Returns the fix that shards parameters, gradients and optimizer state, if each of several ranks has all."""
         several = (self.setting("distributed.world_size") or 1) > 1
         return self.fix(distributed__strategy="fsdp2") if several else {}
 
     def unknown_phase(self, rule: str) -> Unanswered:
-        """Return that a rule lacks the phase of the peak, and what records it."""
+        """Returns the answer of a rule that lacks the phase of the peak, with what records it."""
         return Unanswered(rule, "the phase of the peak", _RECORDS_PHASES.get(self.footprint.source, ""))
 
     def unknown_operators(self, rule: str) -> Unanswered:
@@ -365,7 +366,7 @@ def phase_name(phase: Phase) -> str:
 
 
 def describe_holder(holder: Holder) -> str:
-    """Describe a holder, as "aten::tanh float32[16, 1024, 3072] in transformer.h.0.mlp.act: 192 MiB"."""
+    """Describes a holder, such as "aten::tanh float32[16, 1024, 3072] in transformer.h.0.mlp.act: 192 MiB"."""
     words = [holder.operator, holder.shape]
     words += [f"in {holder.module}"] if holder.module else []
     words += [f"at {holder.where}"] if holder.where else []
@@ -375,5 +376,5 @@ def describe_holder(holder: Holder) -> str:
 
 
 def of_peak(share: float, why: str) -> str:
-    """Return the threshold of a rule, a fraction of the peak, with the reason for it."""
+    """Returns the threshold of a rule, a fraction of the peak, with the reason for it."""
     return f"at least {units.percent(share)} of the peak, as {why}"

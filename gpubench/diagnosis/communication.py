@@ -10,8 +10,8 @@ from gpubench.trace.profile import Collective, CollectiveKind, Rank, Straggler
 from gpubench.trace.ranks import kind_of
 
 CHANCE = 0.05
-"""The probability with which ranks that are late at random would look as one-sided: the 95 % confidence used
-everywhere."""
+"""The probability below which chance is rejected as the reason why one rank is late most often: the 95 % confidence
+that is used everywhere."""
 
 
 def stragglers(case: ProfileCase) -> Answers:
@@ -21,7 +21,7 @@ def stragglers(case: ProfileCase) -> Answers:
     slow = slowest(case)
     if slow is None and _too_few_to_tell(case):
         needs = "profiling.active" if case.setting("profiling.active") else "traces of more steps"
-        yield Unanswered("straggler", "enough collectives to tell a slow rank from chance", needs)
+        yield Unanswered("straggler", "enough collectives to distinguish a slow rank from chance", needs)
     if slow is None or waited_for(case, slow) < WORTH:
         return
     cost = waited_for(case, slow)
@@ -45,7 +45,7 @@ def stragglers(case: ProfileCase) -> Answers:
 
 
 def every_rank_is_traced(case: ProfileCase) -> bool:
-    """Say whether all ranks are traced; one trace that communicates, with an unknown number of ranks, is not all."""
+    """Returns whether all ranks are traced. If their number is unknown, a single trace that communicates is not all."""
     world = case.setting("distributed.world_size") or case.rank.world_size
     if world is None:
         return len(case.profile.ranks) > 1 or not _communicates(case.rank)
@@ -53,7 +53,7 @@ def every_rank_is_traced(case: ProfileCase) -> bool:
 
 
 def slowest(case: ProfileCase) -> Straggler | None:
-    """Return the latest rank among those that are last more often than chance explains; None if there is none."""
+    """Returns the latest rank among those that are last more often than chance explains; None if there is none."""
     found = case.profile.stragglers
     ranks, waits = max(2, len(found)), sum(one.waited_for for one in found)
     often = [one for one in found if one.waited_for > 0 and _by_chance(one.waited_for, waits, ranks) < CHANCE]
@@ -61,14 +61,14 @@ def slowest(case: ProfileCase) -> Straggler | None:
 
 
 def _too_few_to_tell(case: ProfileCase) -> bool:
-    """Say whether some rank is late, but even a rank that is always last would not stand out from chance."""
+    """Returns whether some rank is late, but even a rank that is always last would not stand out from chance."""
     found = case.profile.stragglers
     waits, most = sum(one.waited_for for one in found), max((waited_for(case, one) for one in found), default=0.0)
     return waits > 0 and most >= WORTH and _by_chance(waits, waits, max(2, len(found))) >= CHANCE
 
 
 def _by_chance(last: int, waits: int, ranks: int) -> float:
-    """Return an upper limit for the probability that some rank is last `last` times out of `waits` by chance.
+    """Returns an upper limit for the probability that some rank is last `last` times out of `waits` by chance.
 
     It is the tail of the binomial distribution for one rank, with all ranks equally likely to be last, times their
     number (Bonferroni).
@@ -77,7 +77,7 @@ def _by_chance(last: int, waits: int, ranks: int) -> float:
 
 
 def waited_for(case: ProfileCase, slow: Straggler) -> float:
-    """Return an upper limit for the fraction of the step that other ranks wait for this one.
+    """Returns an upper limit for the fraction of the step that other ranks wait for this one.
 
     It is no more than the exposed communication of another rank, since collectives may overlap each other or computing.
     """
@@ -86,7 +86,7 @@ def waited_for(case: ProfileCase, slow: Straggler) -> float:
 
 
 def exposed(rank: Rank) -> int:
-    """Return the nanoseconds in which a rank does nothing but communicate, or wait for communication."""
+    """Returns the nanoseconds in which a rank does nothing but communicate, or wait for communication."""
     if rank.device is None:
         return rank.host.get("communication", 0)
     return rank.device.exposed_communication + rank.idle.get("communication_wait", 0)
@@ -97,13 +97,13 @@ def _communicates(rank: Rank) -> bool:
 
 
 def _difference(case: ProfileCase, slow: Straggler) -> tuple[str, str]:
-    """Say what the slowest rank spends more time on than the median of the others; return cause and advice."""
+    """Returns cause and advice: the part on which the slowest rank spends more time than the median of the others."""
     own = next((_parts(rank) for rank in case.profile.ranks if rank.rank == slow.rank), {})
     others = [_parts(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
     excess = {part: own[part] - _median([other.get(part, 0) for other in others]) for part in own if others}
     most = max(excess.keys() & _PARTS.keys(), key=lambda part: excess[part], default=None)
     if most is None or case.share(excess[most]) < WORTH:
-        return "it does more work, or works more slowly; the traces do not tell which", _ADVICE_UNKNOWN
+        return "it does more work, or works more slowly; the traces do not show which", _ADVICE_UNKNOWN
     name, advice = _PARTS[most]
     return f"it spends {case.time_per_step(excess[most])} more than the others {name}", advice
 
@@ -115,7 +115,7 @@ def _parts(rank: Rank) -> dict[str, int]:
 
 
 def _median(times: list[int]) -> int:
-    """Return the median; of an even number, the lower one of the two in the middle."""
+    """Returns the median; of an even number, the lower one of the two in the middle."""
     return sorted(times)[(len(times) - 1) // 2]
 
 
@@ -144,7 +144,7 @@ class _Kind(NamedTuple):
 
 _ALL_REDUCE = _Kind(
     "all-reduce",
-    "all-reduces, as of gradients, take longer than the computing that overlaps them",
+    "all-reduces, for example of gradients, take longer than the computing that overlaps them",
     "overlap the all-reduces with the backward pass, and reduce once in several micro-batches, with no_sync()",
 )
 _SHARDED = _Kind(
@@ -157,7 +157,7 @@ _SHARDED = _Kind(
 )
 _ALL_TO_ALL = _Kind(
     "all-to-all",
-    "every rank exchanges data with every other, as for embeddings or the tokens of experts, and computes little "
+    "every rank exchanges data with every other, such as embeddings or the tokens of experts, and computes little "
     "meanwhile",
     "balance the exchange over the ranks (sharding of embedding tables, load of experts), split it into parts that "
     "overlap computing, and keep most of it within a machine, where links are faster",
@@ -172,8 +172,8 @@ _SEND_RECV = _Kind(
 )
 _BROADCAST = _Kind(
     "broadcast",
-    "one rank sends the others data that they may already have, as buffers before every forward pass",
-    "use DistributedDataParallel(broadcast_buffers=False) where ranks may differ in buffers, as of BatchNorm; "
+    "one rank sends the others data that they may already have, such as buffers before every forward pass",
+    "use DistributedDataParallel(broadcast_buffers=False) where buffers may differ, such as those of BatchNorm; "
     "broadcast constants once, before the loop",
 )
 _UNKNOWN = _Kind(
@@ -195,7 +195,7 @@ _OF_STRATEGY = {"ddp": _ALL_REDUCE, "fsdp2": _SHARDED}
 
 
 def repeated_reduction(case: ProfileCase) -> Answers:
-    """Find gradients that are summed over the ranks before they are complete."""
+    """Finds gradients that are summed over the ranks before they are complete."""
     if not _reduces_each(case):
         return
     micro = case.setting("training.grad_accumulation")
@@ -219,7 +219,7 @@ def repeated_reduction(case: ProfileCase) -> Answers:
 
 
 def exposed_communication(case: ProfileCase) -> Answers:
-    """Find exposed communication that neither a slow rank nor repeated reductions explain."""
+    """Finds exposed communication that neither a slow rank nor repeated reductions explain."""
     if _reduces_each(case):
         return
     cost = _exposed(case) - _explained(case)
@@ -241,7 +241,7 @@ def exposed_communication(case: ProfileCase) -> Answers:
 
 
 def collective_kind(collective: Collective) -> CollectiveKind:
-    """Return the recorded kind, or else the one that the name gives."""
+    """Returns the recorded kind, or else the one that the name gives."""
     return collective.kind or kind_of(collective.name)
 
 
@@ -261,13 +261,13 @@ def _exposed(case: ProfileCase) -> float:
 
 
 def _explained(case: ProfileCase) -> float:
-    """Return the fraction of the step that a slow rank explains, unless this rank is that one."""
+    """Returns the fraction of the step that a slow rank explains, unless this rank is that one."""
     slow = slowest(case)
     return 0.0 if slow is None or slow.rank == case.rank.rank else waited_for(case, slow)
 
 
 def _shares(case: ProfileCase) -> dict[_Kind, float]:
-    """Return the kinds of collectives worth naming with their shares of the exposed communication, largest first."""
+    """Returns the kinds of collectives worth naming with their shares of the exposed communication, largest first."""
     found: dict[_Kind, int] = {}
     hidden = not any(one.exposed for one in case.rank.collectives)
     for one in case.rank.collectives:
@@ -281,7 +281,7 @@ def _shares(case: ProfileCase) -> dict[_Kind, float]:
 
 
 def _describe_kinds(case: ProfileCase, shares: dict[_Kind, float]) -> list[str]:
-    """Say how many collectives of each kind there are, and how much of their time is exposed."""
+    """Describes how many collectives of each kind there are, and how much of their time is exposed."""
     evidence = []
     for kind in shares:
         own = [one for one in case.rank.collectives if _KINDS[collective_kind(one)] is kind]
@@ -317,13 +317,13 @@ def _evidence(case: ProfileCase) -> list[str]:
 
 
 def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
-    """Return cause, advice, and the factor for the bucket's size."""
+    """Returns cause, advice, and the factor for the bucket's size."""
     skew = case.metrics.get("straggler_skew")
     even = skew is not None and skew.estimate < MOST * cost  # the clean run's metric is of all ranks
     cause, advice, factor = _by_kind(case, shares)
     if not even and not every_rank_is_traced(case):
         return (
-            "the link is too slow, or another rank is late: only traces of all ranks tell which",
+            "the link is too slow, or another rank is late: only traces of all ranks show which",
             f"record every rank; if none is late: {advice}",
             None,
         )
@@ -337,7 +337,7 @@ def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple
 
 
 def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
-    """Choose by kind; all-reduces alone are judged by their number, which DistributedDataParallel's buckets decide."""
+    """Chooses by kind; all-reduces alone are judged by their number, which DistributedDataParallel's buckets decide."""
     first, *others = shares
     if others:
         known = [kind for kind in shares if kind is not _UNKNOWN]
@@ -349,14 +349,14 @@ def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, f
 
 
 def _others_late(case: ProfileCase) -> float:
-    """Return the fraction of the step that this rank may have waited for others, without a consistently slow one."""
+    """Returns the fraction of the step that this rank may have waited for others, without a consistently slow one."""
     slow = slowest(case)
     others = [one for one in case.profile.stragglers if one.rank != case.rank.rank and one is not slow]
     return sum(waited_for(case, one) for one in others)
 
 
 def _by_number(calls: float) -> tuple[str, str, float | None]:
-    """Choose by the number of all-reduces that carry the gradients of a step."""
+    """Chooses by the number of all-reduces that carry the gradients of a step."""
     if 0 < calls <= TOO_FEW:
         return (
             "with so few buckets, most all-reduces start at the end of the backward pass, where little can hide them",

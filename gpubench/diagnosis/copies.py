@@ -28,7 +28,7 @@ OF_MIOPEN = "batched_transpose"
 def casts(case: ProfileCase) -> Answers:
     found = [
         copy for copy in _of_kind(case, "dtype_cast") if copy.phase != "optimizer"
-    ]  # `unfused_optimizer` has those
+    ]  # `unfused_optimizer` reports those
     cost = _conversion_cost(case, found)
     if cost < NOTABLE:
         return
@@ -72,7 +72,7 @@ def layout_of_batches(case: ProfileCase) -> Answers:
 
 
 def layout_in_model(case: ProfileCase) -> Answers:
-    """Find copies made by the program's own code; `nchw_convolutions` reports those of convolutions."""
+    """Finds copies made by the program's own code; `nchw_convolutions` reports those of convolutions."""
     found = [copy for copy in _of_kind(case, "layout_change") if copy.phase not in BEFORE_MODEL]
     cost = _conversion_cost(case, found)
     if cost < NOTABLE:
@@ -137,7 +137,7 @@ _WIDE = {
         "keep tensors in the type in which they are used, and convert them once",
     ),
 }
-"""Cause and advice, by whether all conversions happen before the model."""
+"""The cause and the advice, by whether all conversions happen before the model."""
 
 
 def _narrow(case: ProfileCase) -> tuple[str, str]:
@@ -164,16 +164,16 @@ def _describe_conversions(case: ProfileCase, copies: list[Copy]) -> list[str]:
 
 
 COPYING = frozenset({"aten::copy_", "aten::_to_copy", "aten::to", "cudaMemcpyAsync", "cudaMemcpy", "hipMemcpyAsync"})
-"""Operators, or bare calls, that wait because they copy. The rules about copies report their waits."""
+"""The operators and runtime calls that wait because they copy. The rules about copies report their waits."""
 
 BETWEEN: tuple[CopyKind, ...] = ("host_to_device", "device_to_host")
 
 COMPUTING = frozenset({"forward", "backward", "optimizer"})
-"""Phases whose inputs should be on the device: a copy to the device within them is of a tensor left on the host."""
+"""The phases whose inputs should be on the device. A copy to the device in them is of a tensor left on the host."""
 
 
 def pinning(case: ProfileCase) -> Answers:
-    """Find batches in pageable memory; the waits of the host for their copies are evidence of the same finding."""
+    """Finds batches in pageable memory; the waits of the host for their copies are evidence of the same finding."""
     pageable = [copy for copy in _batches(case) if copy.pinned is False]
     waits = _waits(case, "host_to_device", {copy.phase for copy in pageable})
     cost = _cost(case, pageable, waits)
@@ -203,7 +203,7 @@ def pinning(case: ProfileCase) -> Answers:
 
 
 def blocking_copies(case: ProfileCase) -> Answers:
-    """Find copies from page-locked memory for which the host waits nevertheless."""
+    """Finds copies from page-locked memory for which the host waits nevertheless."""
     pageable = {copy.phase for copy in _batches(case) if copy.pinned is False}
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase not in pageable | COMPUTING]
     cost = case.share(sum(wait.idle for wait in waits))
@@ -242,7 +242,7 @@ def device_to_host(case: ProfileCase) -> Answers:
 
 
 def host_tensors(case: ProfileCase) -> Answers:
-    """Find tensors that the model holds or makes on the host and copies to the device while it computes."""
+    """Finds tensors that the model holds or makes on the host and copies to the device while it computes."""
     found = [copy for copy in _of_kind(case, "host_to_device") if copy.phase in COMPUTING]
     waits = [wait for wait in _waits(case, "host_to_device") if wait.phase in COMPUTING]
     cost = _cost(case, found, waits)
@@ -261,7 +261,7 @@ def host_tensors(case: ProfileCase) -> Answers:
 
 
 def direction(case: ProfileCase, wait: Synchronisation) -> CopyKind | None:
-    """Return the direction of the copy that the host waits for; None if it waits for something else.
+    """Returns the direction of the copy that the host waits for; None if it waits for something else.
 
     In a phase with copies in both directions, the source line decides.
     """
@@ -285,7 +285,7 @@ def _waits(case: ProfileCase, kind: CopyKind, phases: set[str] | None = None) ->
 
 
 def _cost(case: ProfileCase, uploads: list[Copy], waits: list[Synchronisation]) -> float:
-    """Return an upper limit for the cost, as a fraction of the step.
+    """Returns an upper limit for the cost, as a fraction of the step.
 
     It is the idle time under these copies and their waits, plus the exposed part of the copying. Idle time under all
     copies from pageable memory is divided in proportion to the time of the copies.

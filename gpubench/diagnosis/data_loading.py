@@ -56,7 +56,7 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         if workers == 0
         else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
         advice=f"load batches in {units.counted(more, 'worker')} beside the step"
-        + ("" if free else "; no core is free, but workers that wait for I/O, as for a disk, need none"),
+        + ("" if free else "; no core is free, but workers that wait for I/O, for example for a disk, need none"),
         fix=case.fix(data__workers=more),
         expected=at_most(saving),
         threshold=THRESHOLD,
@@ -64,7 +64,7 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
 
 
 def _workers(case: ProfileCase, workers: Any, waiting: float) -> int | None:
-    """Return how many workers there should be; None where more would not help, or the settings are not known."""
+    """Returns how many workers there should be; None where more would not help, or the settings are not known."""
     allowed = case.cores
     if not isinstance(workers, int) or allowed is None:
         return None
@@ -76,13 +76,13 @@ def _workers(case: ProfileCase, workers: Any, waiting: float) -> int | None:
 
 
 def _free_cores(case: ProfileCase, workers: int) -> int:
-    """Return how many of the rank's cores have neither a worker nor, on a CPU, a computing thread."""
+    """Returns how many of the rank's cores have neither a worker nor, on a CPU, a computing thread."""
     computing = (case.threads or 1) if case.on_cpu else 0
     return max(0, (case.cores or 0) - workers - computing)
 
 
 def _asleep(case: ProfileCase, waiting: float) -> float:
-    """Return the fraction of the step, out of `waiting`, in which the loader does not compute.
+    """Returns the fraction of the step, out of `waiting`, in which the loader does not compute.
 
     The loader's computing is the time in operators less what the main thread's other parts spend in operators. The
     result is 0 with worker processes, because the trace does not contain them.
@@ -97,7 +97,7 @@ def _asleep(case: ProfileCase, waiting: float) -> float:
 
 
 def _needed(workers: int, waiting: float) -> int:
-    """Return how many workers make a batch in the rest of the step, plus one because batches take unequal times.
+    """Returns how many workers make a batch in the rest of the step, plus one because batches take unequal times.
 
     The training process itself needs `waiting` of a step for a batch; each of w workers needs w steps.
     """
@@ -105,12 +105,12 @@ def _needed(workers: int, waiting: float) -> int:
 
 
 def _saving(workers: int, more: int, waiting: float) -> float:
-    """Return the upper limit of the saving: the step then takes its rest, or the time that `more` workers need."""
+    """Returns the upper limit of the saving: the step then takes its rest, or the time that `more` workers need."""
     return min(waiting, 1 - max(workers, waiting) / more)
 
 
 def _cores(case: ProfileCase, workers: int) -> str:
-    """Say how the rank's cores are used."""
+    """Describes how the rank's cores are used."""
     threads = case.threads
     computing = f", {units.counted(threads, 'thread')} computing" if threads and case.on_cpu else ""
     has = units.counted(case.cores or 0, "core")
@@ -118,7 +118,7 @@ def _cores(case: ProfileCase, workers: int) -> str:
 
 
 def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
-    """Return cause and advice where more workers would not help, or the settings are not known."""
+    """Returns cause and advice where more workers would not help, or the settings are not known."""
     if isinstance(workers, int) and case.cores is not None:
         return (
             f"every core is in use ({_cores(case, workers)}), and making a batch takes longer than the step",

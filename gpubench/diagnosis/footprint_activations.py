@@ -13,10 +13,10 @@ from gpubench.memory.allocator import capability
 from gpubench.memory.footprint import OTHERS, Holder
 
 LOGITS = 0.15
-"""A fraction of the peak: computing the loss in chunks costs no more compute, but the loss has to be rewritten."""
+"""The threshold as a fraction of the peak. The loss in chunks needs no more compute, but has to be rewritten."""
 MATRIX = 0.1
-"""A fraction of the peak: a fused kernel costs nothing and is faster, but below this there is more to gain
-elsewhere."""
+"""The threshold as a fraction of the peak. A fused kernel costs nothing and is faster, but below this there is more to
+gain elsewhere."""
 EXAMPLES = 3
 
 _LOSS = re.compile(r"aten::_?(log_softmax|nll_loss|cross_entropy)")
@@ -24,7 +24,7 @@ _SHAPE = re.compile(r"\w+\[(?P<sizes>[\d, ]+)\]")
 
 
 def logits(case: FootprintCase) -> list[Holder]:
-    """Return what a cross entropy holds: its own results, and tensors over the same classes with as many rows or
+    """Returns what a cross entropy holds: its own results, and tensors over the same classes with as many rows or
     more."""
     found = case.holders("activations", "temporaries")
     table = _table(found)
@@ -88,7 +88,7 @@ def attention_matrix(case: FootprintCase) -> Answers:
 
 
 def _unanswered(case: FootprintCase, rule: str, share: float) -> list[Unanswered]:
-    """Return what a rule lacks to judge the activations; nothing if they are too small to matter."""
+    """Returns what a rule lacks to judge the activations; nothing if they are too small to matter."""
     if case.peak.phase == "unknown":
         return [case.unknown_phase(rule)]
     held = case.held("activations") + case.held("temporaries")
@@ -111,18 +111,18 @@ def _is_softmax(holder: Holder) -> bool:
 
 
 def _table(holders: Sequence[Holder]) -> tuple[int, int] | None:
-    """Return rows and classes of a cross entropy; None if it is over pixels or its shapes are unknown."""
+    """Returns rows and classes of a cross entropy; None if it is over pixels or its shapes are unknown."""
     shapes = (_shape(one) for one in holders if _LOSS.match(one.operator))
     return next(((shape[0], shape[1]) for shape in shapes if len(shape) == 2), None)
 
 
 def _over(shape: tuple[int, ...], rows: int, classes: int) -> bool:
-    """Say whether a shape has this many classes, and as many rows or more."""
+    """Returns whether a shape has this many classes, and as many rows or more."""
     return len(shape) >= 2 and shape[-1] == classes and prod(shape) >= rows * classes
 
 
 def _square(holder: Holder) -> int:
-    """Return T of a shape [..., T, T] with at least three dimensions, else 0; weights can have two such dimensions."""
+    """Returns T of a shape [..., T, T] with at least three dimensions, else 0; weights can have two such dimensions."""
     shape = _shape(holder)
     return shape[-1] if len(shape) > 2 and shape[-1] == shape[-2] else 0
 
@@ -133,11 +133,11 @@ def _shape(holder: Holder) -> tuple[int, ...]:
 
 
 KEPT = 0.25
-"""A fraction of the peak: keeping less costs time or accuracy, which a smaller saving is not worth."""
+"""The threshold as a fraction of the peak. Keeping less costs time or accuracy, which a smaller saving is not worth."""
 _REASON = of_peak(KEPT, "keeping less costs time or accuracy")
 
 INPUTS = 0.1
-"""A fraction of the peak: a batch is small compared with activations, unless several batches are held."""
+"""The threshold as a fraction of the peak. A batch is small, unless several batches are held."""
 FAMILIES = 2
 EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
 WIDE = ("fp32", "tf32")
@@ -253,7 +253,7 @@ def inputs(case: FootprintCase) -> Answers:
 
 
 def _blocks(case: FootprintCase) -> list[str]:
-    """Describe what the members of module lists hold, as those of transformer.h, largest list first."""
+    """Describes what the members of module lists hold, such as transformer.h, largest list first."""
     blocks: Counter[str] = Counter()
     for one in case.footprint.modules:
         if one.path not in ("", OTHERS):
@@ -268,7 +268,7 @@ def _blocks(case: FootprintCase) -> list[str]:
 
 
 def _unlike(holders: Sequence[Holder], loss: Sequence[Holder]) -> list[Holder]:
-    """Return the largest holder of each operator, shape and place outside the loss, because a model's blocks repeat."""
+    """Returns the largest holder of each operator, shape and place outside the loss, because blocks repeat."""
     first: dict[tuple[str, str, str], Holder] = {}
     for one in (holder for holder in holders if holder not in loss):
         first.setdefault((one.operator, one.shape, one.where), one)
@@ -285,14 +285,14 @@ def _family(case: FootprintCase, name: str, members: Counter[str]) -> str:
 
 
 def _block(path: str) -> str:
-    """Return "transformer.h.0" for "transformer.h.0.mlp.act", and a path without a number unchanged."""
+    """Returns "transformer.h.0" for "transformer.h.0.mlp.act", and a path without a number unchanged."""
     parts = path.split(".")
     numbered = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[: numbered + 1])
 
 
 def _has_bfloat16(case: FootprintCase) -> bool:
-    """Say whether the device computes in bfloat16; an unknown device is assumed to."""
+    """Returns whether the device computes in bfloat16; an unknown device is assumed to."""
     known = case.accelerator
     version = capability(known.key) if known else None
     return version is None or version >= AMPERE

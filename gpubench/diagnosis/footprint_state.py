@@ -8,13 +8,14 @@ from gpubench.hardware import AMPERE, HOPPER
 from gpubench.memory.allocator import HANDLES, blas_workspace, capability
 
 UNUSED = 0.05
-"""A fraction of the peak: the allocator always holds some memory unused, because it reserves in pieces."""
+"""The threshold as a fraction of the peak. The allocator always has unused memory, because it reserves in pieces."""
 WORKSPACES = 0.05
-"""A fraction of the peak: smaller workspaces may slow matrix products, which is not worth a smaller saving."""
+"""The threshold as a fraction of the peak. Smaller workspaces may slow matrix products, so a small saving is not worth
+it."""
 
 SMALL = 8 * 16 * 1024
-"""Bytes of a workspace under CUBLAS_WORKSPACE_CONFIG=:16:8, eight pieces of 16 KiB: the smaller one of the two settings
-that torch.use_deterministic_algorithms accepts."""
+"""The bytes of a workspace under CUBLAS_WORKSPACE_CONFIG=:16:8, eight pieces of 16 KiB: the smaller one of the two
+settings that torch.use_deterministic_algorithms accepts."""
 
 
 def fragmentation(case: FootprintCase) -> Answers:
@@ -62,7 +63,7 @@ def workspaces(case: FootprintCase) -> Answers:
                 *([f"cuBLAS takes at most {units.size(blas)} of it"] if size > blas else []),
             ],
             cause="cuBLAS takes a workspace for each thread that computes products, and keeps it"
-            + ("; other libraries take the rest, as cuDNN for convolutions" if size > blas else ""),
+            + ("; other libraries, such as cuDNN for convolutions, take the rest" if size > blas else ""),
             advice=f"{advice}; products may be slower with less",
             threshold=of_peak(WORKSPACES, "products may be slower with less"),
         ),
@@ -71,22 +72,22 @@ def workspaces(case: FootprintCase) -> Answers:
 
 
 def _is_amd(case: FootprintCase) -> bool:
-    """Say whether the device is AMD's, whose libraries do not read cuBLAS's setting."""
+    """Returns whether the device is AMD's, whose libraries do not read cuBLAS's setting."""
     known = case.accelerator
     return known is not None and capability(known.key) is None
 
 
 FOREACH = 0.05
-"""A fraction of the peak: fusing costs nothing and is faster, but less than that is lost in the rounding of
-segments."""
+"""The threshold as a fraction of the peak. Fusing costs nothing and is faster, but the rounding of segments hides
+a smaller saving."""
 STATE = 0.3
-"""A fraction of the peak: of what a model trained with Adam in float32 needs for itself, half is optimizer state. A
-smaller fraction means many activations, which are easier to reduce."""
+"""The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, half is
+optimizer state. A smaller fraction means many activations, which are easier to reduce."""
 GRADIENTS = 0.2
-"""A fraction of the peak: of what a model trained with Adam in float32 needs for itself, a quarter is gradients. This
-fraction means that there are few activations."""
+"""The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, a quarter is
+gradients. This fraction means that there are few activations."""
 PARAMETERS = 0.3
-"""A fraction of the peak, more than the quarter that parameters take of what Adam in float32 needs."""
+"""The threshold as a fraction of the peak, more than the quarter that parameters take of what Adam in float32 needs."""
 EXAMPLES = 2
 
 
@@ -132,8 +133,8 @@ def optimizer_state(case: FootprintCase) -> Answers:
         smaller = "use SGD with momentum 0, which keeps no state"
     else:
         smaller = (
-            "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, as bitsandbytes' "
-            "or torchao's, about a quarter of float32; Adafactor a row and a column for each matrix"
+            "use a smaller optimizer: SGD with momentum keeps half of Adam's state; 8-bit optimizers, such as those of "
+            "bitsandbytes or torchao, keep about a quarter of float32; Adafactor a row and a column for each matrix"
         )
     yield case.estimated(
         Finding(
@@ -216,7 +217,7 @@ def parameters(case: FootprintCase) -> Answers:
 
 
 def _elsewhere(case: FootprintCase) -> tuple[int, str]:
-    """Return the largest allocated bytes outside the optimizer step, and their phase."""
+    """Returns the largest allocated bytes outside the optimizer step, and their phase."""
     others = [one for one in case.footprint.phases if one.phase != "optimizer"]
     if not others:
         return 0, ""
@@ -225,7 +226,7 @@ def _elsewhere(case: FootprintCase) -> tuple[int, str]:
 
 
 def _lost(case: FootprintCase, rule: str, share: float) -> list[Unanswered]:
-    """Return that a rule is unanswered if memory from before the recording may hide what it looks for."""
+    """Returns the answer of a rule if memory from before the recording may hide what the rule looks for."""
     if case.share(case.held("before")) < share:
         return []
     entries = ", with a larger max_entries" if case.footprint.truncated else ""

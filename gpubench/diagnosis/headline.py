@@ -47,7 +47,7 @@ PHASES_IN_WORDS = {
 
 
 def headline(case: ProfileCase) -> str:
-    """Return the bottleneck in one sentence."""
+    """Returns the bottleneck in one sentence."""
     if case.rank.wall <= 0:
         return "nothing was recorded that takes time"
     device = case.rank.device
@@ -68,13 +68,13 @@ def _on_cpu(case: ProfileCase) -> str:
 
 
 def _clean_phases(case: ProfileCase) -> str:
-    """Return the largest phases of the clean run, for a program whose recording differs too much."""
+    """Returns the largest phases of the clean run, for a program whose recording differs too much."""
     shares = {words: case.clean_share(f"phase_{name}") or 0.0 for name, words in PHASES_IN_WORDS.items()}
     return _largest(shares, "a clean step")
 
 
 def _largest(shares: Mapping[str, float], whole: str) -> str:
-    """Return the three largest parts in words; an empty string if none reaches HEADLINE_MINIMUM."""
+    """Returns the three largest parts in words; an empty string if none reaches HEADLINE_MINIMUM."""
     named = [part for part in shares.items() if part[1] >= HEADLINE_MINIMUM]
     named.sort(key=lambda part: part[1], reverse=True)
     if not named:
@@ -85,7 +85,7 @@ def _largest(shares: Mapping[str, float], whole: str) -> str:
 
 
 def _on_gpu(case: ProfileCase, device: Breakdown) -> str:
-    """State what takes most of the step: idle time with its causes, communication, copies, or else computing."""
+    """States what takes most of the step: idle time with its causes, communication, copies, or else computing."""
     parts = {
         "idle": device.idle,
         "communicates": device.exposed_communication,
@@ -107,7 +107,7 @@ def _on_gpu(case: ProfileCase, device: Breakdown) -> str:
 
 
 def _waits_are_known(case: ProfileCase) -> bool:
-    """Say whether the traces tell who waits for whom.
+    """Returns whether the traces tell who waits for whom.
 
     They do if all ranks are traced, and for collectives that no rank can leave before the others have entered.
     """
@@ -117,10 +117,10 @@ def _waits_are_known(case: ProfileCase) -> bool:
 
 
 def _why_idle(case: ProfileCase, idle: int) -> str:
-    """Name the largest cause, and the second one if the first is less than half."""
+    """Names the largest cause, and the second one if the first is less than half."""
     causes = sorted(((time, name) for name, time in case.rank.idle.items() if time > 0), reverse=True)
     if not causes:
-        return "the trace does not tell why"
+        return "the trace does not show why"
     (most, first), *others = causes
     sentence = f"{units.whole_percent(most / idle)} of it {IDLE_CAUSES_IN_WORDS[first]}"
     if most / idle < 0.5 and others and others[0][0] / idle >= HEADLINE_MINIMUM:
@@ -129,7 +129,7 @@ def _why_idle(case: ProfileCase, idle: int) -> str:
 
 
 def _busiest(case: ProfileCase) -> str:
-    """Name the phase with most of the computing."""
+    """Names the phase with most of the computing."""
     known = [phase for phase in case.rank.phases if phase.name != "other" and phase.device > 0]
     if not known:
         return ""
@@ -138,7 +138,7 @@ def _busiest(case: ProfileCase) -> str:
 
 
 def _layers(case: ProfileCase) -> str:
-    """Name the group of equal layers with most of the computing, if that is at least HEADLINE_MINIMUM of the step.
+    """Names the group of equal layers with most of the computing, if that is at least HEADLINE_MINIMUM of the step.
 
     A module that is nested in such a layer counts for itself.
     """

@@ -7,13 +7,13 @@ from gpubench.findings import Finding, Unanswered
 from gpubench.trace.profile import Launches, Stretch, Synchronisation
 
 LONG = 50_000
-"""Nanoseconds. Between two operators lie a few microseconds of Python, and tens with the call of a module and its
-hooks. A longer time is not the cost of a call."""
+"""The nanoseconds of a long stretch. Between two operators lie a few microseconds of Python, and tens with the call of
+a module and its hooks. A longer time is not the cost of a call."""
 MOST_OF_IDLE = 0.5  # of the idle time: a cause of more than that is named as the reason
 
 
 def python_bound(case: ProfileCase) -> Answers:
-    """Find long stretches outside operators; on a GPU only where they explain most of its waiting for the host."""
+    """Finds long stretches outside operators; on a GPU only where they explain most of its waiting for the host."""
     stretches = long_ones(case)
     cost, least = case.without_recording(long_share(case)), case.host_worth
     if not case.on_cpu:
@@ -44,18 +44,18 @@ def python_bound(case: ProfileCase) -> Answers:
 
 
 def long_ones(case: ProfileCase) -> list[Stretch]:
-    """Return the places with long stretches that take at least WORTH of the step, the longest first."""
+    """Returns the places with long stretches that take at least WORTH of the step, the longest first."""
     known = case.rank.python.longest if case.rank.python else []
     return [one for one in known if one.length >= LONG and case.share(one.total) >= WORTH]
 
 
 def long_share(case: ProfileCase) -> float:
-    """Return the fraction of the recorded step in long stretches."""
+    """Returns the fraction of the recorded step in long stretches."""
     return case.share(sum(one.total for one in long_ones(case)))
 
 
 def waits_for_host(case: ProfileCase) -> float:
-    """Return the fraction of a clean step in which a GPU is idle because of Python and launches.
+    """Returns the fraction of a clean step in which a GPU is idle because of Python and launches.
 
     Idle time while zero_grad fills gradients is left out: `zeroed_gradients` reports it.
     """
@@ -63,19 +63,19 @@ def waits_for_host(case: ProfileCase) -> float:
 
 
 def waiting(case: ProfileCase) -> int:
-    """Return the nanoseconds of the recorded steps in which a GPU is idle because of Python and launches."""
+    """Returns the nanoseconds of the recorded steps in which a GPU is idle because of Python and launches."""
     return max(0, case.rank.idle.get("python_and_launch", 0) - case.rank.zeroing_idle)
 
 
 def explains_waiting(case: ProfileCase) -> bool:
-    """Say whether long stretches can explain most of the time that a GPU waits for the host."""
+    """Returns whether long stretches can explain most of the time that a GPU waits for the host."""
     enough = case.without_recording(long_share(case)) >= HOST_WORTH
     waits = case.share(waiting(case))
     return enough and long_share(case) >= MOST_OF_IDLE * waits
 
 
 def _reason(case: ProfileCase, longest: Stretch) -> tuple[str, str]:
-    """Return cause and advice; the loop is named as the cause only where its phases are known."""
+    """Returns cause and advice; the loop is named as the cause only where its phases are known."""
     if longest.phase == "backward":
         return (
             "autograd runs no operator during that time: your hooks or autograd functions run other code, or wait",
@@ -104,16 +104,17 @@ def _describe_stretch(case: ProfileCase, one: Stretch) -> str:
 
 
 SHORT_OPERATOR = 5_000
-"""Nanoseconds, recorded. Calling an operator costs a few microseconds: an addition of one element takes 1.3 us where
-gradients are recorded, and 11 us with its backward pass, of some five operators and nodes (PyTorch 2, one core)."""
+"""The nanoseconds of a short operator, as recorded. Calling one costs a few microseconds: an addition of one element
+takes 1.3 us where gradients are recorded, and 11 us with its backward pass, of some five operators and nodes (PyTorch
+2, one core)."""
 EACH = 15_000
-"""Nanoseconds of the clean step per operator, without waiting: below it, calling the operator, forward and backward, is
-a large part. A step of few large operators has 20 us and more per operator, though most of them, the optimizer's, are
-short."""
+"""The nanoseconds of the clean step per operator, without waiting. Below it, calling the operator, forward and
+backward, is a large part. A step of few large operators has 20 us and more per operator, though most of them, the
+optimizer's, are short."""
 
 
 def dispatch_bound(case: ProfileCase) -> Answers:
-    """Find many short operators, with Python between them, in a step on a CPU."""
+    """Finds many short operators, with Python between them, in a step on a CPU."""
     outside, least = case.without_recording(between_calls(case)), case.host_worth
     if not case.on_cpu or case.recorded_eagerly:
         return
@@ -138,7 +139,7 @@ def dispatch_bound(case: ProfileCase) -> Answers:
 
 
 def _short_operators(case: ProfileCase) -> bool:
-    """Say whether calling operators is a large part of the clean step."""
+    """Returns whether calling operators is a large part of the clean step."""
     python, each = case.rank.python, _for_each(case)
     if python is None or each is None:
         return False
@@ -146,7 +147,7 @@ def _short_operators(case: ProfileCase) -> bool:
 
 
 def _for_each(case: ProfileCase) -> float | None:
-    """Return the nanoseconds of the clean step per operator, without waiting; None if there are no operators."""
+    """Returns the nanoseconds of the clean step per operator, without waiting; None if there are no operators."""
     python, host = case.rank.python, case.rank.host
     if python is None or not python.operators:
         return None
@@ -155,12 +156,12 @@ def _for_each(case: ProfileCase) -> float | None:
 
 
 def between_calls(case: ProfileCase) -> float:
-    """Return the fraction of the recorded step between operators, without long stretches."""
+    """Returns the fraction of the recorded step between operators, without long stretches."""
     return max(0.0, case.host_share("python") - long_share(case))
 
 
 def calling(case: ProfileCase) -> float:
-    """Return an upper limit for the fraction of the recorded step that calling operators takes.
+    """Returns an upper limit for the fraction of the recorded step that calling operators takes.
 
     It assumes that every operator, and every stretch between operators, takes the median time.
     """
@@ -185,7 +186,7 @@ EVERYWHERE = 0.5  # of all launches: with more of them late or short, no single 
 
 
 def launch_bound(case: ProfileCase) -> Answers:
-    """Find a GPU that waits for the host where long stretches of Python do not explain it."""
+    """Finds a GPU that waits for the host where long stretches of Python do not explain it."""
     cost = waits_for_host(case)
     if cost < HOST_WORTH or launches_block(case) or is_broken(case):
         return
@@ -203,7 +204,7 @@ def launch_bound(case: ProfileCase) -> Answers:
         cause="kernels finish before Python and PyTorch have launched the next ones"
         if many
         else "code between the operators delays the next launch",
-        advice="torch.compile(mode='reduce-overhead') launches many kernels at once, as a CUDA graph; a larger batch "
+        advice="torch.compile(mode='reduce-overhead') launches many kernels at once in a CUDA graph; a larger batch "
         "makes each of them longer"
         if many
         else "move work that is not needed in every step out of the loop, or compile the code",
@@ -215,12 +216,12 @@ def launch_bound(case: ProfileCase) -> Answers:
 
 
 def works(launches: Launches) -> int:
-    """Return how many kernels and copies the calls launched; one per call if the trace does not tell."""
+    """Returns how many kernels and copies the calls launched; one per call if the trace does not show."""
     return launches.works or launches.calls
 
 
 def _everywhere(case: ProfileCase) -> bool:
-    """Say whether most kernels are short or most launches late.
+    """Returns whether most kernels are short or most launches late.
 
     The answer is no where one call launches many kernels, as with CUDA graphs.
     """
@@ -284,7 +285,7 @@ def synchronisation(case: ProfileCase) -> Answers:
 
 
 def gradient_scaler(case: ProfileCase) -> Answers:
-    """Find the waits of fp16's gradient scaler, which reads on the host whether gradients overflowed."""
+    """Finds the waits of fp16's gradient scaler, which reads on the host whether gradients overflowed."""
     found = [wait for wait in _waits(case) if _by_scaler(case, wait)]
     cost = _cost(case, found)
     if cost < WORTH:
@@ -319,13 +320,13 @@ def blocking_launches(case: ProfileCase) -> Answers:
 
 
 def launches_block(case: ProfileCase) -> bool:
-    """Say whether CUDA_LAUNCH_BLOCKING is set: every wait and every gap between kernels then comes from it."""
+    """Returns whether CUDA_LAUNCH_BLOCKING is set: every wait and every gap between kernels then comes from it."""
     switch = str(case.environment.get("variables.CUDA_LAUNCH_BLOCKING", "0"))
     return not case.on_cpu and switch not in ("", "0")
 
 
 def _waits(case: ProfileCase) -> list[Synchronisation]:
-    """Return the waits that cost time, the most costly first.
+    """Returns the waits that cost time, the most costly first.
 
     A wait for a GPU that is busy, or that has more work queued, costs nothing. Waits for copies are left out, and on a
     CPU the optimizer's reads of its step counts.
@@ -343,17 +344,17 @@ def _by_scaler(case: ProfileCase, wait: Synchronisation) -> bool:
 
 
 def _of_loss(case: ProfileCase, wait: Synchronisation) -> bool:
-    """Say whether the training loop itself reads the loss here, after the optimizer; a setting switches that off."""
+    """Returns whether the wait is the training loop's own read of the loss, which a setting switches off."""
     return case.setting("training.read_loss") is True and wait.phase == "other" and wait.operator in READS
 
 
 def _cost(case: ProfileCase, waits: list[Synchronisation]) -> float:
-    """Return the fraction of the step that the waits cost."""
+    """Returns the fraction of the step that the waits cost."""
     return case.share(_costs(case, waits))
 
 
 def _costs(case: ProfileCase, waits: list[Synchronisation]) -> int:
-    """Return the nanoseconds that the waits cost: on a GPU the time that it is idle because of them."""
+    """Returns the nanoseconds that the waits cost: on a GPU the time that it is idle because of them."""
     return sum(wait.blocked if case.on_cpu else wait.idle for wait in waits)
 
 
@@ -403,7 +404,7 @@ def too_many_threads(case: ProfileCase) -> Answers:
         cause="an operator ends with its slowest thread, and a thread without a core has to wait",
         advice=f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores} before Python starts",
         fix=case.fix(performance__cpu_threads=cores),
-        threshold="from one thread more than there are cores; the trace does not tell what it costs",
+        threshold="from one thread more than there are cores; the trace does not show what it costs",
     )
 
 
@@ -427,13 +428,13 @@ def graph_breaks(case: ProfileCase) -> Answers:
         ],
         cause=_UNTRACEABLE if broken else f"separately compiled functions, or graph breaks: {_UNTRACEABLE}",
         advice="torch.compile(fullgraph=True) or TORCH_LOGS=graph_breaks names the lines",
-        threshold=f"for one region beyond the first, {WORTH_REASON}; the trace does not tell how much of that lies "
+        threshold=f"for one region beyond the first, {WORTH_REASON}; the trace does not show how much of that lies "
         "between regions",
     )
 
 
 def is_broken(case: ProfileCase) -> bool:
-    """Say whether regions beyond the first are graph breaks.
+    """Returns whether regions beyond the first are graph breaks.
 
     They are in our own runs, which compile one module. In other programs they may be separately compiled functions.
     """

@@ -58,7 +58,7 @@ _OUTSIDE = "bring these products under autocast too, or run them in TF32: torch.
 
 
 def better_precision(case: ProfileCase) -> str | None:
-    """Return the type to compute in, from the device's published peaks or its compute capability; None if unknown."""
+    """Returns the type to compute in, from the device's published peaks or its compute capability; None if unknown."""
     listed = find_accelerator(case.rank.device_name or "")
     if listed is not None:
         return next((dtype for dtype in ("bf16", "fp16") if dtype in listed.peaks), None)
@@ -67,13 +67,13 @@ def better_precision(case: ProfileCase) -> str | None:
 
 
 def _generation(case: ProfileCase) -> int | None:
-    """Return the newest major compute capability in the kernels' names; a kernel runs on no older device."""
+    """Returns the newest major compute capability in the kernels' names; a kernel runs on no older device."""
     made_for = {name.lower() for kernel in case.rank.kernels for name in GENERATION.findall(kernel.name)}
     return max((8 if name in AMPERE_AND_LATER else 7 for name in made_for), default=None)
 
 
 def _speed_ratio(case: ProfileCase, better: str) -> float:
-    """Return the time in the better type over that in fp32, from published peaks.
+    """Returns the time in the better type over that in fp32, from published peaks.
 
     For an unknown device it is the smallest ratio of all known ones.
     """
@@ -83,7 +83,7 @@ def _speed_ratio(case: ProfileCase, better: str) -> float:
 
 
 def _precision(case: ProfileCase, better: str) -> dict[str, Any]:
-    """Return the fix; training calls fp16 with autocast "amp"."""
+    """Returns the fix; training calls fp16 with autocast "amp"."""
     if case.setting("precision") != "fp32":
         return {}
     trains = "training.optimizer" in (case.settings or {})
@@ -108,7 +108,7 @@ class Odd(NamedTuple):
     """A size that is not a multiple of what the data type needs."""
 
     what: str
-    """What has this size, as "features"."""
+    """The name of the dimension with this size, such as "features"."""
     letter: str
     """The letter of the size in [M, K] x [K, N]; empty for a convolution."""
     size: int
@@ -122,7 +122,7 @@ def is_product(name: str) -> bool:
 
 
 def odd_shapes(case: ProfileCase) -> Answers:
-    """Find products whose rows are not aligned to 16 bytes, whether arithmetic or memory limits them."""
+    """Finds products whose rows are not aligned to 16 bytes, whether arithmetic or memory limits them."""
     rank = case.rank
     if rank.device is None or (better_precision(case) is None and not case.on_amd):  # no known matrix units
         return
@@ -153,7 +153,7 @@ def odd_shapes(case: ProfileCase) -> Answers:
 
 
 def _saving(case: ProfileCase, products: Sequence[Operator], odd: Sequence[Operator]) -> float | None:
-    """Return an upper limit for the saving by padding, as a fraction of the step; None if a ceiling is unknown."""
+    """Returns an upper limit for the saving by padding, as a fraction of the step; None if a ceiling is unknown."""
     reached = max((one.of_ceiling or 0.0 for one in products if _suits(case, one)), default=0.0) or 1.0
     gains = 0.0
     for one in odd:
@@ -182,7 +182,7 @@ def _cause(case: ProfileCase) -> str:
 
 
 def _advice(case: ProfileCase, odd: Sequence[Operator]) -> Iterator[str]:
-    """Yield, for each kind of odd size, the sizes to which the largest one has to be padded."""
+    """Yields, for each kind of odd size, the sizes to which the largest one has to be padded."""
     sizes: dict[str, tuple[int, int]] = {}
     for operator in odd:
         for one in _odd(case, operator):
@@ -216,7 +216,7 @@ def _multiple(case: ProfileCase, operator: Operator) -> int | None:
 
 
 def _odd(case: ProfileCase, operator: Operator) -> list[Odd]:
-    """Return the odd sizes: channels of a convolution, or row lengths of a product's matrices."""
+    """Returns the odd sizes: channels of a convolution, or row lengths of a product's matrices."""
     multiple = _multiple(case, operator)
     if multiple is None:
         return []
@@ -238,9 +238,9 @@ def _shapes(operator: Operator) -> list[list[int]]:
 
 
 def _rows(factors: Sequence[Sequence[int]], multiple: int) -> Iterable[tuple[str, int]]:
-    """Return the row lengths that are certain to be used, as (letter, size).
+    """Returns the row lengths that are certain to be used, as (letter, size).
 
-    The result's row length is certain. A factor may be transposed, which shapes do not tell, so that its sizes count
+    The result's row length is certain. A factor may be transposed, which shapes do not show, so that its sizes count
     only if both are odd.
     """
     if len(factors) < 2 or any(len(factor) < 2 for factor in factors):
@@ -251,7 +251,7 @@ def _rows(factors: Sequence[Sequence[int]], multiple: int) -> Iterable[tuple[str
 
 
 def _what(case: ProfileCase, operator: Operator, letter: str, size: int) -> str:
-    """Name what has this size, as far as the trace tells."""
+    """Names the dimension with this size, as far as the trace shows it."""
     if size in _lengths(case):
         return "sequence length"
     if is_attention_product(operator, case.rank):
@@ -262,7 +262,7 @@ def _what(case: ProfileCase, operator: Operator, letter: str, size: int) -> str:
 
 
 def _lengths(case: ProfileCase) -> set[int | None]:
-    """Return the sequence lengths over which attention is computed, fused or not."""
+    """Returns the sequence lengths over which attention is computed, fused or not."""
     fused = [_shapes(one) for one in case.rank.operators if "scaled_dot_product" in one.name]
     known = {shape[-2] for shapes in fused for shape in shapes[:2] if len(shape) == 4}
     return known | {size for one in case.rank.attention for size in (one.queries, one.keys)}

@@ -11,7 +11,9 @@ from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import family, moves_memory
 from gpubench.trace.profile import SHORT_KERNEL, Kernel, Rank
 
-MEMORY_WORTH = 0.2  # of the step: every program has memory-bound operators, as normalisation, activations, residuals
+MEMORY_WORTH = (
+    0.2  # of the step: every program has memory-bound operators, such as normalisation, activations, residuals
+)
 FITTING = 0.5  # of the GPU's memory: checkpointing may have dropped as much as all that is held
 
 
@@ -40,7 +42,7 @@ def recompute(case: ProfileCase) -> Answers:
         else "checkpoint only as many blocks as the memory needs: model.activation_checkpointing=2 takes every second",
         fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
         expected=at_most(cost),
-        threshold=f"at least {units.percent(NOTABLE)} of the step: less is a fair price for the memory saved",
+        threshold=f"at least {units.percent(NOTABLE)} of the step, as less is acceptable for the memory saved",
     )
 
 
@@ -72,7 +74,7 @@ def allocator(case: ProfileCase) -> Answers:
 
 
 def memory_bound(case: ProfileCase) -> Answers:
-    """Find operators whose memory traffic limits them, whatever part of the bandwidth they reach.
+    """Finds operators whose memory traffic limits them, whatever part of the bandwidth they reach.
 
     Attention in separate operators is left to `unfused_attention`.
     """
@@ -97,7 +99,7 @@ def memory_bound(case: ProfileCase) -> Answers:
 
 
 def memory_bound_clause(case: ProfileCase) -> str:
-    """Return a clause for the headline if much of the step is memory-bound; else an empty string."""
+    """Returns a clause for the headline if much of the step is memory-bound; else an empty string."""
     found = _bounded(case)
     cost = case.share(found.fusible + found.products)
     return f"; {units.whole_percent(cost)} of {case.window()} is memory-bound" if cost >= MEMORY_WORTH else ""
@@ -126,7 +128,7 @@ def _bounded(case: ProfileCase) -> _Bounded:
 
 
 def _fused(case: ProfileCase, moving: int) -> float:
-    """Return an upper limit for what fusing saves of `moving` nanoseconds, as a fraction of the step."""
+    """Returns an upper limit for what fusing saves of `moving` nanoseconds, as a fraction of the step."""
     return case.share(min(moving, case.rank.fusible))
 
 
@@ -164,7 +166,7 @@ SHORT_PART = 0.1  # of the memory-bound time: short kernels are mentioned from t
 
 
 def _reached(case: ProfileCase) -> list[str]:
-    """Return the mean fraction of the memory bandwidth that is reached, weighted by time, as evidence."""
+    """Returns the mean fraction of the memory bandwidth that is reached, weighted by time, as evidence."""
     known = [
         one
         for one in case.rank.operators
@@ -182,7 +184,7 @@ def _reached(case: ProfileCase) -> list[str]:
 
 
 def _longest(case: ProfileCase, moving: list[Kernel]) -> list[str]:
-    """List the operators that take most, without attention; kernels if no operator is known to launch them."""
+    """Lists the operators that take most, without attention; kernels if no operator is known to launch them."""
     names = {kernel.operator for kernel in moving}
     found = [
         one
@@ -200,7 +202,7 @@ def _longest(case: ProfileCase, moving: list[Kernel]) -> list[str]:
 
 
 def _advice(case: ProfileCase, fusible: int, products: int) -> Iterator[str]:
-    """Yield advice for the larger part first, and none for a part below NOTABLE."""
+    """Yields advice for the larger part first, and none for a part below NOTABLE."""
     about = [(fusible, _fusing(case.rank)), (products, _BATCHING)]
     for time, advice in sorted(about, reverse=True):
         if case.share(time) >= NOTABLE:
@@ -211,7 +213,7 @@ _BATCHING = "a larger batch reads the weights once for more rows, and weights of
 
 
 def _fusing(rank: Rank) -> str:
-    """Return advice for operators that are not products."""
+    """Returns advice for operators that are not products."""
     if rank.compiled:
         return "move operators into the compiled regions, where torch.compile fuses them"
     advice = (

@@ -30,7 +30,7 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
         severity=severity(cost),
         evidence=[
             *_time(case, cost),
-            *([f"one optimizer step is {units.digits(each)} {what}"] if each is not None else []),
+            *([f"one optimizer step consists of {units.digits(each)} {what}"] if each is not None else []),
             *([f"training.optimizer_impl is {impl}{_meaning(case, impl)}"] if impl is not None else []),
         ],
         cause="each operation of the update reads and writes every parameter and its state again",
@@ -41,7 +41,7 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
         + (
             f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
             if rank.device is None
-            else "remains, and the trace does not tell how long that takes"
+            else "remains, and the trace does not show how long that takes"
         ),
     )
 
@@ -69,7 +69,7 @@ def zeroed_gradients(case: ProfileCase) -> Answers:
 
 
 def _fused(case: ProfileCase) -> bool:
-    """Decide by the operators in the trace, else by the settings: "auto" is fused on a GPU, and a loop on a CPU."""
+    """Returns whether the optimizer is fused, by operators, or else settings: "auto" is fused on a GPU only."""
     if any(one.name.startswith("aten::_fused_") for one in case.rank.operators):
         return True
     impl = case.setting("training.optimizer_impl")

@@ -1,4 +1,4 @@
-"""Apply the rules to a profile or to a footprint, and order the findings."""
+"""Applies the rules to a profile or to a footprint, and orders the findings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class Diagnosis:
 
 
 def of_files(paths: Sequence[Path]) -> Diagnosis:
-    """Diagnose the traces of any program, one per rank.
+    """Diagnoses the traces of any program, one per rank.
 
     Raises DataError for a file that is not a trace, and for traces of two different programs.
     """
@@ -98,7 +98,7 @@ def of_run(
     environment: Mapping[str, Any],
     unit_time: float | None,
 ) -> Diagnosis:
-    """Diagnose a run of our own, with the settings, metrics and environment of its clean repeats, by dot-key.
+    """Diagnoses a run of our own, with the settings, metrics and environment of its clean repeats, by dot-key.
 
     `paths` are all traces of the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a
     clean step, in seconds. Raises DataError as `of_files` does.
@@ -113,7 +113,7 @@ def of_run(
 
 
 def _latest(paths: Sequence[Path]) -> list[Path]:
-    """Return the last cycle of each rank. The recorder's file names are like rank0.1763748910.pt.trace.json.gz."""
+    """Returns the last cycle of each rank. The recorder's file names are like rank0.1763748910.pt.trace.json.gz."""
     by_rank = {path.name.partition(".")[0]: path for path in sorted(paths, key=lambda path: path.name)}
     return [by_rank[rank] for rank in sorted(by_rank, key=lambda rank: (len(rank), rank))]
 
@@ -153,7 +153,7 @@ _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
 def diagnose(case: ProfileCase) -> Findings:
-    """Return the findings on a program's time."""
+    """Returns the findings on a program's time."""
     lacking = _lacking(case.rank)
     found = _apply(HOST_RULES if lacking else TIME_RULES, case)
     unanswered = [*found.unanswered, *([Unanswered("device", lacking, needs="")] if lacking else [])]
@@ -161,14 +161,14 @@ def diagnose(case: ProfileCase) -> Findings:
 
 
 def _lacking(rank: Rank) -> str:
-    """Return what is missing for a program whose device work is not in the trace; an empty string for one on a CPU."""
+    """Returns what is missing for a program whose device work is not in the trace; an empty string for one on a CPU."""
     if rank.host_only and rank.unread:
         return f"the device's work, as {rank.unread[0]} is not read"
     return "the GPU's work, which was not recorded (ProfilerActivity.CUDA)" if rank.work_missing else ""
 
 
 def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings:
-    """Return the findings on a program's memory; the headline is empty, because the footprint has its own.
+    """Returns the findings on a program's memory; the headline is empty, because the footprint has its own.
 
     `settings` are the run's, by dot-key; None for other programs, whose findings get no overrides. The saving of a fix
     is set where it follows from the footprint; a prediction gives the others.
@@ -180,7 +180,7 @@ CaseT = TypeVar("CaseT", bound=Case)
 
 
 def _apply(rules: Sequence[Callable[[CaseT], Answers]], case: CaseT) -> Findings:
-    """Return the findings of all rules that have evidence, the largest saving first; unknown savings come last.
+    """Returns the findings of all rules that have evidence, the largest saving first; unknown savings come last.
 
     Of several findings with the same fix only the first has it, so that it is tried once.
     """

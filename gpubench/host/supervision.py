@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench import errors, events, units
-from gpubench.errors import GpubenchError, HandoverError, SettingsError, UsageError, WorkerLost
+from gpubench.errors import GpubenchError, HandoffError, SettingsError, UsageError, WorkerLost
 from gpubench.ranks import machine
 from gpubench.worker.channel import EVERYONE
 
@@ -110,9 +110,9 @@ def _names_its_ranks(kind: type[GpubenchError], failure: events.Failed, machines
     """Returns whether the message is complete without the rank that reported it.
 
     All ranks have the same settings, the ranks of one machine have the same files and devices, and the error of a
-    hand-over names the sender and the receiver.
+    hand-off names the sender and the receiver.
     """
-    everywhere = (SettingsError, HandoverError) if machines > 1 else (UsageError, HandoverError)
+    everywhere = (SettingsError, HandoffError) if machines > 1 else (UsageError, HandoffError)
     return issubclass(kind, everywhere) or failure.message.startswith(f"rank {failure.rank} ")
 
 

@@ -1,4 +1,4 @@
-"""What fills a device's memory: recorded or predicted allocations in order, and what they add up to.
+"""The contents of a device's memory: recorded or predicted allocations in order, and their sums.
 
 Importing this package does not import torch.
 """

@@ -60,7 +60,7 @@ _GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the fir
 
 
 def capability(key: str) -> tuple[int, int] | None:
-    """Return the compute capability of an accelerator in `hardware`, such as (8, 0); None for AMD's accelerators.
+    """Returns the compute capability of an accelerator in `hardware`, such as (8, 0); None for AMD's accelerators.
 
     Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
     """
@@ -69,7 +69,7 @@ def capability(key: str) -> tuple[int, int] | None:
 
 
 def blas_workspace(capability: tuple[int, int] | None) -> int:
-    """Return the size of cuBLAS's workspace for one handle on one stream; a capability of None stands for AMD.
+    """Returns the size of cuBLAS's workspace for one handle on one stream; a capability of None stands for AMD.
 
     It is 32 MiB from Hopper on. Before Hopper it is two times 4096 KiB and eight times 16 KiB, which is 8,519,680
     bytes. cuBLASLt shares it. Source: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13, parseChosenWorkspaceSize
@@ -102,18 +102,18 @@ class Driver:
         self._next = 1 << 21
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes if they are available, and return whether they were."""
+        """Takes `size` bytes if they are available, and returns whether they were."""
         if self._capacity is not None and self.taken + size > self._capacity:
             return False
         self.taken += size
         return True
 
     def give_back(self, size: int) -> None:
-        """Return `size` bytes to the device."""
+        """Returns `size` bytes to the device."""
         self.taken -= size
 
     def addresses(self, size: int) -> int:
-        """Return the first of `size` new addresses."""
+        """Returns the first of `size` new addresses."""
         first = self._next
         self._next += size
         return first
@@ -135,7 +135,7 @@ class Block:
         self.after: Block | None = None
 
     def put_between(self, before: "Block | None", after: "Block | None") -> None:
-        """Set both neighbours, and this block as theirs."""
+        """Sets both neighbours, and this block as theirs."""
         self.before, self.after = before, after
         if before:
             before.after = self
@@ -162,7 +162,7 @@ class Pool:
         return self._order[-1][0] if self._order else 0
 
     def take(self, size: int) -> Block | None:
-        """Remove and return the smallest free block of at least `size` bytes (get_free_block).
+        """Removes and returns the smallest free block of at least `size` bytes (get_free_block).
 
         Of several blocks of this size, it is that with the lowest address. Returns None if there is none.
         """
@@ -170,7 +170,7 @@ class Pool:
         return None if place is None else self._pop(place)
 
     def grow(self, size: int, segment: int) -> Block | None:
-        """Return a block of at least `size` bytes from a new segment of `segment` bytes (alloc_block).
+        """Returns a block of at least `size` bytes from a new segment of `segment` bytes (alloc_block).
 
         Returns None if the driver has too little memory.
         """
@@ -179,7 +179,7 @@ class Pool:
         return Block(self, self._driver.addresses(segment), segment)
 
     def hold(self, block: Block, size: int) -> None:
-        """Mark a block as used, and split off what exceeds `size` bytes (should_split, alloc_found_block)."""
+        """Marks a block as used, and splits off what exceeds `size` bytes (should_split, alloc_found_block)."""
         block.held = True
         if block.size - size >= self._least_rest:
             rest = Block(self, block.address + size, block.size - size)
@@ -188,20 +188,20 @@ class Pool:
             self._add(rest)
 
     def release(self, block: Block) -> None:
-        """Free the block and merge it with free neighbours (free_block)."""
+        """Frees the block and merges it with free neighbours (free_block)."""
         block.held = False
         self._merge(block)
         self._add(block)
 
     def give_back(self) -> None:
-        """Return completely free segments to the driver (release_blocks)."""
+        """Returns completely free segments to the driver (release_blocks)."""
         for block in list(self._free.values()):
             if not block.before and not block.after:
                 self._remove(block)
                 self._driver.give_back(block.size)
 
     def _place(self, size: int) -> int | None:
-        """Return the index of the best-fitting free block in the sorted list; None if none fits."""
+        """Returns the index of the best-fitting free block in the sorted list; None if none fits."""
         place = bisect_left(self._order, (size, 0))
         return place if place < len(self._order) else None
 
@@ -216,7 +216,7 @@ class Pool:
         self._pop(bisect_left(self._order, (block.size, block.address)))
 
     def _merge(self, block: Block) -> None:
-        """Merge the block with the neighbours that are free (try_merge_blocks)."""
+        """Merges the block with the neighbours that are free (try_merge_blocks)."""
         before, after = block.before, block.after
         if before and not before.held and before.mapped == block.mapped:
             self._remove(before)
@@ -240,7 +240,7 @@ class ExpandablePool(Pool):
         self._add(Block(self, self._base, _ADDRESS_SPACE, mapped=False))
 
     def _place(self, size: int) -> int | None:
-        """Return the index of the best-fitting block, with the size to which it can grow; None if none fits."""
+        """Returns the index of the best-fitting block, with the size to which it can grow; None if none fits."""
         place = super()._place(size)
         if place is None:
             return None
@@ -249,12 +249,12 @@ class ExpandablePool(Pool):
         return place
 
     def _extent(self, place: int) -> int:
-        """Return the size of a free block together with unmapped addresses behind it."""
+        """Returns the size of a free block together with unmapped addresses behind it."""
         block = self._free[self._order[place][1]]
         return block.size + (block.after.size if block.after and not block.after.mapped else 0)
 
     def grow(self, size: int, segment: int) -> Block | None:
-        """Return a block of at least `size` bytes, for which pages are mapped (try_allocate_expandable_block).
+        """Returns a block of at least `size` bytes, for which pages are mapped (try_allocate_expandable_block).
 
         It has the lowest possible addresses. Returns None if the driver has too little memory; pages that were already
         mapped then stay mapped and free.
@@ -271,13 +271,13 @@ class ExpandablePool(Pool):
         return block
 
     def _first_block_to_expand(self, size: int) -> Block:
-        """Return the first of adjacent free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
+        """Returns the first of adjacent free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
         unmapped = (block for _, block in sorted(self._unmapped.items()))
         starts = (block.before if block.before and not block.before.held else block for block in unmapped)
         return next(start for start in starts if _is_large_enough(start, size))
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map pages for the first `size` bytes of a block, or for all of it (map_block).
+        """Maps pages for the first `size` bytes of a block, or for all of it (map_block).
 
         Returns False if the driver has too little memory.
         """
@@ -294,7 +294,7 @@ class ExpandablePool(Pool):
         return True
 
     def give_back(self) -> None:
-        """Return completely free pages to the driver (unmap_block)."""
+        """Returns completely free pages to the driver (unmap_block)."""
         for block in list(self._free.values()):
             skipped = -(block.address - self._base) % self._page
             unmapped = (block.size - skipped) // self._page * self._page
@@ -302,7 +302,7 @@ class ExpandablePool(Pool):
                 self._unmap(block, skipped, unmapped)
 
     def _unmap(self, block: Block, skipped: int, unmapped: int) -> None:
-        """Unmap `unmapped` bytes after the first `skipped` bytes; what remains on both sides stays free."""
+        """Unmaps `unmapped` bytes after the first `skipped` bytes; what remains on both sides stays free."""
         self._remove(block)
         behind = block.size - skipped - unmapped
         if skipped:
@@ -331,7 +331,7 @@ class ExpandablePool(Pool):
 
 
 def _is_large_enough(start: Block, size: int) -> bool:
-    """Return whether `start` and the free blocks behind it have `size` bytes together."""
+    """Returns whether `start` and the free blocks behind it have `size` bytes together."""
     length = 0
     block: Block | None = start
     while block and not block.held and length < size:
@@ -365,11 +365,11 @@ class Rules:
     """The memory that the driver can provide; None for no limit."""
 
     def rounded(self, size: int) -> int:
-        """Return the size of the block for `size` bytes (round_size)."""
+        """Returns the size of the block for `size` bytes (round_size)."""
         return -(-size // self.block) * self.block
 
     def segment(self, rounded: int) -> int:
-        """Return the size of a new segment for a block of `rounded` bytes (get_allocation_size)."""
+        """Returns the size of a new segment for a block of `rounded` bytes (get_allocation_size)."""
         if rounded <= self.small:
             return self.small_segment
         if rounded < self.own_segment:
@@ -377,7 +377,7 @@ class Rules:
         return -(-rounded // self.own_rounding) * self.own_rounding
 
     def least_rest(self, is_small: bool) -> int:
-        """Return the bytes that must remain for a block to be split (should_split)."""
+        """Returns the bytes that must remain for a block to be split (should_split)."""
         return self.block if is_small or self.expandable else self.small + 1
 
 
@@ -435,7 +435,7 @@ class CachingAllocator:
         return self._driver.taken
 
     def allocate(self, size: int, stream: int = 0) -> int:
-        """Allocate `size` bytes (malloc) and return their address; 0 bytes need no memory and have the address 0.
+        """Allocates `size` bytes (malloc) and returns their address; 0 bytes need no memory and have the address 0.
 
         Within a segment, distances between addresses are real. Raises OutOfDeviceMemory if the bytes do not fit into
         `Rules.capacity`.
@@ -457,7 +457,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Free the memory at an address that `allocate` returned. Raises KeyError if it is not allocated."""
+        """Frees the memory at an address that `allocate` returned. Raises KeyError if it is not allocated."""
         if not address:
             return
         block = self._held.pop(address)
@@ -467,7 +467,7 @@ class CachingAllocator:
         block.pool.release(block)
 
     def empty_cache(self) -> None:
-        """Return completely free segments or pages to the driver (release_cached_blocks)."""
+        """Returns completely free segments or pages to the driver (release_cached_blocks)."""
         for pool in self._pools.values():
             pool.give_back()
 
@@ -481,7 +481,7 @@ class CachingAllocator:
         return block
 
     def _pool(self, rounded: int, stream: int) -> Pool:
-        """Return the stream's pool for small or for large blocks (get_pool)."""
+        """Returns the stream's pool for small or for large blocks (get_pool)."""
         is_small = rounded <= self._rules.small
         pool = self._pools.get((stream, is_small))
         if pool is None:
@@ -516,7 +516,7 @@ class Replayed:
 
 
 def replay(history: History, rules: Rules) -> Replayed:
-    """Replay the allocations and frees of a history with an empty allocator, on one stream."""
+    """Replays the allocations and frees of a history with an empty allocator, on one stream."""
     allocator = CachingAllocator(rules)
     addresses = [0] * len(history.allocations)
     levels = array("q")
@@ -538,7 +538,7 @@ def replay(history: History, rules: Rules) -> Replayed:
 
 
 def _events(history: History) -> list[tuple[int, bool]]:
-    """Return, for each position, the index of the allocation there (-1 if there is none) and whether it begins."""
+    """Returns, for each position, the index of the allocation there (-1 if there is none) and whether it begins."""
     events = [(-1, False)] * history.length
     for index, allocation in enumerate(history.allocations):
         events[allocation.begin] = (index, True)
@@ -548,7 +548,7 @@ def _events(history: History) -> list[tuple[int, bool]]:
 
 
 def _readings(marks: Sequence[Mark], allocated: NDArray[np.int64], reserved: NDArray[np.int64]) -> list[Reading]:
-    """Return the readings at the marks. A peak is that since the previous mark, including the memory at that mark."""
+    """Returns the readings at the marks. A peak is that since the previous mark, including the memory at that mark."""
     tensors, driver = (np.concatenate(([0], counts)) for counts in (allocated, reserved))
     reached = [mark.at for mark in marks if mark.at <= len(allocated)]
     return [

@@ -1,4 +1,4 @@
-"""Compute a footprint from a history of allocations: peak, usage over time, and what the allocator adds.
+"""Computes a footprint from a history of allocations: peak, usage over time, and what the allocator adds.
 
 A moment is a state of the history: what is held then, by category and by the allocator's counts. A phase has a moment
 for each of its states, including the one that it starts with, and one more for its end, because the allocator's
@@ -46,8 +46,8 @@ BEYOND: dict[Source, str] = {
     "trace": "unknown",
 }
 """The category of what the allocator counts beyond the blocks of the history, by source. A run is recorded by a
-dispatch mode, so that only the allocator sees what kernels take for themselves. A snapshot and the model of the
-allocator know every request, so that it is the rounding of blocks. For a trace it is unknown."""
+dispatch mode, so that only the allocator sees what kernels allocate themselves. A snapshot and the model of the
+allocator know every request, so that the difference is the rounding of blocks. For a trace it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class Lives:
     """The allocations as columns, in their order."""
 
     size: Bytes
-    """Sizes of the blocks, if the allocator has blocks."""
+    """The sizes of the blocks, or those requested if the allocator has no blocks."""
     begin: Places
     end: Places
-    """Positions of the ends; the history's length for what is held at its end."""
+    """The positions of the ends; the history's length for what is held at its end."""
     category: Places
-    """Index into `HELD`."""
+    """The index of the category in `HELD`."""
 
     def sums(self, states: Places) -> Bytes:
-        """Return the bytes held in some states by category: (categories, states). State i follows i events."""
+        """Returns the bytes held in some states by category: (categories, states). State i follows i events."""
         sorted_, place = np.unique(states, return_inverse=True)
         change = np.zeros((len(HELD), len(sorted_) + 1), np.int64)
         np.add.at(change, (self.category, np.searchsorted(sorted_, self.begin + 1)), self.size)
@@ -95,10 +95,10 @@ class Moments:
     spans: list[Span]
     """The spans, in order; together they contain each moment once."""
     state: Places
-    """(moments,): how many events precede each moment. The next four arrays have one element per moment, too."""
+    """The number of events before each moment. This and the next four arrays have one element per moment."""
     requested: Bytes
     known: Bytes
-    """Bytes of the blocks of what the history holds."""
+    """The bytes of the blocks of what the history holds."""
     allocated: Bytes
     reserved: Bytes | None
     lives: Lives
@@ -121,7 +121,7 @@ class Moments:
         )
 
     def series(self, chosen: Places) -> dict[str, Bytes]:
-        """Return the bytes by category at each of the chosen moments; they add up to the level's total."""
+        """Returns the bytes by category at each of the chosen moments; they add up to the level's total."""
         found = {category: np.zeros(len(chosen), np.int64) for category in CATEGORIES}
         found |= zip(HELD, self.lives.sums(self.state[chosen]), strict=True)
         found[self.beyond] = found[self.beyond] + self.allocated[chosen] - self.known[chosen]
@@ -131,23 +131,23 @@ class Moments:
         return found
 
     def amounts(self, chosen: Sequence[int]) -> list[Amounts]:
-        """Return the same as one dict per chosen moment."""
+        """Returns the bytes by category as one dict per chosen moment."""
         series = self.series(np.array(chosen, np.int64))
         rows = zip(*(column.tolist() for column in series.values()), strict=True)
         return [{name: size for name, size in zip(series, row, strict=True) if size} for row in rows]
 
     def held(self, moment: int) -> Places:
-        """Return the indices of the allocations that are held at a moment."""
+        """Returns the indices of the allocations that are held at a moment."""
         state = self.state[moment]
         return np.flatnonzero((self.lives.begin < state) & (state <= self.lives.end))
 
     def top(self, span: Span) -> int:
-        """Return the moment of a span at which most is allocated, the first of equals."""
+        """Returns the moment of a span at which most is allocated, the first of equals."""
         return span.first + int(np.argmax(self.allocated[span.moments]))
 
 
 def moments(history: History, source: Source, rules: Rules | None, other: int) -> Moments:
-    """Return all moments of a history: two more per phase than it has events.
+    """Returns all moments of a history: two more per phase than it has events.
 
     With `rules`, allocated and reserved bytes come from a replay, otherwise from the history's readings; without either
     they equal the requested bytes. `other` bytes are added to each moment.
@@ -172,14 +172,14 @@ def moments(history: History, source: Source, rules: Rules | None, other: int) -
 
 
 def shortfall(found: Moments, readings: Sequence[Reading]) -> tuple[int, Span]:
-    """Return the largest number of bytes by which a reading is below the history, with its span; 0 if none is."""
+    """Returns the largest number of bytes by which a reading is below the history, with its span; 0 if none is."""
     pairs = zip(found.spans, readings[1:], strict=False)
     lacking = [(int(found.known[span.moments].max()) - one.peak_allocated, span) for span, one in pairs]
     return max([(0, found.spans[0]), *lacking], key=lambda one: one[0])
 
 
 def _borders(history: History) -> list[tuple[int, int]]:
-    """Return (start, end) of each phase, as positions."""
+    """Returns (start, end) of each phase, as positions."""
     return list(pairwise([*(mark.at for mark in history.marks), history.length]))
 
 
@@ -205,7 +205,7 @@ def _lives(history: History, size: Bytes) -> Lives:
 
 
 def _held(size: Bytes, lives: Lives, length: int) -> Bytes:
-    """Return the bytes held in all states: (length + 1,)."""
+    """Returns the bytes held in all states: (length + 1,)."""
     change = np.zeros(length + 2, np.int64)
     np.add.at(change, lives.begin + 1, size)
     np.subtract.at(change, lives.end + 1, size)
@@ -213,13 +213,13 @@ def _held(size: Bytes, lives: Lives, length: int) -> Bytes:
 
 
 def _counted(history: History) -> Counts:
-    """Return the counts of the history's own allocations."""
+    """Returns the counts of the history's own allocations."""
     given = sum(one.category != "before" for one in history.allocations)
     return Counts(given, sum(one.end is not None for one in history.allocations))
 
 
 def _replayed(history: History, rules: Rules) -> Replayed:
-    """Replay on a device without a limit, so that a shortfall of a smaller device shows.
+    """Replays the history on a device without a limit, so that it also shows what a smaller device lacks.
 
     Retries and failures are counted on a device of the rules' capacity, up to the first failed allocation.
     """
@@ -232,7 +232,7 @@ def _replayed(history: History, rules: Rules) -> Replayed:
 
 
 def _read(spans: Sequence[Span], known: Bytes, readings: Sequence[Reading]) -> tuple[Bytes, Bytes]:
-    """Return allocated and reserved bytes of all moments, from the allocator's readings between them.
+    """Returns allocated and reserved bytes of all moments, from the allocator's readings between them.
 
     The moment of a phase's peak is that at which the history holds most; the next mark's reading gives its value, and
     that of the phase's end. In between, the bytes beyond the history are the lesser of those at the two moments, and
@@ -260,11 +260,11 @@ def _read(spans: Sequence[Span], known: Bytes, readings: Sequence[Reading]) -> t
 
 
 POINTS = 800
-"""More points than a plot has pixels."""
+"""The number of points of a timeline, more than a plot has pixels."""
 
 
 def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[Timeline, dict[int, int]]:
-    """Return what is held over the history in about `POINTS` points, and the index of each of the moments `peaks`.
+    """Returns what is held over the history in about `POINTS` points, and the index of each of the moments `peaks`.
 
     The moments are divided into stretches of equal length, and each stretch keeps the moment with most allocated. The
     first and last moment, the one with most reserved, and `peaks` are kept too.
@@ -280,7 +280,7 @@ def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[Timeline, dict[int
 
 
 def _kept(moments: Moments, peaks: Iterable[int]) -> Places:
-    """Return the indices of the moments to keep, sorted."""
+    """Returns the indices of the moments to keep, sorted."""
     stretches = min(POINTS, len(moments))
     borders = np.arange(stretches + 1) * len(moments) // stretches
     starts = borders[:-1]
@@ -292,7 +292,7 @@ def _kept(moments: Moments, peaks: Iterable[int]) -> Places:
 
 
 def _marks(spans: Sequence[Span], kept: Places) -> list[TimelineMark]:
-    """Return each mark at the first kept moment that is not before it."""
+    """Returns each mark at the first kept moment that is not before it."""
     return [
         TimelineMark(at=int(at), phase=span.phase, step=span.step)
         for span, at in zip(spans, np.searchsorted(kept, [span.first for span in spans]), strict=True)
@@ -302,7 +302,7 @@ def _marks(spans: Sequence[Span], kept: Places) -> list[TimelineMark]:
 MODULES = 200
 HOLDERS = 30
 NOTABLE = 0.01
-"""A fraction of the peak: a note reports readings that are below the history by more than this."""
+"""The fraction of the peak above which a note reports that readings are below the history."""
 
 _Times = dict[tuple[Stage, Phase], list[Span]]
 
@@ -318,7 +318,7 @@ def footprint(
     other: int = 0,
     notes: Sequence[str] = (),
 ) -> Footprint:
-    """Return the footprint of a history, in bytes. Raises DataError for a history without allocations.
+    """Returns the footprint of a history, in bytes. Raises DataError for a history without allocations.
 
     With `rules`, for a prediction, allocated and reserved bytes follow from them, otherwise from the history's
     readings. `other` is what the device holds outside the allocator; `capacity` is the device's memory. The peak is the
@@ -364,7 +364,7 @@ def footprint(
 
 
 def footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footprint]:
-    """Return the footprint of each device in a file. Raises what `footprint` does."""
+    """Returns the footprint of each device in a file. Raises what `footprint` does."""
     return [
         footprint(
             one.history,
@@ -378,7 +378,7 @@ def footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footpri
 
 
 def _stages(spans: Sequence[Span]) -> list[Stage]:
-    """Return the stage of each span; spans outside a step count for the step before them."""
+    """Returns the stage of each span; spans outside a step count for the step before them."""
     found: list[Stage] = []
     step = None
     for span in spans:
@@ -388,7 +388,7 @@ def _stages(spans: Sequence[Span]) -> list[Stage]:
 
 
 def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
-    """Return the reported phases in order, with their occurrences in the set-up, in step 0 and in the last complete
+    """Returns the reported phases in order, with their occurrences in the set-up, in step 0 and in the last complete
     step.
 
     A mark after the last event only closes the history.
@@ -402,7 +402,7 @@ def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
 
 
 def _steady_step(spans: Iterable[Span]) -> int | None:
-    """Return the last step, or the one before it if the last one does not reach the phase in which that one ended."""
+    """Returns the last step, or the one before it if the last one does not reach the phase in which that one ended."""
     phases: dict[int, list[Phase]] = defaultdict(list)
     for span in spans:
         if span.step is not None:

@@ -1,4 +1,4 @@
-"""Search for the batch sizes that fit, and judge trades of memory for speed."""
+"""Searches for the batch sizes that fit, and judges trades of memory for speed."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,28 +13,28 @@ class Trade(Struct, frozen=True):
     """One set of settings, as it was measured."""
 
     fix: dict[str, Any]
-    """Overrides of the run's own settings; empty for the run itself."""
+    """The overrides of the run's own settings; empty for the run itself."""
     peak: int | None
-    """Bytes at the peak of the rank with the largest peak; None if the run failed."""
+    """The bytes at the peak of the rank with the largest peak; None if the run failed."""
     throughput: float | None
-    """Samples/s of all ranks; None if the run failed or was not timed."""
+    """The throughput of all ranks in samples/s; None if the run failed or was not timed."""
     interval: tuple[float, float] | None = None
-    """95 % interval of the throughput over repeats."""
+    """The 95 % interval of the throughput over repeats."""
     efficient: bool = False
     """Whether no other trade is known to take no more memory and be faster, or less memory and be as fast."""
     reason: str | None = None
-    """Why the run failed."""
+    """The reason why the run failed."""
 
 
 class Trades(Struct, frozen=True):
     """The content of trades.json."""
 
     trades: list[Trade]
-    """Ordered by memory; failed runs come last."""
+    """The trades ordered by memory; failed runs come last."""
 
 
 def weigh(trades: Sequence[Trade]) -> Trades:
-    """Mark the efficient trades (the Pareto frontier) and sort them."""
+    """Marks the efficient trades (the Pareto frontier) and sorts them."""
     measured = [trade for trade in trades if trade.peak is not None and trade.throughput is not None]
     marked = [
         msgspec.structs.replace(
@@ -46,7 +46,7 @@ def weigh(trades: Sequence[Trade]) -> Trades:
 
 
 def _beats(one: Trade, other: Trade) -> bool:
-    """Say whether `one` takes no more memory and is certainly no slower, and is better in one of the two."""
+    """Returns whether `one` takes no more memory and is certainly no slower, and is better in one of the two."""
     assert one.peak is not None
     assert other.peak is not None
     low, high = _bounds(one)[0], _bounds(other)[1]
@@ -59,24 +59,24 @@ def _bounds(trade: Trade) -> tuple[float, float]:
 
 
 FIRST = (1, 2, 4)
-"""Batch sizes that are predicted first, to fit a line."""
+"""The batch sizes that are predicted first, to fit a line."""
 MOST = 1 << 20
 """The largest batch size that is tried: with so little memory per sample, memory is not the limit."""
 FINE = 0.01
-"""A fraction of the batch size: the resolution of the search."""
+"""The resolution of the search, as a fraction of the batch size."""
 
 
 class Point(Struct, frozen=True):
     batch_size: int
     total: int
-    """Bytes of the device at the peak."""
+    """The bytes of the device in use at the peak."""
 
 
 class Line(Struct, frozen=True):
-    """total = constant + per_sample x batch_size, by least squares."""
+    """The line total = constant + per_sample x batch_size, by least squares."""
 
     constant: float
-    """Bytes independent of the batch: parameters, gradients, optimizer state, context."""
+    """The bytes that do not depend on the batch: parameters, gradients, optimizer state, context."""
     per_sample: float
     error: float
     """The largest deviation of a point from the line, as a fraction of the point."""
@@ -87,15 +87,15 @@ class Confirmed(Struct, frozen=True):
 
     batch_size: int
     total: int | None
-    """Bytes at the measured peak; None if the run failed."""
+    """The bytes at the measured peak; None if the run failed."""
     reason: str | None = None
-    """Why the run failed."""
+    """The reason why the run failed."""
 
 
 class Speed(Struct, frozen=True):
     batch_size: int
     throughput: float
-    """Samples/s of all ranks."""
+    """The throughput of all ranks in samples/s."""
 
 
 class BatchSizes(Struct, frozen=True, kw_only=True):
@@ -104,9 +104,9 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
     capacity: int
     spare: float
     limit: int
-    """Bytes that may be used: capacity x (1 - spare)."""
+    """The bytes that may be used: capacity x (1 - spare)."""
     points: list[Point]
-    """Predicted, in order of batch size."""
+    """The predicted points in order of batch size."""
     line: Line
     largest: int | None
     """The largest batch size that fits, from a run if there is a device, else predicted; None if not even 1 fits."""
@@ -115,7 +115,7 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
 
 
 def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Point]:
-    """Return the points that were predicted, ordered by batch size.
+    """Returns the points that were predicted, ordered by batch size.
 
     They include the largest batch that fits and a larger one. `total` predicts the bytes at the peak. It should grow
     with the batch; where the allocator's segments make it fall, the largest size that was found to fit counts. No batch
@@ -132,7 +132,7 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Po
     low = max((one for one in first if look(one)), default=0)
     high = min((one for one in first if not look(one)), default=None)
     while high != 1 and (low < most if high is None else high - low > max(1, FINE * low)):
-        # Alternate between the line's intersection and the middle, so that curves other than lines end soon, too.
+        # Alternate between the line's intersection and the middle, so that the search also ends soon for other curves.
         guess = _meeting(limit, _points(seen)) if len(seen) % 2 else _between(low, high or most + 1)
         batch_size = min(max(guess, low + 1), (high or most + 1) - 1)
         if look(batch_size):
@@ -143,14 +143,14 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Po
 
 
 def _meeting(limit: int, points: Sequence[Point]) -> int:
-    """Return the batch size at which the line through the points around the limit reaches the limit."""
+    """Returns the batch size at which the line through the points around the limit reaches the limit."""
     near = sorted(points, key=lambda point: abs(point.total - limit))[:3]
     line = fit(near) if len(near) > 1 else None
     return round((limit - line.constant) / line.per_sample) if line and line.per_sample > 0 else MOST
 
 
 def _between(low: int, high: int) -> int:
-    """Return the middle of two sizes, by ratio if they are far apart."""
+    """Returns the middle of two sizes, by ratio if they are far apart."""
     return round(math.sqrt(max(low, 1) * high)) if high > 2 * low else (low + high) // 2
 
 
@@ -159,7 +159,7 @@ def _points(seen: dict[int, int]) -> list[Point]:
 
 
 def fit(points: Sequence[Point]) -> Line:
-    """Return the least-squares line; through a single point, the line from the origin."""
+    """Returns the least-squares line; through a single point, the line from the origin."""
     if len(points) == 1:
         return Line(0.0, float(points[0].total) / points[0].batch_size, 0.0)
     x = np.array([point.batch_size for point in points], float)
@@ -170,7 +170,7 @@ def fit(points: Sequence[Point]) -> Line:
 
 
 def overrides(batch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Return the overrides for this batch size; `settings` are flat. Synthetic data gets as many samples as needed."""
+    """Returns the overrides for this batch size; `settings` are flat. Synthetic data gets as many samples as needed."""
     changes = {"training.batch_size": batch_size}
     needed = 2 * batch_size * settings["distributed.world_size"] * settings["training.grad_accumulation"]
     if str(settings["data.source"]).startswith("synthetic") and settings["data.samples"] < needed:
@@ -183,7 +183,7 @@ def largest(points: Sequence[Point], limit: int) -> int | None:
 
 
 def worth_timing(largest_fitting: int) -> Iterator[int]:
-    """Yield the largest batch size and halves of it, among which the fastest often is."""
+    """Yields the largest batch size and halves of it, among which the fastest often is."""
     batch_size = largest_fitting
     for _ in range(3):
         yield batch_size

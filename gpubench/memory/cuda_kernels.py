@@ -1,4 +1,4 @@
-"""Make a training step on CPU tensors without memory allocate as it would on CUDA.
+"""Makes a training step on CPU tensors without memory allocate as it would on CUDA.
 
 The CPU runs other kernels than CUDA, which keep other tensors for the backward pass. Each rule replaces kernels by ones
 that keep what CUDA's keep. They are registered at torch's dispatcher, where they apply to every caller, including C++
@@ -34,7 +34,7 @@ class Kernel:
     """A `function` that replaces an operator's kernel at a dispatch key of torch."""
 
     operator: str
-    """The operator's name in aten with its overload, as "softmax.int"."""
+    """The operator's name in aten with its overload, such as "softmax.int"."""
     key: str
     function: Callable[..., Any]
 
@@ -51,7 +51,7 @@ class Substitute:
 COMPOSITE = "CompositeImplicitAutograd"
 """The dispatch key of operators made of others: autograd sees only the operators that they call."""
 _UNKNOWN_GPU: Capability = (8, 0)
-"""Stands for an unknown GPU and for AMD's: it has flash attention, and cuDNN is not tried first."""
+"""The capability assumed for unknown GPUs and AMD's: it has flash attention, and cuDNN is not tried first."""
 
 Count = Callable[[], None]
 """A function that counts one change made by a rule."""
@@ -72,7 +72,7 @@ class Rule:
 
 @contextmanager
 def as_cuda(*, without: Container[str] = (), capability: Capability | None = None) -> Iterator[Applied]:
-    """Make CPU operators keep, within the context, what they would keep on a GPU of this compute capability.
+    """Makes CPU operators keep, within the context, what they would keep on a GPU of this compute capability.
 
     The rules are made for FakeTensors. The results of real tensors change by rounding at most: where the CPU lacks a
     kernel, they are computed as without the rules. `without` names rules to leave out. The context applies to the whole
@@ -150,7 +150,7 @@ _Policy = Callable[[Callable[..., Any], Count], Callable[..., Any]]
 
 
 def _autocast(count: Count, _: Capability) -> Iterator[Kernel]:
-    """Yield kernels that give torch.autocast("cpu") the policies of CUDA.
+    """Yields kernels that give torch.autocast("cpu") the policies of CUDA.
 
     They are registered at autocast's dispatch key, where torch has its own. There they also apply to operators that
     other operators call in C++ (cross_entropy calls log_softmax and nll_loss), which a TorchFunctionMode does not see,
@@ -177,18 +177,18 @@ def _autocast(count: Count, _: Capability) -> Iterator[Kernel]:
 
 
 def registered(key: str) -> set[str]:
-    """Return the aten operators with a kernel at a dispatch key. CPU builds have the kernels of AutocastCUDA too."""
+    """Returns the aten operators with a kernel at a dispatch key. CPU builds have the kernels of AutocastCUDA too."""
     return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
 def _operator(name: str) -> Any:
-    """Return the aten operator of a name such as "softmax.int"."""
+    """Returns the aten operator of a name such as "softmax.int"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _without_autocast() -> Any:
-    """Return a context in which autocast is off."""
+    """Returns a context in which autocast is off."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
 
 
@@ -293,7 +293,7 @@ class Call:
 
 
 def _attention(count: Count, capability: Capability) -> Iterator[Kernel]:
-    """Yield attention with the kernel that CUDA would choose; tensors with memory are computed by plain attention."""
+    """Yields attention with the kernel that CUDA would choose; tensors with memory are computed by plain attention."""
 
     def attention(
         query: Tensor,
@@ -316,7 +316,7 @@ def _attention(count: Count, capability: Capability) -> Iterator[Kernel]:
 
 
 def backend(call: Call, capability: Capability) -> Backend:
-    """Return the attention kernel that torch chooses on a GPU of this compute capability.
+    """Returns the attention kernel that torch chooses on a GPU of this compute capability.
 
     Source: select_sdp_backend and what it calls, in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and
     sdp_utils_cpp.h, without nested tensors and float8. Head widths over 128, some of which newer builds give to cuDNN
@@ -336,7 +336,7 @@ def backend(call: Call, capability: Capability) -> Backend:
 
 
 def assumptions(capability: Capability | None) -> list[str]:
-    """Return sentences on the conditions that the choice of the attention kernel assumes."""
+    """Returns sentences on the conditions that the choice of the attention kernel assumes."""
     if capability is None or capability[0] not in _CUDNN_FIRST or _own_cudnn() is not None:
         return []
     return [
@@ -346,12 +346,12 @@ def assumptions(capability: Capability | None) -> list[str]:
 
 
 def _own_cudnn() -> int | None:
-    """Return this PyTorch's version of cuDNN, such as 91501 for 9.15.1; None for a build without CUDA."""
+    """Returns this PyTorch's version of cuDNN, such as 91501 for 9.15.1; None for a build without CUDA."""
     return None if torch.version.hip else cudnn_version()
 
 
 def cudnn_first(capability: Capability, cudnn: int, release: Release) -> bool:
-    """Return whether a release of PyTorch with this cuDNN tries cuDNN before flash attention.
+    """Returns whether a release of PyTorch with this cuDNN tries cuDNN before flash attention.
 
     Source: check_prefer_cudnn_attention in sdp_utils.cpp. Up to 2.8 it does so only on request (pull request 138522);
     2.9 by default from cuDNN 9.9 on (162073); 2.10 and later from 9.15.1 on (169849), which their first wheels lack.
@@ -419,7 +419,7 @@ def _efficient_can(call: Call, capability: Capability) -> bool:
 
 
 def _small_cores(capability: Capability) -> bool:
-    """Return whether the GPU lacks the shared memory that flash attention's backward pass needs for wide heads."""
+    """Returns whether the GPU lacks the shared memory that flash attention's backward pass needs for wide heads."""
     return (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
 
 
@@ -428,7 +428,7 @@ def _trains(call: Call) -> bool:
 
 
 def _dense(call: Call, types: tuple[torch.dtype, ...]) -> bool:
-    """Return whether the call meets the conditions that all fused kernels have in common."""
+    """Returns whether the call meets the conditions that all fused kernels have in common."""
     inputs = (call.query, call.key, call.value)
     return (
         all(each.dim() == 4 and each.dtype is call.query.dtype and each.stride(-1) == 1 for each in inputs)
@@ -439,7 +439,7 @@ def _dense(call: Call, types: tuple[torch.dtype, ...]) -> bool:
 
 
 def _heads_match(call: Call, *, grouped: bool, same_pairs: bool = True) -> bool:
-    """Return whether the kernel supports the numbers of heads.
+    """Returns whether the kernel supports the numbers of heads.
 
     `grouped`: several query heads may share a key head. `same_pairs`: keys and values need the same number of heads.
     """
@@ -475,7 +475,7 @@ def _cudnn(call: Call) -> Tensor:
 
 
 def _flash(call: Call) -> Tensor:
-    """Run flash attention, which pads head widths to multiples of 8 and keeps the padded copies."""
+    """Runs flash attention, which pads head widths to multiples of 8 and keeps the padded copies."""
     width = call.query.shape[-1]
     query, key, value = (
         functional.pad(tensor, (0, -width % 8)) if width % 8 else tensor
@@ -515,7 +515,7 @@ def _math(call: Call) -> Tensor:
 
 
 def _additive(call: Call) -> Tensor | None:
-    """Return the mask in its additive form: a boolean mask becomes a new tensor of the query's type."""
+    """Returns the mask in its additive form: a boolean mask becomes a new tensor of the query's type."""
     if call.mask is None or call.mask.dtype is not torch.bool:
         return call.mask
     return torch.where(call.mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=call.query.dtype))
@@ -530,7 +530,7 @@ _COMPUTE: dict[Backend, Callable[[Call], Tensor]] = {
 
 
 def _dropout(count: Count, _: Capability) -> Iterator[Kernel]:
-    """Yield CUDA's fused dropout, for the inputs that is_fused_kernel_acceptable accepts (ATen/native/Dropout.cpp)."""
+    """Yields CUDA's fused dropout, for the inputs that is_fused_kernel_acceptable accepts (ATen/native/Dropout.cpp)."""
 
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002  as in aten
         if not train or p == 0 or input.numel() == 0:
@@ -545,7 +545,7 @@ def _dropout(count: Count, _: Capability) -> Iterator[Kernel]:
 
 
 def _rms_norm(count: Count, _: Capability) -> Iterator[Kernel]:
-    """Yield native_layer_norm in place of CUDA's fused rms_norm, which keeps its input and one number per row.
+    """Yields native_layer_norm in place of CUDA's fused rms_norm, which keeps its input and one number per row.
 
     native_layer_norm keeps two numbers per row. Releases without the fused kernel compute rms_norm from the same
     operators on CUDA as on a CPU.
@@ -567,7 +567,7 @@ def _rms_norm(count: Count, _: Capability) -> Iterator[Kernel]:
 
 
 def _softmax(count: Count, _: Capability) -> Iterator[Kernel]:
-    """Yield softmax and log_softmax as in aten/src/ATen/native/SoftMax.cpp, without named dimensions."""
+    """Yields softmax and log_softmax as in aten/src/ATen/native/SoftMax.cpp, without named dimensions."""
 
     def kernel(operator: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
         def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: A002
@@ -583,7 +583,7 @@ def _softmax(count: Count, _: Capability) -> Iterator[Kernel]:
 
 
 def _packing(count: Count, _: Capability) -> Iterator[Substitute]:
-    """Yield a find_packed_sequence_indices that finds no packed sequences in positions without memory."""
+    """Yields a find_packed_sequence_indices that finds no packed sequences in positions without memory."""
     if "transformers" not in sys.modules:  # the model is not one of transformers
         return
     from transformers import masking_utils

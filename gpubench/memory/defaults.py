@@ -9,7 +9,7 @@ from gpubench.settings.schema import CompletedMemorySettings, Device, MemorySett
 
 
 def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:
-    """Return what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
+    """Returns what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
     required_torch()
     memory, gaps = settings.memory, Gaps(settings)
     if memory.predict and settings.distributed.world_size > 1 and not releases.installed().predicts_ranks:
@@ -28,11 +28,11 @@ def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, 
 
 
 def _fill_predicted(settings: MemorySettings, gaps: Gaps) -> Device:
-    """Choose the device and what depends on it as on the predicted GPU, whatever device this machine has."""
+    """Chooses the device and what depends on it as on the predicted GPU, whatever device this machine has."""
     follow = settings.memory
     here = [found.key for gpu in devices.visible_gpus()[:1] if (found := find_accelerator(gpu.name, gpu.memory_bytes))]
     if here and not follow.device_memory:
-        model = gaps.fill("memory.device_model", here[0], "the GPU that is here")
+        model = gaps.fill("memory.device_model", here[0], "the GPU of this machine")
         follow = follow.model_copy(update={"device_model": model})
     gaps.fill("device", Device.cuda, "predicted")
     gaps.fill("data.workers", 0, "a prediction reads one sample")

@@ -1,4 +1,4 @@
-"""What fills the memory, as data: by category, phase and holder."""
+"""The types of a memory footprint: bytes by category, phase, module and holder."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,46 +10,46 @@ from gpubench.memory.history import Counts, Phase
 
 Source = Literal["measured", "predicted", "snapshot", "trace"]
 Stage = Literal["setup", "first", "steady"]
-"""The time before the first step; the first step, in which the optimizer makes its state; the last step, which stands
-for all others."""
+"""`setup` is the time before the first step, `first` the first step, in which the optimizer creates its state, and
+`steady` the last step, which represents all others."""
 
 CATEGORIES = (
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "workspaces",
     "before", "unknown", "fragmentation", "other",
 )  # fmt: skip
 """The categories in the order in which they are shown: those of an allocation, then what the allocator holds without
-using it (`fragmentation`: reserved but not allocated), and what the device holds beside it (`other`: context and
+using it (`fragmentation`: reserved but not allocated), and what the device holds besides it (`other`: context and
 libraries)."""
 
 OTHERS = "(others)"
 """The path under which the modules that a footprint does not list are summed."""
 
 Amounts = dict[str, int]
-"""Bytes by category, without zeros; they sum to what the device has given out, as far as that is known."""
+"""The bytes by category, without zeros. They sum to the total of the device, as far as that is known."""
 
 
 class Level(Struct, frozen=True):
-    """The same moment by four counts, each holding the one before it."""
+    """The memory in use at a moment, by four counts, each of which includes the one before it."""
 
     requested: int
-    """Bytes that tensors requested."""
+    """The bytes that tensors requested."""
     allocated: int
-    """Bytes of the allocator's blocks that hold them."""
+    """The bytes of the allocator's blocks for these tensors."""
     reserved: int | None
-    """Bytes that the allocator has from the driver; None without an allocator that keeps memory for reuse."""
+    """The bytes that the allocator has from the driver; None without an allocator that keeps memory for reuse."""
     total: int
-    """Bytes that the device has given out, including `other`."""
+    """The bytes in use on the device, including `other`."""
 
 
 class PhaseFootprint(Struct, frozen=True):
     stage: Stage
     phase: Phase
     peak: Amounts
-    """What is held at the moment of the phase at which most is allocated."""
+    """The memory held at the moment of the phase at which most is allocated."""
     level: Level
     """The counts at the same moment."""
     end: Amounts
-    """What is held when the phase ends."""
+    """The memory held when the phase ends."""
 
 
 class Peak(Struct, frozen=True):
@@ -62,8 +62,8 @@ class Peak(Struct, frozen=True):
 
 
 class ModuleFootprint(Struct, frozen=True):
-    """Of a module without its children: parameters, buffers, gradients and optimizer state are its own; activations
-    and temporaries are what it held at the peak."""
+    """The memory of a module without its children: its parameters, buffers, gradients and optimizer state, and the
+    activations and temporaries that it held at the peak."""
 
     path: str
     amounts: Amounts
@@ -83,13 +83,13 @@ class Holder(Struct, frozen=True):
 
 
 class Correction(Struct, frozen=True):
-    """What a prediction on tensors without memory lacks, and how it was brought in."""
+    """Memory that tensors without memory do not show, and that a rule adds to a prediction."""
 
     name: str
     reason: str
     size: int | None
-    """Bytes that it adds at the peak, with all other corrections in place: to what is allocated, or to the count that
-    it leads to. None if that was not computed."""
+    """The bytes that it adds at the peak if all other corrections apply: to what is allocated, or to the count that it
+    affects. None if that was not computed."""
 
 
 class TimelineMark(Struct, frozen=True):
@@ -100,10 +100,10 @@ class TimelineMark(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True):
-    """What was held over the course of the history, thinned out for drawing; peaks stay."""
+    """The memory held over time, reduced to some points for drawing, among which are all peaks."""
 
     amounts: dict[str, list[int]]
-    """Bytes by category, for the categories that ever hold anything; all lists have the same length."""
+    """The bytes by category, for the categories that ever hold anything; all lists have the same length."""
     reserved: list[int] | None
     marks: list[TimelineMark]
 
@@ -113,7 +113,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     device: str | None
     """The name that the driver reports, or the key of the hardware table, or "cpu"; None if a file does not have it."""
     capacity: int | None
-    """Bytes of the device's memory."""
+    """The bytes of the device's memory."""
     rank: int = 0
     phases: list[PhaseFootprint]
     """The phases in order: those of the set-up, of the first step and of a steady step."""
@@ -125,18 +125,18 @@ class Footprint(Struct, frozen=True, kw_only=True):
     corrections: list[Correction] = []
     timeline: Timeline
     allocator: Counts | None = None
-    """None only in files of older versions."""
+    """The counts of the allocator; None only in files of older versions."""
     late: bool = False
-    """Memory was held when the recording began, and no event is known to be lost."""
+    """Whether memory was held when the recording began, and no event is known to be lost."""
     truncated: bool = False
-    """Events before the first recorded one were lost."""
+    """Whether events before the first recorded one were lost."""
     truncation_proven: bool = False
-    """The file proves the loss; otherwise the number of events suggests it."""
+    """Whether the file proves the loss; otherwise the number of events suggests it."""
     notes: list[str] = []
 
     @property
     def most(self) -> int:
-        """The bytes that the device must have: what is reserved can still grow when the peak is over."""
+        """The bytes that the device must have. The reserved memory can still grow after the peak."""
         held = [self.peak.level.total, *(phase.level.total for phase in self.phases)]
         if self.timeline.reserved:
             held.append(max(self.timeline.reserved) + self.peak.amounts.get("other", 0))
@@ -144,14 +144,14 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 class Footprints(Struct, frozen=True):
-    """The whole of memory.json."""
+    """The content of memory.json."""
 
     ranks: list[Footprint]
     """The footprints in order of rank."""
 
 
 def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
-    """Return the largest value of each count over the ranks, by the name of its metric."""
+    """Returns the largest value of each count over the ranks, by the name of its metric."""
     found = {"peak_memory_allocated": max(rank.peak.level.allocated for rank in ranks)}
     kept_back = [rank for rank in ranks if rank.peak.level.reserved is not None]
     if kept_back:
@@ -161,10 +161,10 @@ def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
 
 
 def scalars(footprint: Footprint) -> dict[str, float]:
-    """Return the peak by count and by category, and each phase's peak and end, all in bytes.
+    """Returns the peak by count and by category, and each phase's peak and end, all in bytes.
 
     Tags are "memory/peak/allocated", "memory/peak/optimizer_state", "memory/steady/forward/peak" and so on. A phase's
-    values count all that the device has given out, as "memory/peak/total" does.
+    values count all that is in use on the device, as "memory/peak/total" does.
     """
     peak = footprint.peak
     levels = {name: size for name, size in msgspec.structs.asdict(peak.level).items() if size is not None}

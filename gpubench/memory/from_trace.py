@@ -1,4 +1,4 @@
-"""Read a memory history from the [memory] events of a Chrome trace: one event per allocation or free.
+"""Reads a memory history from the [memory] events of a Chrome trace: one event per allocation or free.
 
 The keys of their `args` are those of libkineto's output_json.cpp; traces from before 2022 lack addresses and totals.
 """
@@ -29,33 +29,33 @@ from gpubench.trace.slices import Program, UserFrames, innermost, nearest
 
 NAME = "[memory]"
 HOST = 0
-"""c10::DeviceType::CPU."""
+"""The value of c10::DeviceType::CPU."""
 LARGEST = 2**48
 """The largest size in bytes: as many of them as a file can hold sum to an int64."""
 
 
 class About(Struct, gc=False):
     change: int = field(name="Bytes")
-    """Bytes of an allocation; negative for a free."""
+    """The bytes of an allocation; negative for a free."""
     kind: int = field(name="Device Type")
     """The device's c10::DeviceType: 0 is the host, 1 CUDA or HIP."""
     device: int = field(default=-1, name="Device Id")
     address: int | None = field(default=None, name="Addr")
     allocated: int | None = field(default=None, name="Total Allocated")
-    """Bytes that the device's allocator has given out, including this event's."""
+    """The bytes that the device's allocator has allocated, including those of this event."""
     reserved: int | None = field(default=None, name="Total Reserved")
 
 
 class MemoryEvent(Struct, gc=False):
     thread: tuple[str, str]
-    """(process, thread), with the trace's numbers."""
+    """The (process, thread), with the trace's numbers."""
     at: float
     """The time in microseconds."""
     about: About
 
 
 class _Any(Struct, gc=False):
-    """Any event. Fields that are not used are not decoded, so that they may be invalid."""
+    """An event of any kind. Fields that are not used are not decoded, so that they may be invalid."""
 
     name: Any = None
     pid: Any = None
@@ -82,7 +82,7 @@ class _Arguments:
 
 
 def memory_events(path: Path) -> Iterator[MemoryEvent]:
-    """Return the events in the order of the file, which need not be ordered by time.
+    """Returns the events in the order of the file, which need not be ordered by time.
 
     Raises DataError for a file that is not a trace, or is incomplete.
     """
@@ -93,7 +93,7 @@ def memory_events(path: Path) -> Iterator[MemoryEvent]:
 
 
 def _read(event: _Any) -> MemoryEvent | None:
-    """Return the event; None if its values are invalid."""
+    """Returns the event; None if its values are invalid."""
     try:
         about, at = _about.decode(event.args), float(event.ts)
     except (*UNREADABLE, TypeError, ValueError):
@@ -112,14 +112,14 @@ _PHASES: dict[int, Phase] = {
     known_phases.OPTIMIZER: "optimizer",
 }
 _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize_")
-"""Operators that only request memory: the operator around them is the one that needs it."""
+"""The operators that only request memory, which the operator around them needs."""
 
 
 class Places:
-    """Where in the program each event of a trace is; `slices` has the index of its slice, or -1."""
+    """The place in the program of each event of a trace; `slices` has the index of its slice, or -1."""
 
     def __init__(self, trace: Trace, events: Sequence[MemoryEvent]) -> None:
-        """Take `events`, ordered by time."""
+        """Takes `events`, ordered by time."""
         self._program = Program.of(trace)
         self._known = phase_of(self._program)
         self._frames = UserFrames.of(self._program)
@@ -138,7 +138,7 @@ class Places:
         return trace.names[trace.host.name[slice_]] if slice_ >= 0 else ""
 
     def module(self, event: int) -> str:
-        """Return the module's path if modules were annotated, else the profiler's name, as "Conv2d_3"."""
+        """Returns the module's path if modules were annotated, else the profiler's name, such as "Conv2d_3"."""
         module = self._at(self._module, event)
         return self._known.calls.names[module] if module >= 0 else ""
 
@@ -153,7 +153,7 @@ class Places:
 
 
 def _slices(program: Program, thread: Ns, times: Ns) -> Ns:
-    """Return the innermost slice that is open at each event, on the event's own thread."""
+    """Returns the innermost slice that is open at each event, on the event's own thread."""
     found = np.full(len(times), MISSING, np.int64)
     for number in np.unique(thread[thread >= 0]).tolist():
         here = np.flatnonzero(thread == number)
@@ -163,9 +163,9 @@ def _slices(program: Program, thread: Ns, times: Ns) -> Ns:
 
 
 def _known_phases(program: Program, known: Phases, slices: Ns, thread: Ns) -> list[Phase | None]:
-    """Return the phase of each event, from its slice, or between slices from its thread if that is autograd's.
+    """Returns the phase of each event, from its slice, or between slices from its thread if that is autograd's.
 
-    No slice tells the loss: in a trace with modules, events of the forward phase outside all modules get no phase.
+    No slice marks the loss. In a trace with modules, events of the forward phase outside all modules get no phase.
     """
     zero_grad = nearest(program.nest, program.lexicon.zero_grad[program.trace.host.name]) >= 0
     calls = known.calls.mask
@@ -186,7 +186,7 @@ def _known_phases(program: Program, known: Phases, slices: Ns, thread: Ns) -> li
 
 
 def _steps(program: Program, times: Ns, phases: Sequence[Phase]) -> list[int | None]:
-    """Return the step of each event, from 0, by ProfilerStep; in a trace without it by the optimizer."""
+    """Returns the step of each event, from 0, by ProfilerStep; in a trace without it by the optimizer."""
     marked = [step.start for run in step_runs(program.trace, program.lexicon) for step in run]
     if not marked:
         return list(steps(phases))
@@ -201,7 +201,7 @@ def _requesting(program: Program) -> Mask:
 
 
 def _module(program: Program, known: Phases) -> Ids:
-    """Return for each slice its module, or -1; in the backward pass it is the forward operator's module."""
+    """Returns for each slice its module, or -1; in the backward pass it is the forward operator's module."""
     around = nearest(program.nest, known.calls.mask)
     return at(known.calls.of, np.where(around < 0, at(around, known.evaluated), around))
 
@@ -210,7 +210,7 @@ HOW = "record it with torch.profiler.profile(profile_memory=True), or gpubench p
 
 
 def read(path: Path) -> list[DeviceHistory]:
-    """Return a history of each device with [memory] events in the trace at `path`, with the categories of `classify`.
+    """Returns a history of each device with [memory] events in the trace at `path`, with the categories of `classify`.
 
     The host's events count only if no other device has any. Sizes are those of the allocator's blocks. Memory from
     before the first event that is not freed is one allocation, if the trace has totals. Raises DataError for a file
@@ -270,7 +270,7 @@ def _move(about: About, address: int, number: int, places: Places) -> Move:
 
 
 def _addresses(abouts: Sequence[About]) -> list[int]:
-    """Match frees with allocations; without addresses, a free ends the newest allocation of its size."""
+    """Matches frees with allocations; without addresses, a free ends the newest allocation of its size."""
     if all(about.address is not None for about in abouts):
         return [about.address or 0 for about in abouts]
     newest: dict[int, list[int]] = defaultdict(list)
@@ -284,13 +284,13 @@ def _addresses(abouts: Sequence[About]) -> list[int]:
 
 
 def _before(abouts: Sequence[About]) -> int | None:
-    """Return the bytes that the allocator had given out before the first event; None for a trace without totals."""
+    """Returns the bytes that the allocator had allocated before the first event; None for a trace without totals."""
     first = abouts[0]
     return None if first.allocated is None else first.allocated - first.change
 
 
 def _there(moves: Sequence[Move], before: int) -> list[Held]:
-    """Return the bytes of `before` that `moves` do not free."""
+    """Returns the bytes of `before` that `moves` do not free."""
     given: set[int] = set()
     for move in moves:
         if move.given is not None:
@@ -320,5 +320,5 @@ def _drift(abouts: Sequence[About], before: int) -> int:
 
 
 def of_trace_file(path: Path) -> list[Footprint]:
-    """Return the footprint of each device with [memory] events in a trace. Raises what `read` does."""
+    """Returns the footprint of each device with [memory] events in a trace. Raises what `read` does."""
     return footprints(read(path), "trace")

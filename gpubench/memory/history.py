@@ -13,10 +13,10 @@ Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "workspaces",
     "before", "unknown",
 ]  # fmt: skip
-"""What an allocation holds. `before`: it existed when the recording began. `unknown`: nothing tells."""
+"""The contents of an allocation. `before`: it existed when the recording began. `unknown`: nothing shows it."""
 
 Phase = Literal["start", "model", "data", "forward", "loss", "backward", "optimizer", "zero_grad", "unknown"]
-"""What the program was doing. Forward is the model's own pass; between it and the backward pass comes the loss."""
+"""The activity of the program. Forward is the model's own pass; the loss is between it and the backward pass."""
 PLACES: dict[Phase, str] = {
     "start": "at the start",
     "model": "while the model is built",
@@ -39,23 +39,23 @@ class Allocation(Struct, gc=False):
     """
 
     size: int
-    """Bytes requested."""
+    """The number of bytes requested."""
     begin: int
     end: int | None = None
-    """None if it is still held when the history ends."""
+    """The position of its free; None if it is still held when the history ends."""
     category: Category = "unknown"
     phase: Phase = "unknown"
     """The phase at the allocation; the next four fields are of the same moment."""
     step: int | None = None
     """The step, from 0; None before the first one."""
     module: str = ""
-    """The path of the nn.Module, as "transformer.h.0.attn"; "" for the model itself and if unknown."""
+    """The path of the nn.Module, such as "transformer.h.0.attn"; "" for the model itself and if unknown."""
     operator: str = ""
-    """The operator, as "aten::mm"."""
+    """The operator, such as "aten::mm"."""
     shape: str = ""
-    """Type and shape, as "float32[8, 1024, 768]"."""
+    """The type and shape, such as "float32[8, 1024, 768]"."""
     where: str = ""
-    """file:line of the innermost frame of the user's code."""
+    """The file:line of the innermost frame of the user's code."""
 
 
 class Mark(Struct, frozen=True, gc=False):
@@ -67,7 +67,7 @@ class Mark(Struct, frozen=True, gc=False):
 
 
 class Reading(Struct, frozen=True, gc=False):
-    """What the device's allocator reports for the time between the previous mark and `at`, in bytes."""
+    """The bytes that the device's allocator reports for the time between the previous mark and `at`."""
 
     at: int
     allocated: int
@@ -77,36 +77,36 @@ class Reading(Struct, frozen=True, gc=False):
 
 
 class Counts(Struct, frozen=True):
-    """What an allocator did over a history. None means unknown."""
+    """The counts of an allocator over a history. None means unknown."""
 
     allocations: int
-    """Allocations; on a device without a counting allocator, as a CPU, those of tensors in the history."""
+    """The allocations; on a device without a counting allocator, such as a CPU, those of tensors in the history."""
     frees: int
     retries: int | None = None
-    """Allocations for which the driver had too little memory until the allocator freed its unused memory."""
+    """The allocations for which the driver had too little memory until the allocator freed its unused memory."""
     ooms: int | None = None
-    """Allocations that failed because memory was short."""
+    """The allocations that failed because memory was short."""
     largest_free: int | None = None
-    """Bytes of the largest block that the allocator holds unused when the history ends."""
+    """The bytes of the largest unused block of the allocator when the history ends."""
 
 
 class History(Struct):
     allocations: list[Allocation]
-    """Ordered by `begin`."""
+    """The allocations, ordered by `begin`."""
     marks: list[Mark]
-    """In order; the first one is at 0."""
+    """The marks in order; the first one is at 0."""
     length: int
-    """The number of positions: every `begin` and `end` is less."""
+    """The number of positions. Every `begin` and `end` is less."""
     readings: list[Reading] = []
-    """One for each mark, if the device has an allocator that counts."""
+    """The readings, one for each mark, if the device has an allocator that counts."""
     counts: Counts | None = None
     """The counts of the device's allocator, if it reported them."""
     late: bool = False
-    """Memory was already held when the recording began, and no event is known to be lost."""
+    """Whether memory was already held when the recording began, and no event is known to be lost."""
     truncated: bool = False
-    """Events before the first recorded one were lost."""
+    """Whether events before the first recorded one were lost."""
     truncation_proven: bool = False
-    """The file proves the loss; otherwise the number of events suggests it."""
+    """Whether the file proves the loss; otherwise the number of events suggests it."""
     notes: list[str] = []
     """Notes for the reader, one sentence each."""
 
@@ -123,7 +123,7 @@ _LASTING: dict[Phase, Category] = {
 
 
 def classify(history: History) -> None:
-    """Set the category of allocations with category "unknown", in place, where their lifetime tells it.
+    """Sets the category of allocations with category "unknown", in place, where their lifetime determines it.
 
     - Freed within the phase that requested it, in the same step: temporaries.
     - Requested in forward or loss: activations if held when a backward pass of the same step begins, or if held beyond
@@ -136,7 +136,7 @@ def classify(history: History) -> None:
     - In an unknown phase: unknown.
 
     If the history ends within a phase, what it holds at its end counts as held when the phase is over. Workspaces,
-    which libraries request in a forward or backward pass and keep, cannot be told apart by their lifetime.
+    which libraries request in a forward or backward pass and keep, cannot be recognised by their lifetime.
     """
     starts = [mark.at for mark in history.marks]
     over = [*starts[1:], history.length]
@@ -150,7 +150,7 @@ def classify(history: History) -> None:
 
 
 def _next_backward(marks: Sequence[Mark], length: int) -> list[int]:
-    """Return for each phase where the next backward pass of its step begins, or else where its step ends."""
+    """Returns for each phase where the next backward pass of its step begins, or else where its step ends."""
     found = [length] * len(marks)
     for number in range(len(marks) - 2, -1, -1):
         coming = marks[number + 1]
@@ -165,7 +165,7 @@ _BATCH: tuple[Phase, ...] = ("data", "backward", "optimizer", "zero_grad")
 
 
 def filled(known: Sequence[Phase | None]) -> list[Phase]:
-    """Return the phase of each event; None in `known` is replaced by the phase that the neighbours imply.
+    """Returns the phase of each event; None in `known` is replaced by the phase that the neighbours imply.
 
     Between two events of one phase it is that phase; between forward and backward pass the loss; between backward pass
     and optimizer the preparation of its step; before the next forward pass the loading of data.
@@ -179,7 +179,7 @@ def filled(known: Sequence[Phase | None]) -> list[Phase]:
 
 
 def steps(phases: Sequence[Phase]) -> Iterator[int | None]:
-    """Yield the step of each event, from 0; None before the loop begins.
+    """Yields the step of each event, from 0; None before the loop begins.
 
     A step ends with the optimizer, and with zero_grad if that follows; without an optimizer it ends with the backward
     pass.
@@ -197,7 +197,7 @@ def steps(phases: Sequence[Phase]) -> Iterator[int | None]:
 
 
 def _between(before: Phase | None, after: Phase | None) -> Phase:
-    """Return the phase between two; before the first forward pass it is unknown, as it may be model or data."""
+    """Returns the phase between two phases. Before the first forward pass it may be model or data, and is unknown."""
     if before is not None and before == after:
         return before
     if before in _PASS and after in (*_PASS, "zero_grad", "backward"):
@@ -220,22 +220,22 @@ class DeviceHistory:
     name: str | None = None
     """The device's name as the driver reports it, if the file has it."""
     capacity: int | None = None
-    """Bytes of the device's memory, if the file has it."""
+    """The bytes of the device's memory, if the file has them."""
     rank: int | None = None
 
 
 class Move(Struct, gc=False):
     address: int
     block: int
-    """Bytes that the allocator gives out or takes back, which may be more than requested."""
+    """The bytes that the allocator allocates or frees, which may be more than requested."""
     phase: Phase
     step: int | None
     given: Allocation | None = None
     """The new allocation, whose `begin` and `end` are not set yet; None for a free."""
     size: int = 0
-    """Bytes requested for what is freed."""
+    """The bytes that were requested for what is freed."""
     reserved: int | None = None
-    """Bytes that the allocator has from the driver after the move."""
+    """The bytes that the allocator has from the driver after the move."""
 
 
 Held = tuple[Allocation, int]
@@ -247,7 +247,7 @@ _START: Place = ("start", None)
 
 
 def assembled(moves: Sequence[Move], there: Sequence[Held], reserved: int | None) -> History:
-    """Return the history of `moves`.
+    """Returns the history of `moves`.
 
     `there` is what was held before the moves and is not freed by them. What they free without having allocated it was
     held before, too. All of this begins in a phase "start" before the first move, when the allocator had `reserved`
@@ -283,7 +283,7 @@ class _HistoryBuilder:
         self.given: list[Allocation] = []
         self.phases: list[Place] = []
         self.changes: list[int] = []
-        """Sizes of the blocks of what is allocated."""
+        """The sizes of the blocks of what is allocated."""
         self.reserved: list[int] = []
         self._open: dict[int, Held] = {}
 
@@ -318,7 +318,7 @@ def _marks(phases: Sequence[Place]) -> list[Mark]:
 
 
 def _readings(history: History, changes: Sequence[int], reserved: Sequence[int]) -> list[Reading]:
-    """Return the readings; `reserved` has one value more than there are positions, for before the first event."""
+    """Returns the readings; `reserved` has one value more than there are positions, for before the first event."""
     ours, drivers = np.cumsum([0, *changes], dtype=np.int64), np.array(reserved, np.int64)
     borders = [0, *(mark.at for mark in history.marks), history.length]
     return [

@@ -1,4 +1,4 @@
-"""Predict the memory of a training step on any GPU, by running the step on tensors without memory.
+"""Predicts the memory of a training step on any GPU, by running the step on tensors without memory.
 
 All tensors are fake CPU tensors, because a CPU build of PyTorch cannot run a backward pass on fake CUDA tensors. The
 differences of CUDA are added: those of operators by `cuda_kernels`, memory outside of operators by `allocator`. For
@@ -64,7 +64,7 @@ RECURRENT = "cuDNN computes it in memory of its own, whose size is unknown"
 
 
 def build_without_memory(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
-    """Return the workload of `build` with tensors without memory. Call it under a FakeTensorMode."""
+    """Returns the workload of `build` with tensors without memory. Call it under a FakeTensorMode."""
     with _buildable():
         workload = build(model, data, seed)
         if any(_views_are_separate(tensor) for tensor in (*workload.module.parameters(), *workload.module.buffers())):
@@ -73,7 +73,7 @@ def build_without_memory(model: ModelSettings, data: DataSettings, seed: int) ->
 
 
 def refuse_unknown(module: nn.Module, cuda: bool) -> None:
-    """Raise ModelError for modules with memory of unknown size: recurrent ones on CUDA, and oneDNN's LSTM on a CPU."""
+    """Raises ModelError for modules with memory of unknown size: recurrent ones on CUDA, and oneDNN's LSTM on a CPU."""
     kinds = nn.RNNBase if cuda else nn.LSTM
     for path, part in module.named_modules():
         if isinstance(part, kinds):
@@ -85,13 +85,13 @@ def refuse_unknown(module: nn.Module, cuda: bool) -> None:
 
 
 def _views_are_separate(tensor: Tensor) -> bool:
-    """Return whether views of the tensor have another storage, as those of a fake tensor from copy.deepcopy have."""
+    """Returns whether views of the tensor have another storage, as those of a fake tensor from copy.deepcopy have."""
     return bool(tensor.untyped_storage()._cdata != tensor.detach().untyped_storage()._cdata)
 
 
 @contextmanager
 def _buildable() -> Iterator[None]:
-    """Make weight initialisation and Module.to() work with tensors without memory.
+    """Makes weight initialisation and Module.to() work with tensors without memory.
 
     Where torch draws weights again until their values are in range, nothing is drawn, as for meta tensors. Module.to()
     replaces parameters instead of swapping their contents, which fake tensors do not support.
@@ -108,7 +108,7 @@ def _buildable() -> Iterator[None]:
 
 
 def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """Apply `function` to all parameters and buffers, as `nn.Module._apply` does; tied parameters stay tied."""
+    """Applies `function` to all parameters and buffers, as `nn.Module._apply` does; tied parameters stay tied."""
     return _replaced(module, function, recurse, {})
 
 
@@ -134,7 +134,7 @@ def _replaced(
 
 @contextmanager
 def simulated_ranks(world_size: int) -> Iterator[None]:
-    """Make this process rank 0 of `world_size` ranks, with collectives that return at once and transfer nothing.
+    """Makes this process rank 0 of `world_size` ranks, with collectives that return at once and transfer nothing.
 
     It is made for FakeTensors. DDP and FSDP2 run unchanged, except where DDP reads the values of a tensor. An existing
     process group is not used, and restored afterwards.
@@ -154,7 +154,7 @@ def simulated_ranks(world_size: int) -> Iterator[None]:
 
 @contextmanager
 def _fake_group(world_size: int) -> Iterator[None]:
-    """Make torch's fake process group the default group."""
+    """Makes torch's fake process group the default group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
     if find_spec("torch.distributed._meta_registrations") is None:  # before PyTorch 2.11
@@ -173,14 +173,14 @@ def _fake_group(world_size: int) -> Iterator[None]:
 
 
 def _averaged(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Replace DDP's all-reduce by a finished one, in place; that of the fake group has no result."""
+    """Replaces DDP's all-reduce by a finished one, in place; that of the fake group has no result."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def _rebuilding(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a DDP._pre_forward that rebuilds the buckets with tensors that have memory."""
+    """Returns a DDP._pre_forward that rebuilds the buckets with tensors that have memory."""
 
     def pre_forward(ddp: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -210,7 +210,7 @@ class _RealBucketIndices(TorchDispatchMode):
 
 
 def _distributed_assumptions(settings: DistributedSettings) -> list[str]:
-    """Return sentences on the memory of a rank that a prediction for several GPUs does not include.
+    """Returns sentences on the memory of a rank that a prediction for several GPUs does not include.
 
     The size of NCCL's buffers depends on links, channels and algorithms. Users have reported 544 MB for a group of two
     A100, 688 MB for a larger group (NCCL issue 964), and 1.6 GB for one communicator (NCCL issue 864).
@@ -229,9 +229,9 @@ def _distributed_assumptions(settings: DistributedSettings) -> list[str]:
 
 HOST = torch.device("cpu")
 FOR_FAKES = ("packing",)
-"""Rules of `cuda_kernels` that are needed for fake tensors on any device."""
+"""The rules of `cuda_kernels` that fake tensors need on any device."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_int_mm", "linear"})
-"""Operators that cuBLAS computes with a workspace."""
+"""The operators that cuBLAS computes with a workspace."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class _Tracker(Tracker):
         super().__init__(HOST)
         self._workspace = blas_workspace(target.capability) if target.cuda else 0
         self._host = (torch.ops.aten.lift_fresh.default,) if target.cuda else ()
-        """Operators of torch.tensor(), whose tensors stay on the host, such as the step counters of optimizers."""
+        """The operators of torch.tensor(), whose tensors stay on the host, such as the step counters of optimizers."""
         self._handles: set[str] = set()
 
     def __torch_dispatch__(
@@ -292,7 +292,7 @@ def predict(
     steps: int,
     without: Sequence[str] = (),
 ) -> Prediction:
-    """Return the memory history of `steps` steps on `target`, for complete settings.
+    """Returns the memory history of `steps` steps on `target`, for complete settings.
 
     `without` names rules to leave out. Raises ModelError with the name of an operator that cannot be predicted.
     """
@@ -334,7 +334,7 @@ def predict(
 def _moved(
     settings: CompletedTrainSettings, tracker: Tracker
 ) -> Callable[[ModelSettings, DataSettings, int], Workload]:
-    """Build the model in host memory, which is not recorded, and return a function that moves it to the GPU."""
+    """Builds the model in host memory, which is not recorded, and returns a function that moves it to the GPU."""
     workload = build_without_memory(settings.model, settings.data, settings.seed)
 
     def move(*_: object) -> Workload:
@@ -355,7 +355,7 @@ def _unpredictable(reading: str) -> ModelError:
 
 
 def samples(settings: CompletedTrainSettings) -> int | None:
-    """Return the number of samples per rank; None if the data is synthetic or the number is unknown."""
+    """Returns the number of samples per rank; None if the data is synthetic or the number is unknown."""
     if settings.data.source.startswith("synthetic"):
         return None
     single = _one_sample(settings)
@@ -371,7 +371,7 @@ def _one_sample(settings: CompletedTrainSettings) -> CompletedTrainSettings:
 
 
 def _for_target(settings: CompletedTrainSettings, target: Target) -> CompletedTrainSettings:
-    """Return the settings with the defaults of the target, which would otherwise be those of the local device."""
+    """Returns the settings with the defaults of the target, which would otherwise be those of the local device."""
     changes: dict[str, Any] = {"performance.compile": False, "training.read_loss": False}
     changes["training.optimizer_impl"] = optimizer_impl(settings, target.cuda)
     return apply_overrides(settings, changes)
@@ -382,7 +382,7 @@ def _arithmetic(precision: Precision) -> Arithmetic:
 
 
 def _batches(settings: CompletedTrainSettings, ranks: Ranks, workload: Workload) -> Any:
-    """Return an endless iterator over batches.
+    """Returns an endless iterator over batches.
 
     Synthetic batches are on the device. Of other data, one sample is read, and enlarged to a batch.
     """
@@ -398,7 +398,7 @@ def _batches(settings: CompletedTrainSettings, ranks: Ranks, workload: Workload)
 
 
 def _enlarged(tensor: Tensor, batch_size: int) -> Tensor:
-    """Return an empty tensor for a batch, with the shape and type that `tensor` has for one sample."""
+    """Returns an empty tensor for a batch, with the shape and type that `tensor` has for one sample."""
     shape = (batch_size, *tensor.shape[1:]) if tensor.dim() else ()
     return torch.empty(shape, dtype=tensor.dtype, device=HOST)
 
@@ -433,7 +433,7 @@ class Forecast:
     activity: Activity
 
     def footprint(self) -> Footprint:
-        """Return the predicted footprint; with memory.explain, also the bytes that each rule adds to the peak."""
+        """Returns the predicted footprint; with memory.explain, also the bytes that each rule adds to the peak."""
         found, applied = self._run(self.settings.memory.steps)
         corrections = [Correction(rule.name, rule.reason, None) for rule in RULES if rule.name in applied]
         if self.settings.memory.explain:
@@ -441,7 +441,7 @@ class Forecast:
         return msgspec.structs.replace(found, corrections=[*corrections, *found.corrections])
 
     def with_savings(self, advised: Findings, found: Footprint) -> Findings:
-        """Return the findings on `found`, measured or predicted, with the saving of each fix.
+        """Returns the findings on `found`, measured or predicted, with the saving of each fix.
 
         A fix saves the difference of two predictions; a finding whose fix saves next to nothing is left out.
         """
@@ -453,7 +453,7 @@ class Forecast:
         return msgspec.structs.replace(advised, findings=[finding for finding in findings if finding])
 
     def batch_sizes(self) -> BatchSizes:
-        """Return the batch sizes that fit into the target's memory, without the share that must stay free."""
+        """Returns the batch sizes that fit into the target's memory, without the share that must stay free."""
         memory = self.settings.memory
         limit = int(self.target.capacity * (1 - memory.spare))
 
@@ -486,13 +486,13 @@ class Forecast:
         return predicted(found.history, self.target, expandable=expandable, notes=notes), found.applied
 
     def _adds(self, rule: str, found: Footprint) -> int:
-        """Return the bytes that a rule adds to the peak."""
+        """Returns the bytes that a rule adds to the peak."""
         self.activity.doing = f"predicting without {rule}"
         without, _ = self._run(self.settings.memory.steps, (rule,))
         return found.peak.level.allocated - without.peak.level.allocated
 
     def _predicted(self, finding: Finding, before: Footprint) -> Finding | None:
-        """Return the finding with the predicted saving of its fix; None if it is below LEAST_SAVING."""
+        """Returns the finding with the predicted saving of its fix; None if it is below LEAST_SAVING."""
         if not finding.fix:
             return finding
         try:
@@ -505,7 +505,7 @@ class Forecast:
 
 
 def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Finding:
-    """Return the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
+    """Returns the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
 
     The saving is negative if the fix needs more.
     """

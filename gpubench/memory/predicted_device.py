@@ -24,17 +24,17 @@ class Target:
     name: str | None
     """The key in the hardware table."""
     capacity: int
-    """Bytes of memory to fit into."""
+    """The bytes of memory into which the run must fit."""
     capability: tuple[int, int] | None
-    """None for a CPU and for GPUs other than NVIDIA's."""
+    """The compute capability; None for a CPU and for GPUs other than NVIDIA's."""
     cuda: bool = True
     """Whether memory comes from CUDA's caching allocator; on a CPU, tensors take what they request."""
     context: int = CONTEXT
-    """Bytes in use outside the allocator."""
+    """The bytes in use outside the allocator."""
 
 
 def target_of(follow: FollowSettings, device: Device | None) -> Target:
-    """Return the target. Raises DeviceError if none is named, and with the nearest name for an unknown one."""
+    """Returns the target. Raises DeviceError if none is named, and with the nearest name for an unknown one."""
     if device is Device.cpu:
         return Target("cpu", follow.device_memory or psutil.virtual_memory().total, None, cuda=False)
     if follow.device_model:
@@ -54,7 +54,7 @@ def predicted(
     expandable: bool,
     notes: Sequence[str] = (),
 ) -> Footprint:
-    """Return the footprint of `history` on the target."""
+    """Returns the footprint of `history` on the target."""
     found = footprint(
         history,
         source="predicted",
@@ -70,7 +70,7 @@ def predicted(
 
 
 def _below(found: Footprint, context: int) -> list[Correction]:
-    """Return the corrections for memory outside tensors, each with what it adds to the peak."""
+    """Returns the corrections for memory outside tensors, each with what it adds to the peak."""
     level, amounts = found.peak.level, found.peak.amounts
     assert level.reserved is not None
     return [

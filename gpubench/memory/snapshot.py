@@ -1,4 +1,4 @@
-"""Read memory histories from a file of torch.cuda.memory._dump_snapshot.
+"""Reads memory histories from a file of torch.cuda.memory._dump_snapshot.
 
 A snapshot holds the allocator's events since the recording began, as far back as its ring buffer of max_entries
 reaches, and its state at the end. What was allocated before the first event follows from both.
@@ -42,17 +42,17 @@ class Frame(Struct, frozen=True, gc=False):
 
 
 class FrameInfo(Struct, frozen=True, gc=False):
-    """What one frame tells. Stacks share their frames, so that there are few of these."""
+    """The information of one frame. Stacks share their frames, so that there are few of these."""
 
     python: bool
     mark: Phase | None = None
     node: bool = False
-    """A Python frame that evaluates an autograd node written in Python."""
+    """Whether it is a Python frame that evaluates an autograd node written in Python."""
     place: str = ""
-    """file:line of a Python frame."""
+    """The file:line of a Python frame."""
     users: bool = False
     engine: bool = False
-    """A C++ frame of autograd's engine."""
+    """Whether it is a C++ frame of autograd's engine."""
     operator: str = ""
     workspace: bool = False
 
@@ -60,13 +60,13 @@ class FrameInfo(Struct, frozen=True, gc=False):
 @dataclass(frozen=True)
 class StackInfo:
     phase: Phase | None = None
-    """None if no frame tells."""
+    """The phase; None if no frame shows it."""
     operator: str = ""
-    """The operator, as "aten::mm", if C++ frames were recorded."""
+    """The operator, such as "aten::mm", if C++ frames were recorded."""
     where: str = ""
-    """The innermost frame of the user's code, as "gpt/model.py:54", or else the innermost Python frame."""
+    """The innermost frame of the user's code, such as "gpt/model.py:54", or else the innermost Python frame."""
     workspace: bool = False
-    """A workspace of cuBLAS or cuBLASLt, if C++ frames were recorded."""
+    """Whether it allocates a workspace of cuBLAS or cuBLASLt, if C++ frames were recorded."""
 
 
 _CLASS = r"(?:.*\.)?"  # newer interpreters include the class in a function's name
@@ -99,7 +99,7 @@ _LIBRARY = re.compile(
 
 
 LONGEST = 1000
-"""Characters of a name or path that are searched."""
+"""The number of characters of a name or path that are searched."""
 
 
 def frame_info(frame: Frame) -> FrameInfo:
@@ -123,7 +123,7 @@ def frame_info(frame: Frame) -> FrameInfo:
 
 
 def stack_info(stack: Sequence[FrameInfo]) -> StackInfo:
-    """Return what a stack tells; its innermost frame comes first.
+    """Returns the information of a stack, whose innermost frame comes first.
 
     The innermost phase counts, but recomputation in the backward pass counts as backward.
     """
@@ -152,7 +152,7 @@ Size = Annotated[int, Meta(ge=0, lt=2**48)]
 class Block(Struct, gc=False):
     size: Size
     requested_size: Size | None = None
-    """Missing before PyTorch 2.1."""
+    """The bytes requested; missing before PyTorch 2.1."""
     state: str = "inactive"
     frames: Any = ()
 
@@ -173,10 +173,10 @@ class Event(Struct, gc=False):
     action: str
     addr: int = 0
     size: Size = 0
-    """Bytes requested; for segments, bytes of the segment."""
+    """The bytes requested; for segments, the bytes of the segment."""
     time_us: int = 0
     device_free: Size | None = None
-    """What the driver had left, if memory was short."""
+    """The bytes that the driver had left, if memory was short."""
     frames: Any = ()
 
 
@@ -185,7 +185,7 @@ class Annotation(Struct, gc=False):
 
     name: str = ""
     stage: str = ""
-    """START or END."""
+    """Whether it is the beginning or the end: START or END."""
     time_us: int = 0
 
 
@@ -197,7 +197,7 @@ class Snapshot(Struct):
 
 
 def load(path: Path) -> Snapshot:
-    """Load a snapshot.
+    """Loads a snapshot.
 
     Raises DataError for a file that is not a snapshot, is damaged, holds code, or does not fit in memory.
     """
@@ -211,7 +211,7 @@ def load(path: Path) -> Snapshot:
 
 
 class Stacks:
-    """What is known from the stacks of one file, cached, because many events share the same stacks and frames."""
+    """The information of the stacks of one file, cached because many events share stacks and frames."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -219,7 +219,7 @@ class Stacks:
         self._stacks: dict[tuple[int, ...], StackInfo] = {}
 
     def info(self, frames: Any) -> StackInfo:
-        """Raise DataError for invalid frames. Frames must outlive this object, which identifies them by id()."""
+        """Returns the information of a stack, whose frames must outlive this object. Raises DataError if invalid."""
         try:
             key = tuple(map(id, frames))
             if key not in self._stacks:
@@ -242,11 +242,11 @@ _NAMES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("loss", re.compile(r"loss$")),
     ("backward", re.compile(r"(backward|bwd)(_pass)?$")),
 )
-"""PyTorch's own annotations and usual names of users, in lower case."""
+"""The phases by PyTorch's own annotations and the usual names of users, in lower case."""
 
 
 def announced(times: Sequence[int], annotations: Sequence[Annotation]) -> list[Phase | None]:
-    """Return the phase of each of the ascending `times`, from the innermost annotation around it that tells a phase.
+    """Returns the phase of each of the ascending `times`, from the innermost annotation around it that names a phase.
 
     An annotation counts as open in the microseconds in which it begins and ends.
     """
@@ -275,17 +275,17 @@ def _phase_named(name: str) -> Phase | None:
 
 
 BLOCK = 512
-"""Bytes of which every block's size is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
+"""The bytes of which the size of each block is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
 
 FEWEST = 100
-"""Events: a smaller count is round too often by chance, and nobody limits a recording to fewer."""
+"""The smallest number of events that may be a limit. Smaller numbers are often round by chance."""
 
 _GIVEN, _REQUESTED, _COMPLETED = "alloc", "free_requested", "free_completed"
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 def read(path: Path) -> list[DeviceHistory]:
-    """Return a history of each device with events in the snapshot at `path`, with the categories of `classify`.
+    """Returns a history of each device with events in the snapshot at `path`, with the categories of `classify`.
 
     Sizes are those requested. Readings are of blocks: the sizes of blocks held at the end are known; others are the
     requested sizes, rounded up to 512 bytes. Raises DataError for a file that is not a snapshot, is damaged, holds
@@ -329,7 +329,7 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
 
 
 def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
-    """Return the counts of the recording. A retry leaves no event that distinguishes it from empty_cache()."""
+    """Returns the counts of the recording. A retry leaves no event that distinguishes it from empty_cache()."""
     actions = Counter(event.action for event in events)
     free = [block.size for one in segments for block in one.blocks if block.state == "inactive"]
     return Counts(
@@ -341,7 +341,7 @@ def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
 
 
 def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
-    """Yield the allocated blocks of a segment, by address."""
+    """Yields the allocated blocks of a segment, by address."""
     address = segment.address
     for block in segment.blocks:
         if block.state != "inactive":
@@ -355,7 +355,7 @@ def _there(block: Block, stacks: Stacks) -> Held:
 
 
 def _moving(events: Sequence[Event]) -> list[int]:
-    """Return the indices of the events that allocate or free memory.
+    """Returns the indices of the events that allocate or free memory.
 
     A block is free when its free is completed, as other streams may still use it; if completions are not recorded, when
     it was requested.
@@ -374,7 +374,7 @@ def _moving(events: Sequence[Event]) -> list[int]:
 
 
 def _levels(events: Sequence[Event], reserved: int) -> list[int]:
-    """Return the bytes of segments before the first event and after each one; after the last one it is `reserved`."""
+    """Returns the bytes of segments before the first event and after each one; after the last one it is `reserved`."""
     level = reserved
     levels = [level]
     for event in reversed(events):
@@ -384,7 +384,7 @@ def _levels(events: Sequence[Event], reserved: int) -> list[int]:
 
 
 def _phases(events: Sequence[Event], found: Snapshot, stacks: Stacks) -> list[Phase]:
-    """Return the phases, from stacks, else from annotations, else from the neighbouring events.
+    """Returns the phases, from stacks, else from annotations, else from the neighbouring events.
 
     Autograd's own threads have no Python frames: if other events of the same kind have a stack, one without any is of
     the backward pass.
@@ -418,7 +418,7 @@ def _given(event: Event, phase: Phase, step: int | None, stack: StackInfo) -> Al
 
 
 def _overwritten(number: int, found: Snapshot) -> str:
-    """Return what proves that events are missing; an empty string if nothing does.
+    """Returns the evidence that events are missing; an empty string if there is none.
 
     A block keeps the stack of its allocation, and a segment that of its own, only if the allocator was recording
     (context_when_allocated of c10/cuda/CUDACachingAllocator.cpp): then their events were recorded too.
@@ -435,7 +435,7 @@ def _overwritten(number: int, found: Snapshot) -> str:
 
 
 def _full(number: int, found: Snapshot) -> str:
-    """Return what suggests that the ring buffer was full. All devices share max_entries, which is not in the file."""
+    """Returns the sign that the ring buffer was full. All devices share max_entries, which is not in the file."""
     counts = [len(events) for events in found.device_traces]
     count = counts[number]
     if count < max(counts) or count < FEWEST:
@@ -446,13 +446,13 @@ def _full(number: int, found: Snapshot) -> str:
 
 
 def _is_round(count: int) -> bool:
-    """Say whether a count looks like a limit that a user set: a digit and zeros, whole thousands, a power of two."""
+    """Returns whether a count looks like a user's limit: a digit and zeros, whole thousands, or a power of two."""
     digits, power = count % 10 ** (len(str(count)) - 1) == 0, count & (count - 1) == 0
     return digits or power or count % 1000 == 0
 
 
 def _beginning(number: int, found: Snapshot, before: int, loss: str) -> Iterator[str]:
-    """Yield what is missing before the first event, and how to record it."""
+    """Yields notes on what is missing before the first event, and on how to record it."""
     counts = [len(events) for events in found.device_traces]
     there = f"{units.size(before)} were allocated before the first of its {counts[number]:,} events"
     if loss:
@@ -479,5 +479,5 @@ def _failures(events: Sequence[Event]) -> Iterator[str]:
 
 
 def of_snapshot(path: Path) -> list[Footprint]:
-    """Return the footprint of each device in a snapshot of the CUDA allocator. Raises what `read` does."""
+    """Returns the footprint of each device in a snapshot of the CUDA allocator. Raises what `read` does."""
     return footprints(read(path), "snapshot")

@@ -1,4 +1,4 @@
-"""Record the allocations of a training step on any device, with a dispatch mode.
+"""Records the allocations of a training step on any device, with a dispatch mode.
 
 A dispatch mode is called for each operator below autograd and autocast, and so sees every tensor that an operator
 returns. It does not see what a kernel allocates and frees before it returns, nor the workspaces of libraries. With fake
@@ -69,25 +69,25 @@ class Tracker(TorchDispatchMode):
         return self._marks[-1].phase
 
     def note(self, size: int, category: Category, operator: str, *, kept: bool = True) -> None:
-        """Record memory that belongs to no tensor, allocated now and freed at once unless it is `kept`."""
+        """Records memory that belongs to no tensor, allocated now and freed at once unless it is `kept`."""
         allocation = self._begin(size, operator, "")
         allocation.category = category
         if not kept:
             self._end(allocation)
 
     def disregard(self, tensor: Tensor) -> None:
-        """Do not record the memory of a tensor, because it is not on the device that the tensor stands for."""
+        """Does not record the memory of a tensor, because it is not on the device that the tensor stands for."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._held[key] = None, weakref.ref(storage, lambda gone: self._release(key, gone))
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Start `phase` of `step`, by default of the current step."""
+        """Starts `phase` of `step`, by default of the current step."""
         self._read()
         self._marks.append(Mark(self._position, phase, self._marks[-1].step if step is None else step))
 
     def claim(self, tensors: Iterable[Tensor], category: Category, module: str | None = None) -> None:
-        """Set the category and module of `tensors`, also of those that existed before the tracker."""
+        """Sets the category and module of `tensors`, also of those that existed before the tracker."""
         for outer in tensors:
             for tensor in _tensors(outer):
                 allocation = self._see(tensor, None)
@@ -96,13 +96,13 @@ class Tracker(TorchDispatchMode):
                     allocation.module = allocation.module if module is None else module
 
     def claim_model(self, module: nn.Module) -> None:
-        """Set the category and module of parameters and buffers."""
+        """Sets the category and module of parameters and buffers."""
         for path, part in module.named_modules():
             self.claim(part.parameters(recurse=False), "parameters", path)
             self.claim(part.buffers(recurse=False), "buffers", path)
 
     def claim_gradients(self, module: nn.Module) -> None:
-        """Set the category of gradients, and their module to that of their parameter.
+        """Sets the category of gradients, and their module to that of their parameter.
 
         A bucket with the gradients of several modules belongs to the module that contains them.
         """
@@ -115,7 +115,7 @@ class Tracker(TorchDispatchMode):
                     allocation.category = "gradients"
 
     def claim_state(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-        """Set the category of the optimizer's state, and its module to that of its parameter."""
+        """Sets the category of the optimizer's state, and its module to that of its parameter."""
         owners = _owners(module)
         for parameter, state in optimizer.state.items():
             found = [value for value in state.values() if isinstance(value, Tensor)]
@@ -123,7 +123,7 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
-        """Record the submodule of `module` that allocates; what follows the module's forward pass is the loss."""
+        """Records the submodule of `module` that allocates; what follows the module's forward pass is the loss."""
         self._names = {id(part): path for path, part in module.named_modules()}
         before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
         after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
@@ -136,7 +136,7 @@ class Tracker(TorchDispatchMode):
             self._modules.clear()
 
     def close(self) -> None:
-        """End the history, before the objects that hold the memory are destroyed."""
+        """Ends the history, before the objects that hold the memory are destroyed."""
         if not self._closed:
             self.enter("unknown")
             if self._before:
@@ -144,12 +144,12 @@ class Tracker(TorchDispatchMode):
         self._closed = True
 
     def history(self) -> History:
-        """Return the history up to `close`, or up to now."""
+        """Returns the history up to `close`, or up to now."""
         self.close()
         return History(self._allocations, self._marks, self._position, self._readings, self._counts)
 
     def _read(self) -> None:
-        """Read the allocator's counters since the last reading. They are on the host, so this does not synchronise."""
+        """Reads the allocator's counters since the last reading. They are on the host, so this does not synchronise."""
         if self._device != "cuda":
             return
         self._readings.append(
@@ -164,7 +164,7 @@ class Tracker(TorchDispatchMode):
         torch.cuda.reset_peak_memory_stats()
 
     def _see(self, tensor: Tensor, func: Any) -> Allocation | None:
-        """Return the allocation of `tensor`, which begins now if it is new; None if it has no memory."""
+        """Returns the allocation of `tensor`, which begins now if it is new; None if it has no memory."""
         if tensor.device.type != self._device or self._closed:
             return None
         storage = tensor.untyped_storage()
@@ -203,7 +203,7 @@ class Tracker(TorchDispatchMode):
             self._position += 1
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Update a resized storage. FSDP2 resizes the storages of gathered parameters to 0 bytes between uses."""
+        """Updates a resized storage. FSDP2 resizes the storages of gathered parameters to 0 bytes between uses."""
         known = self._held.get(storage._cdata)
         if self._closed or not known or known[1]() is not storage:
             return
@@ -217,7 +217,7 @@ class Tracker(TorchDispatchMode):
             self._held[storage._cdata] = after, known[1]
 
     def _claim_gathered(self, module: nn.Module, path: str) -> None:
-        """Set the category of parameters that are gathered from all ranks while the module computes with them."""
+        """Sets the category of parameters that are gathered from all ranks while the module computes with them."""
         for parameter in module.parameters(recurse=False):
             for tensor in _tensors(parameter):
                 allocation = self._see(tensor, None)
@@ -241,7 +241,7 @@ class Tracker(TorchDispatchMode):
 
 @contextmanager
 def hide_shape_propagation() -> Iterator[None]:
-    """Hide from dispatch modes how DTensor computes the shape of an operator's result.
+    """Hides from dispatch modes how DTensor computes the shape of an operator's result.
 
     DTensor does this once for each operator and shape, with fake tensors of the full size, which no rank allocates.
     """
@@ -262,7 +262,7 @@ def hide_shape_propagation() -> Iterator[None]:
 
 @contextmanager
 def watch_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Call `resized` after each `resize_` of a storage, which dispatch modes do not see.
+    """Calls `resized` after each `resize_` of a storage, which dispatch modes do not see.
 
     FSDP2 allocates in this way. torch.distributed._tools.MemTracker watches it by the same method.
     """
@@ -290,13 +290,13 @@ _COUNTERS = {
 
 
 def _counters() -> dict[str, int]:
-    """Return the allocator's counters since the start of the process."""
+    """Returns the allocator's counters since the start of the process."""
     stats = torch.cuda.memory_stats()
     return {name: stats.get(key, 0) for name, key in _COUNTERS.items()}
 
 
 def _since(before: Mapping[str, int]) -> Counts:
-    """Return the counts since `before`, and the largest block that is free now."""
+    """Returns the counts since `before`, and the largest block that is free now."""
     now, device = _counters(), torch.cuda.current_device()
     free = [
         block["size"]
@@ -315,18 +315,18 @@ def _segments() -> Any:
 
 
 def _owners(module: nn.Module) -> dict[Tensor, str]:
-    """Return the path of each parameter's module; of a shared parameter, that of the last module."""
+    """Returns the path of each parameter's module; of a shared parameter, that of the last module."""
     return {parameter: path for path, part in module.named_modules() for parameter in part.parameters(recurse=False)}
 
 
 def _common_path(first: str, second: str) -> str:
-    """Return the common beginning of two module paths."""
+    """Returns the common beginning of two module paths."""
     pairs = zip(first.split("."), second.split("."), strict=False)
     return ".".join(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in `value` that have memory; instead of a wrapper such as DTensor, the tensors inside."""
+    """Yields the tensors in `value` that have memory; instead of a wrapper such as DTensor, the tensors inside."""
     leaves = (value,) if isinstance(value, Tensor) else tree_iter(value)
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -354,7 +354,7 @@ PHASES: dict[str, Phase] = {
 
 
 class PhaseMarks(StepTimer[int]):
-    """A replacement of `StepTimer` that measures no time, and tells the tracker the phases of the steps."""
+    """A replacement for `StepTimer` that measures no time, and gives the tracker the phases of the steps."""
 
     def __init__(self, tracker: Tracker, activity: Activity, repeat: int, rank: int) -> None:
         super().__init__(HostClock(), activity, repeat, rank)
@@ -371,7 +371,7 @@ class PhaseMarks(StepTimer[int]):
             self._tracker.enter(PHASES[phase])
 
     def issued(self, epoch: int, samples: int, readings: list[Tensor]) -> None:
-        """Drop the readings, because they would use memory that training does not use."""
+        """Drops the readings, because they would use memory that training does not use."""
 
 
 def load(
@@ -383,7 +383,7 @@ def load(
     arithmetic: Arithmetic,
     build: Callable[[ModelSettings, DataSettings, int], Workload] = build,
 ) -> Trainer:
-    """Return the model, ready to train. The tracker records it from its first weight on."""
+    """Returns the model, ready to train. The tracker records it from its first weight on."""
     activity.doing = "building the model"
     tracker.enter("model")
     workload = build(settings.model, settings.data, settings.seed)
@@ -396,7 +396,7 @@ def load(
 
 
 def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> None:
-    """Train `steps` steps, and record their phases and the categories of their tensors in `tracker`."""
+    """Trains `steps` steps, and records their phases and the categories of their tensors in `tracker`."""
     training, module = trainer.settings.training, trainer.workload.module
     with tracker.following(module), _claiming(trainer, tracker):
         for step in range(steps):
@@ -407,7 +407,7 @@ def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> 
 
 @contextmanager
 def _claiming(trainer: Trainer, tracker: Tracker) -> Iterator[None]:
-    """Set the categories of gradients and optimizer state in each step, and record when zeroing begins."""
+    """Sets the categories of gradients and optimizer state in each step, and records when zeroing begins."""
     module, optimizer = trainer.workload.module, trainer.optimizer
 
     def before(*_: object) -> None:
@@ -451,7 +451,7 @@ def measure(
     tracker: Tracker,
     steps: int,
 ) -> None:
-    """Build the model and train `steps` steps under `tracker`, which is closed at the end or at an error."""
+    """Builds the model and trains `steps` steps under `tracker`, which is closed at the end or at an error."""
     with hide_shape_propagation() if ranks.world_size > 1 else nullcontext(), tracker:
         try:
             trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))
@@ -463,7 +463,7 @@ def measure(
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """Return the device's memory; None on a CPU, whose memory is shared with other programs."""
+    """Returns the device's memory; None on a CPU, whose memory is shared with other programs."""
     if device.type != "cuda":
         return None
     free, capacity = torch.cuda.mem_get_info(device)
@@ -472,7 +472,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 @contextmanager
 def recorded(device: torch.device, path: Path) -> Iterator[None]:
-    """Write a snapshot of the CUDA allocator with its history to `path`, also after an error; do nothing on a CPU."""
+    """Writes a snapshot of the CUDA allocator with its history to `path`, also after an error; nothing on a CPU."""
     if device.type != "cuda":
         yield
         return

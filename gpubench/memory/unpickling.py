@@ -1,4 +1,4 @@
-"""Read a pickle of plain data without running code from it.
+"""Reads a pickle of plain data without running code from it.
 
 A pickle is a program for a small machine, and can do harm even if it calls nothing: eight bytes make the machine's memo
 larger than the memory (LONG_BINPUT with a large index), and a key of a million nested tuples overflows the stack when
@@ -26,7 +26,7 @@ HOW = (
 
 _TRACE = "if it is a profiler's trace, give it as --trace"
 _FOREIGN = {
-    b"PK\x03\x04": ("a zip archive, as torch.save writes: a checkpoint?", HOW),
+    b"PK\x03\x04": ("a zip archive, probably a checkpoint of torch.save", HOW),
     b"\x80\x02\x8a\nl\xfc\x9cF": ("a checkpoint of torch.save", HOW),
     b"\x1f\x8b": ("compressed by gzip", f"{_TRACE}; a snapshot must be unpacked first"),
     b"{": ("JSON", _TRACE),
@@ -51,18 +51,18 @@ _TUPLE = rb"\((?:" + _SCALAR + rb"{4,}+t)?+|" + _SCALAR + rb"(?:\x85|" + _SCALAR
 """A scalar, a mark, or a tuple of scalars only: keys of nested tuples overflow the stack when hashed."""
 _KNOWN = re.compile(rb"(?:" + _SHORT + rb"|" + _TUPLE + rb")*+", re.DOTALL)
 _BETWEEN = re.compile(rb"(?:" + _SHORT + rb"|" + _SCALAR + rb"|[(t\x85-\x87]|r....)*+", re.DOTALL)
-"""Opcodes outside of frames; only their length matters."""
+"""The opcodes outside of frames, of which only the length matters."""
 _FRAME, _FRAMED = 0x95, b"\x04"
 """The opcode that begins a frame, and the first protocol with frames."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x43: 1, 0x42: 4}
-"""For opcodes with a length and content, as of str and bytes: the size of the length field."""
+"""For opcodes with a length and content, such as those of str and bytes: the size of the length field."""
 _LONG_BINPUT, _STOP = b"r."
 _CODE = b"cRbio\x81\x82\x83\x84\x92\x93PQ"
 """GLOBAL, REDUCE, BUILD and the other opcodes that name or call something outside of the pickle."""
 
 
 def plain(path: Path) -> Any:
-    """Return the dicts, lists, strings, numbers and tuples of numbers in the pickle at `path`.
+    """Returns the dicts, lists, strings, numbers and tuples of numbers in the pickle at `path`.
 
     An object may occur in several places, also within itself. Raises DataError for a file that cannot be read, is not a
     pickle, holds code, is incomplete, or would not fit in memory.
@@ -87,7 +87,7 @@ class _Data(pickle.Unpickler):
 
 
 def _pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Yield the file's content while the objects made of it fit in memory."""
+    """Yields the file's content while the objects made of it fit in memory."""
     size, available = 0, psutil.virtual_memory().available
     if os.fstat(file.fileno()).st_size * _OF_A_BYTE > available:
         raise _too_large(path)
@@ -113,7 +113,7 @@ def _check_kind(first: bytes, path: Path) -> None:
 
 
 def _unframed(data: bytes) -> bytes:
-    """Return `data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
+    """Returns `data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
 
     Frames may begin between any two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler`
     continue elsewhere than at the frame's end. Without frames, the checked opcodes are those that run.
@@ -136,7 +136,7 @@ def _unframed(data: bytes) -> bytes:
 
 
 def _check(data: bytes, path: Path) -> None:
-    """Check all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
+    """Checks all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
     at = 2
     while True:
         at = _end(_KNOWN, data, at)
@@ -151,19 +151,19 @@ def _check(data: bytes, path: Path) -> None:
 
 
 def _end(opcodes: re.Pattern[bytes], data: bytes, at: int) -> int:
-    """Return where the `opcodes` that begin at `at` end; `at` itself if there are none."""
+    """Returns where the `opcodes` that begin at `at` end; `at` itself if there are none."""
     match = opcodes.match(data, at)
     return match.end() if match else at
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """Return the end of the string whose opcode is at `at`."""
+    """Returns the end of the string whose opcode is at `at`."""
     end = at + 1 + _LENGTHS[data[at]]
     return end + int.from_bytes(data[at + 1 : end], "little")
 
 
 def _skip(data: bytes, at: int, path: Path) -> int:
-    """Return the end of the opcode at `at`, whose length varies or whose values are restricted."""
+    """Returns the end of the opcode at `at`, whose length varies or whose values are restricted."""
     opcode = data[at]
     if opcode in _CODE:
         raise DataError(f"{path} holds code, refused: a memory snapshot contains only data", HOW)

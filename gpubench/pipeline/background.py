@@ -1,7 +1,7 @@
 """The threads of a rank that send, receive and finish batches while its next evaluations run.
 
-Each thread has, on a GPU, a stream of its own. Each holds a bounded number of batches, so that a rank that is behind
-makes the ranks before it wait.
+On a GPU, each thread has a stream of its own. Each thread holds a bounded number of batches, so that a slow rank makes
+the ranks before it wait.
 """
 
 import io
@@ -49,7 +49,7 @@ def record_issued(device: torch.device) -> torch.cuda.Event | None:
 
 
 class Sink:
-    """Handles batches in a thread, in the order in which they are put. A subclass says how, in `_handle` and `_end`.
+    """Handles batches in a thread, in the order in which they are put. A subclass implements `_handle` and `_end`.
 
     At most `bound` batches are in progress. `deadline` is the time in seconds that a batch may take on this rank before
     the rank counts as stuck, and `evaluating` the time that it may wait for evaluations, here or on the next rank.
@@ -103,7 +103,7 @@ class Sink:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Called after the last batch."""
+        """Ends the handling after the last batch."""
 
     def _run(self) -> None:
         try:
@@ -185,7 +185,7 @@ class Receiver:
     def take(self) -> Batch:
         """Waits for the next batch and returns it. The caller's stream waits until it is unpacked.
 
-        Raises HandoverError if another batch than expected arrives, torch's error if the connection broke, and EOFError
+        Raises HandoffError if another batch than expected arrives, torch's error if the connection broke, and EOFError
         after the last batch.
         """
         arrived = self._arrived.get()
@@ -213,7 +213,7 @@ class Receiver:
                     self._room.acquire()
                     batch = self._link.receive(samples)
                     self._arrived.put((batch, record_issued(self._link.device)))
-                    del batch  # or it would stay here until the next one has come
+                    del batch  # otherwise this name would hold it until the next batch has arrived
                 self._link.receive_end()
         except BaseException as error:
             self._arrived.put(error)

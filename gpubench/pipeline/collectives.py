@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpubench.errors import HandoverError
+from gpubench.errors import HandoffError
 from gpubench.pipeline.link import RUN_ID
 from gpubench.pipeline.packing import bytes_of, tensor_of
 from gpubench.ranks import Ranks
@@ -23,12 +23,12 @@ SHOWN = 40  # characters of a value in a message
 def agree(facts: Mapping[str, Fact], ranks: Ranks) -> None:
     """Compares the facts of all ranks. A collective.
 
-    Raises HandoverError, on every rank, naming the first rank and fact that differ from rank 0's.
+    Raises HandoffError, on every rank, naming the first rank and fact that differ from rank 0's.
     """
     everyone = [msgspec.json.decode(data) for data in gather_bytes(msgspec.json.encode(dict(facts)), ranks)]
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
-            raise HandoverError(
+            raise HandoffError(
                 f"the ranks cannot work together: {_first_difference(rank, theirs, everyone[0])}",
                 "all ranks need the same settings, files and installed versions",
             )

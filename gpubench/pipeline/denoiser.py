@@ -119,7 +119,7 @@ class Denoiser:
     """
 
     reference_name = LOOP
-    """The program that `reference` runs, in words."""
+    """A description of the program that `reference` runs."""
 
     def __init__(
         self,

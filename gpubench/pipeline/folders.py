@@ -27,10 +27,12 @@ def read_prompts(path: Path | None) -> list[str]:
         text = foreign_files.content(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise DataError(f"the file {path} cannot be read: {reason}", "give a text file, one prompt a line") from None
+        raise DataError(
+            f"the file {path} cannot be read: {reason}", "give a text file with one prompt per line"
+        ) from None
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise DataError(f"the file {path} is empty", "write one prompt a line")
+        raise DataError(f"the file {path} is empty", "write one prompt per line")
     return prompts
 
 
@@ -77,7 +79,7 @@ SUPPORTED: Mapping[str, PipelineKind] = {
         optional=("text_encoder_3", "tokenizer_3"),
     ),
 }
-"""By the name of the class in diffusers."""
+"""The supported pipelines by the name of their class in diffusers."""
 
 
 def schedule_keywords(pipeline: str, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -150,7 +152,7 @@ def _sha256(file: Path) -> str:
 
 
 def check(path: Path) -> PipelineFolder:
-    """Returns the description of the folder `path`. Raises ModelError if it holds no complete supported pipeline."""
+    """Returns the description of the folder `path`. Raises ModelError if it contains no complete supported pipeline."""
     if not path.exists():
         raise ModelError(f"there is no pipeline folder {path}", _download(path) or _SAVED)
     index = _read(path, INDEX)

@@ -29,14 +29,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpubench import units
-from gpubench.errors import HandoverError
+from gpubench.errors import HandoffError
 from gpubench.events import Handoff
 from gpubench.pipeline import packing
 from gpubench.pipeline.faults import OF_THE_RANK, Fault, FaultKind
 from gpubench.pipeline.packing import DTYPE_NAMES, PackedBatch, checksum, tensor_of, unpack
 from gpubench.pipeline.sampler import Batch, Sampler
 
-FRAME = 8192  # a CPU generator's 5056 bytes of state fit in
+FRAME = 8192  # bytes; the 5056 bytes of a CPU generator's state fit into it
 MAGIC = b"GPUBENCH"
 VERSION = 2
 RUN_ID = 8  # bytes
@@ -57,10 +57,10 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: int
     destination: int
     sequence: int
-    """The number of hand-offs before on this link."""
+    """The number of earlier hand-offs on this link."""
     batch: PackedBatch | None = None
     checksum: int = 0
-    """See `gpubench.pipeline.packing.checksum`; of the payload."""
+    """The checksum of the payload; see `gpubench.pipeline.packing.checksum`."""
 
     @property
     def samples(self) -> list[int]:
@@ -83,27 +83,27 @@ def encode(message: Message) -> bytes:
 def decode(first: bytes, receive_frame: Callable[[], bytes]) -> tuple[Message, int]:
     """Returns the message that begins with the frame `first`, and the size of its frames in bytes.
 
-    `receive_frame` is called for each further frame. Raises HandoverError for anything that `encode` did not make.
+    `receive_frame` is called for each further frame. Raises HandoffError for anything that `encode` did not make.
     """
     magic, version, length, crc = _FIELDS.unpack_from(first)
     if magic != MAGIC:
-        raise HandoverError("the data received is not a message of gpubench")
+        raise HandoffError("the data received is not a message of gpubench")
     if version != VERSION:
-        raise HandoverError(
+        raise HandoffError(
             f"the message is of protocol {version}, and this is protocol {VERSION}",
             "use one version of gpubench on all machines",
         )
     if zlib.crc32(first[: _FIELDS.size]) != _CRC.unpack_from(first, _FIELDS.size)[0]:
-        raise HandoverError("the message was damaged in transit: the checksum of its head does not match")
+        raise HandoffError("the message was damaged in transit: the checksum of its head does not match")
     content = first[HEAD:]
     while len(content) < length:
         content += receive_frame()
     if zlib.crc32(content) != crc:
-        raise HandoverError("the message was damaged in transit: its checksum does not match")
+        raise HandoffError("the message was damaged in transit: its checksum does not match")
     try:
         return _decoder.decode(content[:length]), HEAD + len(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HandoverError(f"the message cannot be read: {error}") from error
+        raise HandoffError(f"the message cannot be read: {error}") from error
 
 
 class Transport:
@@ -170,17 +170,17 @@ class NcclTransport(Transport):
         return payload
 
 
-# As good as none. How long a rank waits for its first hand-off depends on all ranks before it, which only the host
-# sees; and a wait of gloo's that times out closes the connection, so that no second try is left.
+# In effect no limit. The time that a rank waits for its first hand-off depends on all ranks before it, which only the
+# host observes. A wait of gloo that times out closes the connection, so that it cannot be repeated.
 FOREVER = timedelta(days=365)
 
 
 def connect(
     rank: int, world_size: int, backend: str, device: torch.device
 ) -> tuple[Transport | None, Transport | None]:
-    """Returns the connections with the rank before and the rank after, both tried out; None at either end of the chain.
+    """Returns the connections with the rank before and the rank after, both tested; None at either end of the chain.
 
-    A collective, for which the default process group must be set up. Raises HandoverError if a peer is not the rank
+    A collective, for which the default process group must be set up. Raises HandoffError if a peer is not the rank
     that it should be.
     """
     transports: dict[int, Transport] = {}
@@ -201,7 +201,7 @@ def connect(
     if before:
         hello, _ = decode(before.receive_frame(), before.receive_frame)
         if (hello.kind, hello.source, hello.destination) != ("hello", rank - 1, rank):
-            raise HandoverError(f"rank {rank} expected a hello from rank {rank - 1}, and got {hello}")
+            raise HandoffError(f"rank {rank} expected a hello from rank {rank - 1}, and got {hello}")
         before.receive_payload(1)
     return before, after
 
@@ -244,7 +244,7 @@ class Parcel:
 
 
 class Link:
-    """Hand-offs from one rank to the next during one pass.
+    """The hand-offs from one rank to the next during one pass.
 
     The source calls `pack` and `send` for each batch and then `send_end`; the destination calls `receive` and
     `receive_end`. Each side uses one thread, and the methods return when the transfer is complete: the threads in
@@ -292,7 +292,7 @@ class Link:
         self._transport.send_frames(encode(self._message("end")))
 
     def receive(self, samples: Sequence[int]) -> Batch:
-        """Receives the batch of these samples. Raises HandoverError if anything else arrives."""
+        """Receives the batch of these samples. Raises HandoffError if anything else arrives."""
         posted = self._now()
         first = self._transport.receive_frame()
         began = self._now()
@@ -302,7 +302,7 @@ class Link:
             assert packed is not None
             payload = self._transport.receive_payload(packed.payload_bytes)
             if checksum(payload) != message.checksum:
-                raise HandoverError("its payload was damaged in transit: the checksum does not match")
+                raise HandoffError("its payload was damaged in transit: the checksum does not match")
             seeds = [self.terms.seed + sample for sample in samples]
             batch = unpack(packed, payload, self.terms.sampler, seeds)
         self._report(self._handoff("recv", message, framed, began, self._now() - began, began - posted))
@@ -310,7 +310,7 @@ class Link:
         return batch
 
     def receive_end(self) -> None:
-        """Waits for the end of the stream. Raises HandoverError if anything else arrives."""
+        """Waits for the end of the stream. Raises HandoffError if anything else arrives."""
         with self._expecting(()):
             message, _ = decode(self._transport.receive_frame(), self._transport.receive_frame)
             self._checked(message, ())
@@ -330,14 +330,14 @@ class Link:
 
     @contextmanager
     def _expecting(self, samples: Sequence[int]) -> Iterator[None]:
-        """Adds to a HandoverError which hand-off was expected, by which rank, and from which."""
+        """Adds to a HandoffError which hand-off was expected, by which rank, and from which."""
         terms = self.terms
         try:
             yield
-        except HandoverError as error:
+        except HandoffError as error:
             stage = (self.transferred, "hand-off") if not samples else (terms.done, "evaluation")
             expected = f"{_named(samples)} after {units.counted(*stage)} from rank {terms.source}"
-            raise HandoverError(
+            raise HandoffError(
                 f"rank {terms.destination} expected {expected}, and {error.message}", error.hint or HINT
             ) from error
 
@@ -345,24 +345,24 @@ class Link:
         """Returns the message's batch if this is the hand-off of these samples, or without samples the end."""
         terms, packed = self.terms, message.batch
         if message.run != terms.run:
-            raise HandoverError(f"it is of run {message.run.hex()}, and this is run {terms.run.hex()}")
+            raise HandoffError(f"it is of run {message.run.hex()}, and this is run {terms.run.hex()}")
         if (message.source, message.destination) != (terms.source, terms.destination):
-            raise HandoverError(f"it was sent by rank {message.source} to rank {message.destination}")
+            raise HandoffError(f"it was sent by rank {message.source} to rank {message.destination}")
         due = ("batch" if samples else "end", self.transferred, list(samples))
         if (message.kind, message.sequence, message.samples) != due:
             found = "a hello" if message.kind == "hello" else _named(message.samples)
-            raise HandoverError(
+            raise HandoffError(
                 f"got {found} (sequence {message.sequence} instead of {self.transferred}): {self._cause(message)}"
             )
         if packed is None:
             return None
         if packed.done != terms.done:
-            raise HandoverError(f"got it after {packed.done}")
+            raise HandoffError(f"got it after {packed.done}")
         packing.check(packed)
         agreed = (DTYPE_NAMES[terms.dtype], (len(samples), *terms.latent_shape))
         found_latent = (packed.latent_dtype, packed.latent_shape)
         if found_latent != agreed:
-            raise HandoverError(
+            raise HandoffError(
                 f"its latent is {found_latent[0]} {list(found_latent[1])} instead of {agreed[0]} {list(agreed[1])}"
             )
         return packed
@@ -412,7 +412,7 @@ def _named(samples: Sequence[int]) -> str:
     return f"sample {samples[0]}" if len(samples) == 1 else f"samples {samples[0]} to {samples[-1]}"
 
 
-# The type whose values have as many bytes: what a library that only counts bytes takes for the same.
+# For each size of an element, a type of that size. A library that only counts bytes accepts it as the same.
 LOOKALIKE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

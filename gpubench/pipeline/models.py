@@ -35,7 +35,7 @@ _SPIN = 50_000_000  # cycles; tens of milliseconds, long beside the events that 
 
 
 class Dummy(Denoiser):
-    """Each evaluation takes `model.step_ms`, whatever the number of samples, and does bounded arithmetic on them."""
+    """A denoiser whose evaluations take `model.step_ms` for any number of samples, with bounded arithmetic on them."""
 
     def __init__(self, settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> None:
         height, width = image_size(settings, _SIDE, scale=_PIXELS, multiple=_PIXELS)
@@ -145,7 +145,7 @@ class Unconditional(Denoiser):
 
 
 TEXT_TOKENS = 77
-"""CLIP's, whose text encoder is that of Stable Diffusion."""
+"""The context length of CLIP, whose text encoder Stable Diffusion uses."""
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {

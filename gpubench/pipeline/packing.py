@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench.errors import HandoverError, SettingsError
+from gpubench.errors import HandoffError, SettingsError
 from gpubench.pipeline.sampler import REBUILT, Batch, Sampler
 
 ALIGNMENT = 16  # bytes of the largest element, so that every tensor can be a view of the buffer
@@ -184,19 +184,19 @@ def pack(batch: Batch, sampler: Sampler) -> tuple[PackedBatch, Tensor]:
 
 
 def check(packed: PackedBatch) -> None:
-    """Raises HandoverError if the description contradicts itself, so that it cannot describe any batch."""
+    """Raises HandoffError if the description contradicts itself, so that it cannot describe any batch."""
     if problem := _contradiction(packed):
-        raise HandoverError(f"its description contradicts itself: {problem}")
+        raise HandoffError(f"its description contradicts itself: {problem}")
 
 
 def unpack(packed: PackedBatch, payload: Tensor, sampler: Sampler, seeds: Sequence[int]) -> Batch:
     """Restores a batch on the sampler's device. `payload` may be on another device and may be reused afterwards.
 
-    `packed` must have passed `check`, and `seeds` are those of its samples. Raises HandoverError if the payload has
+    `packed` must have passed `check`, and `seeds` are those of its samples. Raises HandoffError if the payload has
     another size, or if a name, type or state does not suit the sampler.
     """
     if payload.dtype is not torch.uint8 or payload.shape != (packed.payload_bytes,):
-        raise HandoverError(
+        raise HandoffError(
             f"its payload is {payload.dtype} {list(payload.shape)}, and its description needs {packed.payload_bytes} "
             "bytes"
         )
@@ -237,7 +237,7 @@ def weighted_sum(payload: Tensor) -> int:
 
 def tensor_of(data: bytes) -> Tensor:
     """Returns the bytes as a uint8 tensor of shape (bytes,) on the CPU."""
-    # Of a writable copy; and frombuffer takes no empty one.
+    # frombuffer needs a writable buffer, and refuses an empty one.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
@@ -347,15 +347,15 @@ def _tensors(layouts: Sequence[Layout], payload: Tensor) -> Iterator[Tensor]:
 
 
 def _check_attribute(name: str, sampler: Sampler) -> None:
-    """Raises HandoverError unless the scheduler has the attribute, or its steps added it in the proof."""
+    """Raises HandoffError unless the scheduler has the attribute, or its steps added it in the proof."""
     if name == "_internal_dict" or name not in vars(sampler.template).keys() | set(sampler.carried):
-        raise HandoverError(f"it would set {name!r} of {sampler.name}, which the scheduler's steps do not set")
+        raise HandoffError(f"it would set {name!r} of {sampler.name}, which the scheduler's steps do not set")
 
 
 def _restored(value: Value, tensors: Sequence[Tensor]) -> Any:
     if isinstance(value, TensorAt):
         if not 0 <= value.index < len(tensors):
-            raise HandoverError(f"it has {len(tensors)} tensors and refers to tensor {value.index}")
+            raise HandoffError(f"it has {len(tensors)} tensors and refers to tensor {value.index}")
         return tensors[value.index]
     if isinstance(value, ListOf):
         return [_restored(item, tensors) for item in value.items]
@@ -380,7 +380,7 @@ def _array(value: ArrayOf) -> Any:
             raise ValueError("neither an array of numbers nor a number")
         array = np.frombuffer(value.data, np.dtype(value.dtype)).reshape(value.shape)
     except (ValueError, TypeError) as error:
-        raise HandoverError(
+        raise HandoffError(
             f"it has {len(value.data)} bytes for an array {list(value.shape)} of {value.dtype!r}"
         ) from error
     return array[()] if value.scalar else array.copy()
@@ -392,5 +392,5 @@ def _generator(generator: GeneratorState, seed: int, device: torch.device) -> to
         made = torch.Generator(device if generator.device == "cuda" else "cpu").manual_seed(seed)
         made.set_state(tensor_of(generator.state))
     except (RuntimeError, TypeError) as error:
-        raise HandoverError(f"its {generator.device} generator has a state that cannot be used: {error}") from error
+        raise HandoffError(f"its {generator.device} generator has a state that cannot be used: {error}") from error
     return made

@@ -33,7 +33,7 @@ from gpubench.events import (
 from gpubench.metrics import Metric
 from gpubench.pipeline.split import Assignment
 from gpubench.runs import warnings
-from gpubench.runs.stages import OF_KIND, Digest, Handover, Pipeline, Stage, Times, Verification, mean, rank_times
+from gpubench.runs.stages import OF_KIND, Digest, HandoffSize, Pipeline, Stage, Times, Verification, mean, rank_times
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, throttled_shares
 from gpubench.telemetry import TelemetrySample
@@ -278,13 +278,15 @@ def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | Non
     if len(assignment.ranges) == 1 or pipeline is None or replicas is None:
         return None
     did = "made" if measured is not None else "would at best make"
-    alone = f"{len(assignment.ranges)} replicas, one whole model a rank, {did} the same samples in"
-    both = f"{alone} {units.seconds(replicas)}, the pipeline took {units.seconds(pipeline)}"
+    alone = f"{len(assignment.ranges)} replicas, each with the whole model, {did} the same samples in"
+    both = f"{alone} {units.seconds(replicas)}, and the pipeline took {units.seconds(pipeline)}"
     if replicas * (1 + MARGIN) < pipeline:
-        is_faster = "plain data-parallel is faster" if measured is not None else "plain data-parallel can be faster"
+        is_faster = (
+            "plain data parallelism is faster" if measured is not None else "plain data parallelism can be faster"
+        )
         return (
-            f"{is_faster}: {both}; splitting the steps pays only where a rank cannot hold every part of the model, or "
-            "where samples must come one by one"
+            f"{is_faster}: {both}; splitting the steps pays only if a rank cannot hold every part of the model, or if "
+            "samples must arrive one by one"
         )
     if measured is not None and pipeline * (1 + MARGIN) < replicas:
         return f"splitting the steps was worth it here: {both}"
@@ -459,7 +461,7 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
         carried=built.carried,
         assignment=assignment.sentence(),
         stages=[_stage(rank, assignment, repeats, found) for rank in range(len(assignment.ranges))],
-        handover=_handover([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
+        handover=_handoff_size([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
         steady=_steady(found[0]) if found else None,
         samples=digests,
         verification=_verification(repeats, digests),
@@ -485,10 +487,10 @@ def _stage(rank: int, assignment: Assignment, repeats: Sequence[PipeRepeat], fou
     )
 
 
-def _handover(sends: Sequence[Handoff]) -> Handover | None:
+def _handoff_size(sends: Sequence[Handoff]) -> HandoffSize | None:
     if not sends:
         return None
-    return Handover(
+    return HandoffSize(
         header=fmean(handoff.header_bytes for handoff in sends),
         latent=fmean(handoff.latent_bytes for handoff in sends),
         state=fmean(handoff.state_bytes for handoff in sends),

@@ -304,7 +304,7 @@ def _copied(value: Any) -> Any:
 
 
 def _fingerprint(template: "SchedulerMixin", eta: float) -> str:
-    # Private keys of a configuration record where it came from, some of them in no fixed order.
+    # Private keys of a configuration record its origin, some of them in no fixed order.
     config = {key: value for key, value in template.config.items() if not key.startswith("_")}
     digest = hashlib.sha256(type(template).__name__.encode())
     _update(digest, vars(template) | {"_internal_dict": config, "eta": eta})

@@ -45,7 +45,7 @@ def check(split: str, world_size: int) -> None:
     """Raises SettingsError for a split that is invalid for any number of evaluations."""
     if split not in (EVEN, BALANCED):
         example = ",".join(["10"] * world_size)
-        _counts(split, world_size, f"for example {example}: together as many as the scheduler makes evaluations")
+        _counts(split, world_size, f"for example {example}; the counts must add up to the scheduler's evaluations")
 
 
 def refuse_short(profiling: ProfilingSettings, ranges: Sequence[Range], batches: int) -> None:

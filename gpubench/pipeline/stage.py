@@ -58,7 +58,7 @@ class SpanTimer(Generic[Mark]):
         return now
 
     def begin(self) -> None:
-        """Marks the begin of the first work."""
+        """Marks the beginning of the first work."""
         self._border = self._clock.mark()
 
     def worked(self, kind: SpanKind, sample: int, step: int | None = None) -> None:
@@ -162,7 +162,7 @@ class Stage:
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
             self.activity.enter(what, within=self.time_limit(1))
             if step == self.start:
-                self.send_heartbeat()  # so that whoever looks for this rank knows which sample it was at
+                self.send_heartbeat()  # so that an error message names the sample of this rank
                 before_evaluations(self.fault, self.rank, batch.samples)
             with self.annotate("forward"):
                 output = self.denoiser.predict(batch, self.sampler)
@@ -347,7 +347,7 @@ class Passage:
         except Exception:
             if isinstance(self.sink, Finisher):
                 with suppress(Exception):  # the first one explains it
-                    self.sink.close()  # what is finished is kept
+                    self.sink.close()  # keeps the finished samples
             raise
 
     @property

@@ -48,8 +48,8 @@ def prove(sampler: Sampler, ranges: Sequence[tuple[int, int]], micro_batch: int,
         _advance(sampler, whole, end)
         if not _same_bits(parts.latents, whole.latents):
             raise SettingsError(
-                f"{sampler.name} cannot be split between evaluations {start - 1} and {start}: latents handed off "
-                "there do not become what they become in one piece",
+                f"{sampler.name} cannot be split between evaluations {start - 1} and {start}: a hand-off "
+                "there changes the result",
                 "choose another --split or --scheduler",
             )
     drew = any(

@@ -70,7 +70,7 @@ def record(session: Session) -> Iterator[events.Message]:
                 recording.step(done)
 
         with recording or nullcontext():
-            for _ in passage.run(evaluated):  # spans of a recorded pass are not those of the program alone
+            for _ in passage.run(evaluated):  # discards the spans, because recording slows the pass
                 pass
         session.timer.synchronize()
         if recording:
@@ -88,7 +88,7 @@ def work(given: Assignment) -> Iterator[events.Message]:
     settings = CompletedPipeSettings.model_validate(job.settings)
     if settings.performance.cpu_threads:
         torch.set_num_threads(settings.performance.cpu_threads)
-    set_float32_matmul(Precision.fp32, None)  # fp32 is computed as fp32; the other precisions are half
+    set_float32_matmul(Precision.fp32, None)  # fp32 is computed in full fp32; the other precisions have 16 bits
     if settings.performance.deterministic:
         make_deterministic()
     device = pick_device(settings, ranks)
@@ -218,7 +218,7 @@ def plan(settings: CompletedPipeSettings, denoiser: Denoiser, world_size: int) -
 def share_prompts(
     settings: CompletedPipeSettings, denoiser: Denoiser, ranks: Ranks, activity: Activity
 ) -> float | None:
-    """Encodes the prompts on rank 0, for all ranks. Returns the seconds it took there; None where there are none."""
+    """Encodes the prompts on rank 0, for all ranks. Returns the seconds that this took; None without prompts."""
     began = time.perf_counter()
     encoded = None
     if ranks.is_rank_zero:

@@ -72,7 +72,7 @@ def page(run: RunEvidence, previous: RunEvidence | None) -> str:
 
 
 def before(run: RunEvidence) -> Iterator[RunEvidence]:
-    """Return the readable earlier runs of the same command in this experiment, newest first."""
+    """Returns the readable earlier runs of the same command in this experiment, newest first."""
     older = [
         path for path in run.path.parent.iterdir() if path.name < run.path.name and (path / directory.RUN).is_file()
     ]

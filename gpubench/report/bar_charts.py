@@ -99,7 +99,7 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
 
 
 def _limit(verdicts: Sequence[Verdict]) -> float:
-    """Return half the axis as a log ratio: what the leading metric and three quarters of all metrics need."""
+    """Returns half the axis as a log ratio: what the leading metric and three quarters of all metrics need."""
     moved = [abs(math.log(verdict.ratio)) for verdict in verdicts if verdict.ratio]
     lead = leading(verdicts)
     ends = [math.log(lead.ratio), *_log_interval(lead)] if lead and lead.ratio else [0.0]
@@ -111,7 +111,7 @@ def _limit(verdicts: Sequence[Verdict]) -> float:
 
 
 def _log_interval(verdict: Verdict) -> tuple[float, ...]:
-    """Return the log of an interval's end; an end at or below 0 is drawn at the left border."""
+    """Returns the log of an interval's end; an end at or below 0 is drawn at the left border."""
     return tuple(math.log(end) if end > 0 else -math.inf for end in verdict.interval or ())
 
 
@@ -135,7 +135,7 @@ def _interval(verdict: Verdict, x: Scale, limit: float, y: float) -> list[Markup
 
 
 def _ratio_ticks(limit: float) -> list[Tick]:
-    """Return round changes in percent on both sides, or ratios if the axis spans more than a doubling."""
+    """Returns round changes in percent on both sides, or ratios if the axis spans more than a doubling."""
     if limit >= math.log(2):
         power = max(1, round(limit / math.log(2) / 3))
         steps = range(-math.floor(limit / math.log(2) / power), math.floor(limit / math.log(2) / power) + 1)

@@ -35,7 +35,7 @@ ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"
 
 
 def hue(style: str) -> str:
-    """Return the style sheet's class that colours a style."""
+    """Returns the style sheet's class that colours a style."""
     known = ALIKE.get(style, style)
     return f"hue-{known if known in HUES else 'other'}"
 

@@ -66,7 +66,7 @@ WORTH_TELLING = 0.05  # of the sum of all absolute changes: a category with less
 
 
 def sentence(memory: Memory) -> str:
-    """Return the change of the peak and its parts, as "peak 3.1 GiB lower (-42 %): activations -3.3 GiB"."""
+    """Returns the change of the peak and its parts, as "peak 3.1 GiB lower (-42 %): activations -3.3 GiB"."""
     before, change = memory.baseline.level.total, memory.change
     said = f"peak {units.size(abs(change))} {'lower' if change < 0 else 'higher'} ({_of(change, before)})"
     if not change:
@@ -76,7 +76,7 @@ def sentence(memory: Memory) -> str:
 
 
 def peaks(memory: Memory) -> list[str]:
-    """Return a sentence about each side's peak."""
+    """Returns a sentence about each side's peak."""
     return [f"memory of the {name}: {peak(side)}" for name, side in _sides(memory)]
 
 
@@ -85,18 +85,18 @@ def _sides(memory: Memory) -> list[tuple[str, MemoryPeak]]:
 
 
 def peak(side: MemoryPeak) -> str:
-    """Return one side's peak, as "peak 529 MiB in the first backward pass (run 1; measured on cpu)"."""
+    """Returns one side's peak, as "peak 529 MiB in the first backward pass (run 1; measured on cpu)"."""
     place = PLACES[side.phase].format("first " if side.stage == "first" else "")
     return f"peak {units.size(side.level.total)} {place} ({side.run}; {_source(side)})".replace("  ", " ")
 
 
 def tables(memory: Memory) -> list[Table]:
-    """Return the tables of changes, largest change first; tables without rows are left out."""
+    """Returns the tables of changes, largest change first; tables without rows are left out."""
     return [one for one in (categories(memory), phases(memory)) if one]
 
 
 def categories(memory: Memory) -> Table:
-    """Return the change of each category at the peak; the rows add up to the last row, the whole peak."""
+    """Returns the change of each category at the peak; the rows add up to the last row, the whole peak."""
     whole = memory.baseline.level.total
     shown = [one for one in memory.categories if not _is_folded(one.change, whole)]
     folded = [one for one in memory.categories if _is_folded(one.change, whole)]
@@ -111,7 +111,7 @@ def categories(memory: Memory) -> Table:
 
 
 def phases(memory: Memory) -> Table:
-    """Return the change of each phase's own peak; the rows do not add up."""
+    """Returns the change of each phase's own peak; the rows do not add up."""
     whole = memory.baseline.level.total
     shown = [one for one in memory.phases if not _is_folded(one.change, whole)]
     others = len(memory.phases) - len(shown)
@@ -153,7 +153,7 @@ def _part(one: SizeChange) -> str:
 
 
 def _elsewhere(memory: Memory) -> str:
-    """Return a clause that names both phases if the peak moved to another phase; else an empty string."""
+    """Returns a clause that names both phases if the peak moved to another phase; else an empty string."""
     before, after = (PLACES[side.phase].format("") for side in (memory.baseline, memory.candidate))
     return f", {after} and no longer {before}" if before and after and before != after else ""
 
@@ -169,7 +169,7 @@ def _is_folded(change: int, whole: int) -> bool:
 
 
 def _of(change: int, whole: int) -> str:
-    """Return the change as a signed share of the whole; an empty string if the whole is 0."""
+    """Returns the change as a signed share of the whole; an empty string if the whole is 0."""
     return f"{'-' if change < 0 else '+'}{share(abs(change), whole)}" if whole else ""
 
 
@@ -177,25 +177,25 @@ CAVEAT = "times of a profile are those of a step of the profiled repeat: they te
 
 
 def bottlenecks(causes: Causes) -> list[str]:
-    """Return a sentence about each side's profile."""
+    """Returns a sentence about each side's profile."""
     sides = (("baseline", causes.baseline), ("candidate", causes.candidate))
     return [f"profile of the {name}: {bottleneck(found)}" for name, found in sides]
 
 
 def bottleneck(found: Bottleneck | None) -> str:
-    """Return a profile's headline and origin, as "GPU idle 43.5 % (run 1; 6 steps, 1.34 x as long as clean ones)"."""
+    """Returns a profile's headline and origin, as "GPU idle 43.5 % (run 1; 6 steps, 1.34 x as long as clean ones)"."""
     if found is None:
         return "not recorded"
     return f"{found.headline.rstrip('.')} ({found.run}; {_recorded(found)})"
 
 
 def work_done(causes: Causes) -> Table | None:
-    """Return the work that changed most; None if the two profiles cannot be compared."""
+    """Returns the work that changed most; None if the two profiles cannot be compared."""
     return profile.work_changes(causes.of, causes.work, causes.others) if causes.of and causes.work else None
 
 
 def notes(causes: Causes) -> list[str]:
-    """Return caveats about the figures, and reasons for missing ones."""
+    """Returns caveats about the figures, and reasons for missing ones."""
     found = [] if causes.findings else [NOTHING]
     found.append(CAVEAT)
     if causes.obstacle:
@@ -576,12 +576,12 @@ PARTS = {  # columns of the fields of Verdict that are pairs
 
 
 def to_json(document: msgspec.Struct) -> str:
-    """Return the document as JSON; a NaN or infinity, which JSON does not have, becomes a string."""
+    """Returns the document as JSON; a NaN or infinity, which JSON does not have, becomes a string."""
     return directory.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
 
 
 def to_csv(comparisons: Comparisons) -> str:
-    """Return one row per metric and candidate; an apostrophe precedes text that a spreadsheet would evaluate."""
+    """Returns one row per metric and candidate; an apostrophe precedes text that a spreadsheet would evaluate."""
     text = io.StringIO()
     columns = ["baseline_label", "candidate_label"]
     for name in Verdict.__struct_fields__:

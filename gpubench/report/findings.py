@@ -26,7 +26,7 @@ INTERRUPTED = "verification was interrupted: what was not tried by then is only 
 
 
 def options(fix: Mapping[str, Any]) -> str:
-    """Return settings as command-line options: "--data.workers=4 --data.pin_memory=true"."""
+    """Returns settings as command-line options: "--data.workers=4 --data.pin_memory=true"."""
     return " ".join(shlex.quote(f"--{key}={_value(value)}") for key, value in fix.items())
 
 
@@ -63,7 +63,7 @@ def _finding(finding: Finding, whole: str) -> document.Finding:
 
 
 def measured(trial: Trial, whole: str = "step") -> str:
-    """Return the result of a trial, as "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
+    """Returns the result of a trial, as "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
     if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
         return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
     said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
@@ -72,7 +72,7 @@ def measured(trial: Trial, whole: str = "step") -> str:
 
 
 def cost(found: Cost) -> str:
-    """Return the cost in throughput, as "throughput -20.0 % [-21.4, -18.6]"."""
+    """Returns the cost in throughput, as "throughput -20.0 % [-21.4, -18.6]"."""
     if found.verdict == "equivalent":
         return "throughput unchanged"
     if found.verdict == "inconclusive":
@@ -81,7 +81,7 @@ def cost(found: Cost) -> str:
 
 
 def unanswered(findings: Findings) -> list[str]:
-    """Return lines that name what is missing, the rules that need it, and the option that records it."""
+    """Returns lines that name what is missing, the rules that need it, and the option that records it."""
     rules: dict[tuple[str, str], list[str]] = {}
     for one in findings.unanswered:
         rules.setdefault((one.missing, one.needs), []).append(one.id.replace("-", " "))
@@ -92,7 +92,7 @@ def unanswered(findings: Findings) -> list[str]:
 
 
 def _asked(needs: str) -> str:
-    """Return what to ask for: settings of a run by their full names, options of the profiler by their own."""
+    """Returns what to ask for: settings of a run by their full names, options of the profiler by their own."""
     own = needs.startswith("profiling.")
     option = needs.removeprefix("profiling.")
     if option in SWITCHES:
@@ -103,7 +103,7 @@ def _asked(needs: str) -> str:
 
 
 def recorded_with(option: str, own: bool) -> str:
-    """Return an option of the profiler as the user writes it."""
+    """Returns an option of the profiler as the user writes it."""
     if option in SWITCHES:
         return f"--profiling.{option}=true" if own else f"torch.profiler.profile({option}=True)"
     return "torch.profiler.profile(schedule=...) and step()" if option == "schedule" else option
@@ -115,7 +115,7 @@ def _is_wide(saving: Saving) -> bool:
 
 
 def _change(saving: Saving, whole: str) -> str:
-    """Return a saving as the change of the whole."""
+    """Returns a saving as the change of the whole."""
     ends = None if saving.low is None or saving.high is None else (-saving.low, -saving.high)
     of = "peak" if whole == "peak" else "step's time"
     return f"{_signed(-saving.estimate, ends)} of the {of}"

@@ -137,7 +137,7 @@ def allocator(footprint: Footprint) -> str:
 
 
 def largest_first(found: Iterable[Amounts]) -> list[str]:
-    """Return the categories that occur, ordered by their sum over all."""
+    """Returns the categories that occur, ordered by their sum over all."""
     sums: Amounts = {}
     for amounts in found:
         for name, size in amounts.items():
@@ -146,7 +146,7 @@ def largest_first(found: Iterable[Amounts]) -> list[str]:
 
 
 def counts(peak: Peak) -> list[Count]:
-    """Return the counts of the peak, without those that add nothing; an empty list if fewer than two are left."""
+    """Returns the counts of the peak, without those that add nothing; an empty list if fewer than two are left."""
     level = peak.level
     found = [
         Count("requested", level.requested, None, "what tensors asked for"),
@@ -162,7 +162,7 @@ def counts(peak: Peak) -> list[Count]:
 
 
 def added(size: int | None) -> str:
-    """Return a signed size; an empty string if it is unknown."""
+    """Returns a signed size; an empty string if it is unknown."""
     if size is None:
         return ""
     return f"{'-' if size < 0 else '+'}{units.size(abs(size))}"
@@ -173,7 +173,7 @@ def _place(footprint: Footprint) -> str:
 
 
 def _beside(footprint: Footprint) -> str:
-    """Return what a steady step needs, if the first step needs more."""
+    """Returns what a steady step needs, if the first step needs more."""
     peak = footprint.peak
     steady = max((one.level.allocated for one in footprint.phases if one.stage == "steady"), default=None)
     if peak.stage != "first" or steady is None or steady >= peak.level.allocated:
@@ -182,13 +182,13 @@ def _beside(footprint: Footprint) -> str:
 
 
 def _later(footprint: Footprint) -> str:
-    """Return what the allocator reserves later, if that is notably more than at the peak."""
+    """Returns what the allocator reserves later, if that is notably more than at the peak."""
     most = footprint.most
     return f"{units.size(most)} are held later" if most > footprint.peak.level.total * (1 + LATER) else ""
 
 
 def _parts(peak: Peak) -> str:
-    """Return the largest parts, as "49 % optimizer state, 25 % parameters"."""
+    """Returns the largest parts, as "49 % optimizer state, 25 % parameters"."""
     parts = sorted(ordered(peak.amounts), key=lambda part: -part[1])
     told = [part for place, part in enumerate(parts[:PARTS]) if not place or part[1] >= TOLD * peak.level.total]
     return ", ".join(f"{share(size, peak.level.total)} {category(name)}" for name, size in told)
@@ -282,13 +282,13 @@ def _stacks(footprint: Footprint) -> Stacks:
 
 
 def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, Any]:
-    """Return the document for --json: memory.json as it is, and the findings if there are any."""
+    """Returns the document for --json: memory.json as it is, and the findings if there are any."""
     document = {"schema_version": SCHEMA_VERSION, "memory": Footprints([footprint])}
     return document | ({"findings": findings} if findings else {})
 
 
 def phase_table(footprint: Footprint) -> Table:
-    """Return the figures behind the bars: a row for each phase, and a column for each category, largest first.
+    """Returns the figures behind the bars: a row for each phase, and a column for each category, largest first.
 
     Reserved memory has no column: it is the peak less the context. Categories with the same size in all phases are in
     the note, and small categories share a column, to fit the width of a page.
@@ -317,7 +317,7 @@ def phase_table(footprint: Footprint) -> Table:
 
 
 def holders(footprint: Footprint) -> Table:
-    """Return the allocations at the peak; equal ones share a row."""
+    """Returns the allocations at the peak; equal ones share a row."""
     named = [holder for holder in footprint.holders if holder.category]
     shown = named[:HOLDERS]
     others = [*named[HOLDERS:], *(holder for holder in footprint.holders if not holder.category)]
@@ -328,7 +328,7 @@ def holders(footprint: Footprint) -> Table:
 
 
 def modules(footprint: Footprint) -> Table:
-    """Return what belongs to each module at the peak, without its submodules."""
+    """Returns what belongs to each module at the peak, without its submodules."""
     named = [module for module in footprint.modules if module.path != OTHERS]
     shown = named[:MODULES]
     others = [*named[MODULES:], *(module for module in footprint.modules if module.path == OTHERS)]
@@ -375,7 +375,7 @@ def _total(module: ModuleFootprint) -> int:
 
 
 def _in_use(phase: PhaseFootprint) -> int:
-    """Return the bytes in use at a phase's end, without memory that the allocator holds in reserve."""
+    """Returns the bytes in use at a phase's end, without memory that the allocator holds in reserve."""
     spare = 0 if phase.level.reserved is None else sum(phase.end.get(name, 0) for name in ("fragmentation", "other"))
     return sum(phase.end.values()) - spare
 
@@ -425,7 +425,7 @@ def line_sentence(found: BatchSizes) -> str:
 
 
 def batch_size_table(found: BatchSizes) -> Table:
-    """Return a row for each batch size that was predicted, run or timed."""
+    """Returns a row for each batch size that was predicted, run or timed."""
     predicted = {point.batch_size: point.total for point in found.points}
     confirmed = {one.batch_size: one for one in found.confirmed}
     speeds = {one.batch_size: one.throughput for one in found.speeds}
@@ -458,7 +458,7 @@ def _remarks(found: BatchSizes, size: int) -> Iterator[str]:
 
 
 def trade_table(found: Trades) -> Table:
-    """Return memory and throughput of each setting, least memory first."""
+    """Returns memory and throughput of each setting, least memory first."""
     base = next((trade for trade in found.trades if not trade.fix), None)
     rows = [_trade(number, trade, base) for number, trade in enumerate(found.trades, 1)]
     return table(
@@ -479,7 +479,7 @@ def _trade(number: int, trade: Trade, base: Trade | None) -> dict[str, str]:
 
 
 def _settings(fix: dict[str, Any]) -> str:
-    """Return settings without the names of their sections, to save width."""
+    """Returns settings without the names of their sections, to save width."""
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in fix.items()).lower() or "as it was"
 
 

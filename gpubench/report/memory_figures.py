@@ -104,19 +104,19 @@ def category(name: str) -> str:
 
 
 def ordered(amounts: Amounts) -> list[tuple[str, int]]:
-    """Return (category, bytes) of non-zero categories in the order of CATEGORIES, unknown categories last."""
+    """Returns (category, bytes) of non-zero categories in the order of CATEGORIES, unknown categories last."""
     names = [*CATEGORIES, *(name for name in amounts if name not in CATEGORIES)]
     return [(name, amounts[name]) for name in names if amounts.get(name)]
 
 
 def share(part: float, whole: float) -> str:
-    """Return a share in whole percent, or with two digits if it is small."""
+    """Returns a share in whole percent, or with two digits if it is small."""
     fraction = part / whole if whole else 0.0
     return units.whole_percent(fraction) if abs(fraction) >= 0.0995 or not fraction else units.percent(fraction)
 
 
 def _over_time(footprint: Footprint) -> Markup | None:
-    """Return a plot of held memory by category, in the order of events, above a row of phases; None without data."""
+    """Returns a plot of held memory by category, in the order of events, above a row of phases; None without data."""
     held = footprint.timeline
     stacked = _stacked(held)
     top = float(stacked[-1][2].max()) if stacked else 0.0
@@ -140,7 +140,7 @@ def _over_time(footprint: Footprint) -> Markup | None:
 
 
 def _phases(footprint: Footprint, stages: Mapping[Stage, str]) -> Markup | None:
-    """Return a bar for each phase's peak, split by category; None if nothing is held."""
+    """Returns a bar for each phase's peak, split by category; None if nothing is held."""
     stacks = [
         stack(
             f"{stages[phase.stage]}, {words(phase.phase)}: {units.size(phase.level.total)}",
@@ -152,7 +152,7 @@ def _phases(footprint: Footprint, stages: Mapping[Stage, str]) -> Markup | None:
 
 
 def stack(name: str, amounts: Amounts) -> timelines.Stack:
-    """Return the areas of held memory, split by category."""
+    """Returns the areas of held memory, split by category."""
     return timelines.Stack(
         name,
         [
@@ -163,7 +163,7 @@ def stack(name: str, amounts: Amounts) -> timelines.Stack:
 
 
 def _labels(footprint: Footprint, place: float, y: Scale, capacity: int | None) -> list[Markup]:
-    """Return a dot at the peak, `place` percent from the left, and the device's capacity with a label opposite."""
+    """Returns a dot at the peak, `place` percent from the left, and the device's capacity with a label opposite."""
     total = footprint.peak.level.total
     said = f"peak {units.size(total)}"
     parts = [
@@ -178,7 +178,7 @@ def _labels(footprint: Footprint, place: float, y: Scale, capacity: int | None) 
 
 
 def _stacked(held: Timeline) -> list[tuple[str, Series, Series]]:
-    """Return (category, lower border, upper border) from the bottom up, borders of shape (points,)."""
+    """Returns (category, lower border, upper border) from the bottom up, borders of shape (points,)."""
     known: Amounts = dict.fromkeys(held.amounts, 1)
     found = []
     low = np.zeros(len(next(iter(held.amounts.values()), [])))
@@ -190,7 +190,7 @@ def _stacked(held: Timeline) -> list[tuple[str, Series, Series]]:
 
 
 def _strip(held: Timeline, x: Scale) -> list[Markup]:
-    """Return a box for each phase of the program, with its name, or its initial if the box is small."""
+    """Returns a box for each phase of the program, with its name, or its initial if the box is small."""
     parts = []
     for number, (mark, left, right) in enumerate(_spans(held.marks, x)):
         name, style = words(mark.phase), "margin" if number % 2 else "shade"
@@ -201,7 +201,7 @@ def _strip(held: Timeline, x: Scale) -> list[Markup]:
 
 
 def _steps(held: Timeline, x: Scale) -> list[Markup]:
-    """Return the first mark of each step, with its name if there is space."""
+    """Returns the first mark of each step, with its name if there is space."""
     firsts = [next(group) for _, group in groupby(held.marks, key=lambda mark: mark.step)]
     parts = []
     for mark, left, right in _spans(firsts, x):
@@ -253,7 +253,7 @@ class Spot:
 
 
 def peak_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
-    """Return a plot of predicted and measured peaks, the line through the predictions, and the limit, in bytes.
+    """Returns a plot of predicted and measured peaks, the line through the predictions, and the limit, in bytes.
 
     None if there is no peak to draw.
     """
@@ -281,7 +281,7 @@ def peak_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
 
 
 def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
-    """Return a plot of the timed batches, in samples/s; None if there are none."""
+    """Returns a plot of the timed batches, in samples/s; None if there are none."""
     speeds = sorted(found.speeds, key=lambda speed: speed.batch_size)
     fastest = max(speeds, key=lambda speed: speed.throughput, default=None)
     if fastest is None or fastest.throughput <= 0:
@@ -302,7 +302,7 @@ def throughput_by_batch(found: BatchSizes, x: Scale) -> Markup | None:
 
 
 def scatter(found: Trades) -> Markup | None:
-    """Return a plot with one mark per run, peak against throughput, the efficient ones filled; None without marks."""
+    """Returns a plot with one mark per run, peak against throughput, the efficient ones filled; None without marks."""
     spots = _spots(found)
     if not spots:
         return None
@@ -328,17 +328,17 @@ def scatter(found: Trades) -> Markup | None:
 def _drawing(
     title: str, told: Iterable[str], x: Axis, y: Axis, inner: Sequence[Markup], spots: Iterable[Markup]
 ) -> Markup:
-    """Return a drawing with curves in the inner drawing and marks above them."""
+    """Returns a drawing with curves in the inner drawing and marks above them."""
     return charts.drawing(title, "; ".join(told), HEAD + PLOT_HEIGHT + charts.FOOT, [*framed(x, y, inner), *spots])
 
 
 def _sizes(x: Scale) -> Axis:
-    """Return the axis of batch sizes, whose ticks are whole numbers."""
+    """Returns the axis of batch sizes, whose ticks are whole numbers."""
     return Axis(x, "", "batch size", min(4, max(1, int(x.high))))
 
 
 def _through(line: Line, x: Scale, y: Scale) -> Markup:
-    """Return the part of the line within the plot."""
+    """Returns the part of the line within the plot."""
     sizes = np.linspace(x.low, x.high, 201)
     totals = line.constant + line.per_sample * sizes
     within = (totals >= y.low) & (totals <= y.high)
@@ -361,7 +361,7 @@ def _numbers(spots: Sequence[Spot], x: Scale, y: Scale) -> Iterator[Markup]:
 
 
 def _interval(spot: Spot, spots: Sequence[Spot]) -> tuple[float, float]:
-    """Return the throughput's interval, cut where a very wide one would compress the plot."""
+    """Returns the throughput's interval, cut where a very wide one would compress the plot."""
     low, high = spot.trade.interval or (spot.throughput, spot.throughput)
     slowest, fastest = min(one.throughput for one in spots), max(one.throughput for one in spots)
     return max(low, slowest / NEAR), min(high, fastest * NEAR)
@@ -373,7 +373,7 @@ def _told(spot: Spot) -> str:
 
 
 def _side(place: float) -> str:
-    """Return the side of a mark on which its label has more space; `place` is in percent from the left."""
+    """Returns the side of a mark on which its label has more space; `place` is in percent from the left."""
     return "after" if place < 50 else "before"
 
 
@@ -395,7 +395,7 @@ def _spots(found: Trades) -> list[Spot]:
 
 
 def _predicted(found: BatchSizes) -> dict[int, int]:
-    """Return the predicted totals to draw: those near or below the limit, or else the smallest."""
+    """Returns the predicted totals to draw: those near or below the limit, or else the smallest."""
     known = {point.batch_size: point.total for point in found.points}
     near = {size: total for size, total in known.items() if total <= NEAR * found.limit}
     return near or dict(sorted(known.items())[:1])
@@ -406,7 +406,7 @@ def _measured(found: BatchSizes) -> dict[int, int]:
 
 
 def _shown(found: BatchSizes) -> set[int]:
-    """Return the batch sizes that any of the plots shows."""
+    """Returns the batch sizes that any of the plots shows."""
     return {*_predicted(found), *_measured(found), *(speed.batch_size for speed in found.speeds)}
 
 

@@ -33,7 +33,7 @@ ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends t
 
 
 def figure(metric: Metric) -> str:
-    """Return a metric of one run, as "1,096 samples/s +- 3.4 %" or "96.2 samples/s (80.1 to 116 samples/s)".
+    """Returns a metric of one run, as "1,096 samples/s +- 3.4 %" or "96.2 samples/s (80.1 to 116 samples/s)".
 
     With an interval wider than a factor of two it is "13.4 to 331 samples/s, too noisy to quote".
     """
@@ -45,7 +45,7 @@ def figure(metric: Metric) -> str:
 
 
 def uncertainty(metric: Metric) -> str:
-    """Return the 95 % interval over repeats, as "+- 3.4 %" if both ends are about equally far away, else as a range.
+    """Returns the 95 % interval over repeats, as "+- 3.4 %" if both ends are about equally far away, else as a range.
 
     Without an interval the string is empty. The ends of a very wide interval, such as 1 ns to 1 h, are left out.
     """
@@ -60,30 +60,30 @@ def uncertainty(metric: Metric) -> str:
 
 
 def wide(metric: Metric) -> str:
-    """Return a note in place of an interval whose ends say nothing; an empty string for any other."""
+    """Returns a note in place of an interval whose ends say nothing; an empty string for any other."""
     low, high = metric.interval or (0.0, 0.0)
     return f"wider than {WIDE:,} x" if low > 0 and high / low > WIDE else ""
 
 
 def omission(line: str) -> str:
-    """Return what a comparison left out, and why."""
+    """Returns what a comparison left out, and why."""
     return line if line.startswith("skipped ") else f"left out: {line}"
 
 
 def change(verdict: Verdict, interval: bool = True) -> str:
-    """Return the ratio as a cell: "+3.1 % [+2.6, +3.7]", or from a factor of 2 on "3.40 x [3.10, 3.70]"."""
+    """Returns the ratio as a cell: "+3.1 % [+2.6, +3.7]", or from a factor of 2 on "3.40 x [3.10, 3.70]"."""
     estimate, edges, unit = figures(verdict)
     text = f"{estimate} {unit}".rstrip()
     return f"{text} [{', '.join(edges)}]" if interval and edges else text
 
 
 def notes(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return notes on the verdicts, one line per note with the metrics that share it."""
+    """Returns notes on the verdicts, one line per note with the metrics that share it."""
     return _by_text((note(verdict), words(verdict.metric)) for verdict in verdicts)
 
 
 def reasons(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the reasons of the verdicts, one line per reason with the metrics that share it."""
+    """Returns the reasons of the verdicts, one line per reason with the metrics that share it."""
     return _by_text((verdict.reason or "", words(verdict.metric)) for verdict in verdicts)
 
 
@@ -96,7 +96,7 @@ def _by_text(notes: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
-    """Return the verdicts to list: without `everything`, phases (see the waterfall) and zeros are left out."""
+    """Returns the verdicts to list: without `everything`, phases (see the waterfall) and zeros are left out."""
     news = [one for one in verdicts if not one.metric.startswith("phase_") and (one.baseline or one.candidate)]
     return list(verdicts) if everything or not news else news
 
@@ -107,7 +107,7 @@ def values(verdict: Verdict) -> tuple[str, str]:
 
 
 def method(verdict: Verdict) -> str:
-    """Return how a verdict was made, and the smallest change that it could have found."""
+    """Returns how a verdict was made, and the smallest change that it could have found."""
     parts = [verdict.method, _evidence(verdict), f"margin {units.percent(verdict.margin)}"]
     if verdict.noise_floor is not None:
         parts.append(f"noise floor {units.difference(verdict.noise_floor)}")
@@ -117,12 +117,12 @@ def method(verdict: Verdict) -> str:
 
 
 def moment(started: str) -> str:
-    """Return an ISO time, cut to the minute."""
+    """Returns an ISO time, cut to the minute."""
     return f"{started[:16].replace('T', ' ')} UTC"
 
 
 def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
-    """Return the differences to list, with those that prevent the comparison first, and a line that counts the rest."""
+    """Returns the differences to list, those that prevent a comparison first, and a line that counts the rest."""
     in_the_way = [difference for difference in differences if difference.kind not in ASIDE]
     aside = [difference for difference in differences if difference.kind in ASIDE and not difference.follows]
     rest = aside[ASIDE_ROWS:]
@@ -131,7 +131,7 @@ def listed(differences: Sequence[Difference]) -> tuple[list[Difference], str]:
 
 
 def consequences(differences: Sequence[Difference]) -> list[str]:
-    """Return lines about differences that follow from a setting, one per setting."""
+    """Returns lines about differences that follow from a setting, one per setting."""
     said: dict[str, list[str]] = {}
     for one in differences:
         if one.follows:
@@ -155,7 +155,7 @@ def moves(waterfall: Waterfall) -> list[Move]:
 
 
 def total(waterfall: Waterfall) -> Move:
-    """Return the last row of the waterfall, the total change."""
+    """Returns the last row of the waterfall, the total change."""
     moved = waterfall.candidate - waterfall.baseline
     share = units.signed_percent(moved / waterfall.baseline) if waterfall.baseline else ""
     return Move(f"time of a {waterfall.per}", units.signed_seconds(moved), share, interval="")
@@ -166,13 +166,13 @@ def span(waterfall: Waterfall) -> str:
 
 
 def gate(result: GateResult) -> str:
-    """Return a gate's condition, candidate, measured change and limit, without the outcome."""
+    """Returns a gate's condition, candidate, measured change and limit, without the outcome."""
     line = f"{result.condition}: {result.candidate}: {worsening(result)}"
     return f"{line}, adjusted p {result.p_value:.2g}" if result.p_value is not None else line
 
 
 def worsening(result: GateResult, interval: bool = True) -> str:
-    """Return measured change and limit, as "step_time worse by 3.1 % [2.6, 3.7] > 2 %", with the reason if open."""
+    """Returns measured change and limit, as "step_time worse by 3.1 % [2.6, 3.7] > 2 %", with the reason if open."""
     said, limit = f"{result.metric} {worse(result, interval)}", units.difference(result.limit)
     if result.worsening is None or result.worsening <= 0:
         said += f", limit {limit}"
@@ -182,7 +182,7 @@ def worsening(result: GateResult, interval: bool = True) -> str:
 
 
 def worse(result: GateResult, interval: bool = True) -> str:
-    """Return the direction in words, as "worse by 3.1 % [2.6, 3.7]" or "better by 12 % [1, 23]"."""
+    """Returns the direction in words, as "worse by 3.1 % [2.6, 3.7]" or "better by 12 % [1, 23]"."""
     if result.worsening is None:
         return "unknown"
     low, high = result.interval or (0.0, 0.0)
@@ -196,14 +196,14 @@ def worse(result: GateResult, interval: bool = True) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a setting's value, or a dash if the side has none."""
+    """Returns a setting's value, or a dash if the side has none."""
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def figures(verdict: Verdict) -> tuple[str, list[str], str]:
-    """Return the estimate, the ends of its interval if that has a width, and their unit."""
+    """Returns the estimate, the ends of its interval if that has a width, and their unit."""
     ratio, ends = verdict.ratio, width(verdict)
     if verdict.verdict == "withheld":
         return "-", [], ""
@@ -222,7 +222,7 @@ def figures(verdict: Verdict) -> tuple[str, list[str], str]:
 
 
 def width(verdict: Verdict) -> tuple[float, float] | None:
-    """Return the ratio's interval; None if all repeats agree except for rounding."""
+    """Returns the ratio's interval; None if all repeats agree except for rounding."""
     ends = verdict.interval
     return None if ends is None or math.isclose(*ends, rel_tol=units.SMALLEST_PERCENT / 100) else ends
 
@@ -233,7 +233,7 @@ def large(ratio: float, ends: tuple[float, float] | None) -> bool:
 
 
 def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
-    """Return the decimals of a percentage: up to the first digit of half the interval, and at least 1 below 10 %.
+    """Returns the decimals of a percentage: up to the first digit of half the interval, and at least 1 below 10 %.
 
     A whole number without an interval has none.
     """
@@ -256,7 +256,7 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
 
 
 def note(verdict: Verdict) -> str:
-    """Return why a verdict is withheld, or where an inconclusive one leans and how many more repeats should settle
+    """Returns why a verdict is withheld, or where an inconclusive one leans and how many more repeats should settle
     it."""
     reason = verdict.reason or ""
     if verdict.verdict != "inconclusive":
@@ -295,7 +295,7 @@ SPEEDS = ("faster", "slower")
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the comparison in one sentence.
+    """Returns the comparison in one sentence.
 
     For example "new is 3.1 % slower than base in step time (95 % interval 2.6 to 3.7 %), beyond the 0.5 % margin".
     """
@@ -317,7 +317,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _obstacle(comparability: Comparability) -> str:
-    """Return a clause that says why the sides cannot be compared."""
+    """Returns a clause that says why the sides cannot be compared."""
     workload = [difference for difference in comparability.differences if difference.kind == "workload"]
     if not workload:
         return comparability.reasons[0] if comparability.reasons else "the sides did not do the same work"
@@ -342,7 +342,7 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
 
 
 def _limit(verdict: Verdict) -> str:
-    """Return the limit that the change exceeds."""
+    """Returns the limit that the change exceeds."""
     if verdict.limit <= verdict.margin:
         return f"{units.percent(verdict.margin)} margin"
     return f"{units.difference(verdict.limit)} that the machine itself may account for"
@@ -358,13 +358,13 @@ def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
 
 
 def _measured(verdict: Verdict) -> str:
-    """Return the signed change, as "+1.2 % (95 % interval -0.3 to +2.7 %)"."""
+    """Returns the signed change, as "+1.2 % (95 % interval -0.3 to +2.7 %)"."""
     estimate, edges, unit = figures(verdict)
     return f"{estimate} {unit}{_between(edges, unit, verdict)}".rstrip()
 
 
 def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
-    """Return the unsigned change with its verb, as "is 3.1 % slower than base in step time (95 % ...)"."""
+    """Returns the unsigned change with its verb, as "is 3.1 % slower than base in step time (95 % ...)"."""
     name, word, ends = words(verdict.metric), verdict.verdict, width(verdict)
     if not large(ratio, ends):
         places = decimals(ratio - 1, ends)
@@ -383,7 +383,7 @@ def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
 
 
 def _between(edges: Sequence[str], unit: str, verdict: Verdict) -> str:
-    """Return the interval as text; it says when the interval is from the steps of one process."""
+    """Returns the interval as text; it says when the interval is from the steps of one process."""
     if len(edges) != 2:
         return ""
     over = ", from steps alone" if verdict.level == "step" else ""

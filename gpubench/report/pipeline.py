@@ -11,7 +11,7 @@ from gpubench.metrics import Metric
 from gpubench.report import bar_charts, timelines
 from gpubench.report.charts import hue
 from gpubench.report.document import TEXT, Block, Cell, Figure, Folded, Heading, Medium, Paragraph, Table, table
-from gpubench.runs.stages import PARTS, Handover, Pipeline, Stage, Verification
+from gpubench.runs.stages import PARTS, HandoffSize, Pipeline, Stage, Verification
 from gpubench.text import clean
 
 METRICS = (
@@ -103,11 +103,11 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     if not run.metrics:
         yield Paragraph("no repeat was completed", "missing", on=Medium.PAGE)
     if found.handover:
-        yield Heading("Hand-overs", 3)
-        sizes = [(name, size, "fill solid a") for name, size in handover_parts(found.handover).items()]
-        if drawing := bar_charts.bars("size of a hand-over", "B", sizes):
-            yield Figure("Size of a hand-over", drawing, shape="rows")
-        yield Paragraph(handover(found) or "")
+        yield Heading("Hand-offs", 3)
+        sizes = [(name, size, "fill solid a") for name, size in handoff_parts(found.handover).items()]
+        if drawing := bar_charts.bars("size of a hand-off", "B", sizes):
+            yield Figure("Size of a hand-off", drawing, shape="rows")
+        yield Paragraph(handoff(found) or "")
     yield Heading("Samples", 3)
     cut_short = found.verification is None and run.settings.get("verify") is True
     yield Paragraph(CUT_SHORT if cut_short else verification(found.verification, found.threads))
@@ -157,13 +157,13 @@ def _digests(found: Pipeline) -> str:
 
 
 def evaluations(stage: Stage) -> str:
-    """Return range and number of a stage's evaluations, as "12-23 (12)"."""
+    """Returns range and number of a stage's evaluations, as "12-23 (12)"."""
     last = stage.end - 1
     return f"{stage.start if stage.start == last else f'{stage.start}-{last}'} ({stage.end - stage.start})"
 
 
 def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str, str]]:
-    """Return (who, makespan, speed-up of the pipeline) for the pipeline and for its alternatives."""
+    """Returns (who, makespan, speed-up of the pipeline) for the pipeline and for its alternatives."""
     if ranks == 1:
         return []
     found = [(name, metrics[name].estimate) for name in BASELINES if name in metrics]
@@ -174,29 +174,29 @@ def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str,
     return [(BASELINES[name], units.seconds(taken), speedups[name]) for name, taken in found]
 
 
-def handover_parts(handover: Handover) -> dict[str, float]:
-    """Return mean bytes by part; parts that are never sent are left out."""
+def handoff_parts(mean: HandoffSize) -> dict[str, float]:
+    """Returns mean bytes by part; parts that are never sent are left out."""
     parts = {
-        "latent": handover.latent,
-        "scheduler state": handover.state,
-        "generator": handover.generator,
-        "header": handover.header,
+        "latent": mean.latent,
+        "scheduler state": mean.state,
+        "generator": mean.generator,
+        "header": mean.header,
     }
     return {name: size for name, size in parts.items() if size}
 
 
-def handover(pipeline: Pipeline) -> str | None:
-    """Return the size and parts of a hand-over; None if there was none."""
+def handoff(pipeline: Pipeline) -> str | None:
+    """Returns the size and parts of a hand-off; None if there was none."""
     if pipeline.handover is None:
         return None
-    parts = handover_parts(pipeline.handover)
+    parts = handoff_parts(pipeline.handover)
     said = ", ".join(f"{units.size(size)} {name}" for name, size in parts.items())
     carried = f"; it carries {', '.join(map(clean, pipeline.carried))}" if pipeline.carried else ""
-    return f"a hand-over is {units.size(sum(parts.values()))}: {said}{carried}"
+    return f"a hand-off is {units.size(sum(parts.values()))}: {said}{carried}"
 
 
 def verification(found: Verification | None, threads: int | None) -> str:
-    """Return the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
+    """Returns the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
     if found is None:
         return NOT_VERIFIED
     same = f"{found.identical} of {units.counted(found.samples, 'sample')} {'is' if found.identical == 1 else 'are'}"

@@ -68,7 +68,7 @@ class TimePart:
 
 
 def time_parts(rank: Rank) -> list[TimePart]:
-    """Return the parts of the window, which add up to it; parts of no time are left out."""
+    """Returns the parts of the window, which add up to it; parts of no time are left out."""
     device = rank.device
     if device is None:
         found = [TimePart(words(name), name, time) for name, time in rank.host.items()]
@@ -83,14 +83,14 @@ def time_parts(rank: Rank) -> list[TimePart]:
 
 
 def unit_of(command: str, settings: Mapping[str, Any]) -> str:
-    """Return what a step of the profiler is in a run of this command; `settings` are by dot-key."""
+    """Returns what a step of the profiler is in a run of this command; `settings` are by dot-key."""
     if command == "pipe-infer":
         return "evaluation"
     return "epoch" if settings.get("profiling.unit") == "epoch" else "step"
 
 
 def whole(rank: Rank, unit: str = "step") -> str:
-    """Return what shares refer to."""
+    """Returns what shares refer to."""
     return unit if rank.steps else "trace"
 
 
@@ -101,7 +101,7 @@ def per(rank: Rank, unit: str = "step") -> str:
 
 
 def window(rank: Rank, unit: str = "step") -> str:
-    """Return what was recorded, as "6 steps of 178 ms on Tesla V100"."""
+    """Returns what was recorded, as "6 steps of 178 ms on Tesla V100"."""
     length = units.seconds(rank.wall / 1e9 / steps(rank))
     said = f"{units.counted(len(rank.steps), unit)} of {length}" if rank.steps else length
     where = rank.device_name or ("the host alone" if rank.host_only else "")
@@ -161,7 +161,7 @@ def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
 
 
 def critical_path(rank: Rank) -> str:
-    """Return the longest parts of the critical path, as shares of the window."""
+    """Returns the longest parts of the critical path, as shares of the window."""
     links = sorted(((time, name) for name, time in rank.critical_path.items() if time), reverse=True)
     said = [f"{words(name)} {part_share(rank, time)}" for time, name in links[:PATH_PARTS]]
     if rest := sum(time for time, _ in links[PATH_PARTS:]):
@@ -184,7 +184,7 @@ def compiled(found: Compiled) -> str:
 
 
 def sentences(rank: Rank, unit: str = "step") -> list[str]:
-    """Return the lines about a rank."""
+    """Returns the lines about a rank."""
     found = [
         launches(rank, rank.launches, unit) if rank.launches else "",
         critical_path(rank),
@@ -195,7 +195,7 @@ def sentences(rank: Rank, unit: str = "step") -> list[str]:
 
 
 def notes(profile: Profile) -> list[str]:
-    """Return all notes, each once; a note that is not about all ranks names its ranks."""
+    """Returns all notes, each once; a note that is not about all ranks names its ranks."""
     true_of: dict[str, list[str]] = {}
     for rank in profile.ranks:
         for note in rank.notes:
@@ -205,7 +205,7 @@ def notes(profile: Profile) -> list[str]:
 
 
 def missing(profile: Profile, own: bool = False) -> list[str]:
-    """Return sentences on what the traces lack, and how to record it. `own`: they are of a run of this program."""
+    """Returns sentences on what the traces lack, and how to record it. `own`: they are of a run of this program."""
     absent = {
         what: findings.recorded_with(option, own) for rank in profile.ranks for what, option in rank.missing.items()
     }
@@ -224,7 +224,7 @@ ENOUGH = 0.5
 
 
 def differences(before: Profile, after: Profile) -> list[str]:
-    """Return clauses that say why two profiles cannot be compared; an empty list if they can."""
+    """Returns clauses that say why two profiles cannot be compared; an empty list if they can."""
     ours, theirs = before.ranks[0], after.ranks[0]
     found = [
         _unless_equal("the devices differ", _device(ours), _device(theirs)),
@@ -237,7 +237,7 @@ def differences(before: Profile, after: Profile) -> list[str]:
 
 
 def common(before: Rank, after: Rank) -> float | None:
-    """Return the fraction of the time in names that both ranks have, as the mean of the two.
+    """Returns the fraction of the time in names that both ranks have, as the mean of the two.
 
     It is that of kernels or of operators, whichever is larger, because a library may choose another kernel for the same
     operator. None if no times are known.
@@ -277,7 +277,7 @@ def _ranks(profile: Profile) -> int:
 
 
 def _unless_equal(clause: str, before: str | None, after: str | None) -> str:
-    """Return the clause with both values if they are known and differ; else an empty string."""
+    """Returns the clause with both values if they are known and differ; else an empty string."""
     if before is None or after is None or before == after:
         return ""
     return f"{clause}: {before} before, {after} after"
@@ -303,7 +303,7 @@ def reservation(unlike: Sequence[str]) -> str:
 
 
 def speed(before: Rank, after: Rank, alike: bool = True) -> str:
-    """Return both lengths in a line, with their ratio if both sides have marked steps of the same work."""
+    """Returns both lengths in a line, with their ratio if both sides have marked steps of the same work."""
     ours, theirs = (units.seconds(rank.wall / 1e9 / steps(rank)) for rank in (before, after))
     if not (before.steps and after.steps):
         said = f"the windows are {ours} and {theirs}"
@@ -313,7 +313,7 @@ def speed(before: Rank, after: Rank, alike: bool = True) -> str:
 
 
 def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], alike: bool = True) -> list[Table]:
-    """Return where the time went, and for the same work also what changed."""
+    """Returns where the time went, and for the same work also what changed."""
     found = [part_changes(before, after, alike)]
     if alike:
         found.append(work_changes("kernel", [in_seconds(change) for change in changes]))
@@ -321,7 +321,7 @@ def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], al
 
 
 def part_changes(before: Rank, after: Rank, alike: bool = True) -> Table:
-    """Return every part of the time before and after, with the whole as the last row."""
+    """Returns every part of the time before and after, with the whole as the last row."""
     ours, theirs = _times(before), _times(after)
     rows = [
         _row(name, ours.get(name, 0.0), theirs.get(name, 0.0))
@@ -334,7 +334,7 @@ def part_changes(before: Rank, after: Rank, alike: bool = True) -> Table:
 
 
 def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> Table:
-    """Return the work that changed most. `of` is "kernel" or "operator"; `others` counts changes not in `changes`."""
+    """Returns the work that changed most. `of` is "kernel" or "operator"; `others` counts changes not in `changes`."""
     rows = [
         {
             of: kernel_name(change.name),
@@ -364,7 +364,7 @@ def _change_of_finding(change: FindingChange) -> str:
 
 
 def _pair(before: str | None, after: str | None) -> str:
-    """Return both values joined by an arrow, or the one that there is."""
+    """Returns both values joined by an arrow, or the one that there is."""
     return " -> ".join(dict.fromkeys(word for word in (before, after) if word))
 
 
@@ -377,7 +377,7 @@ def _times(rank: Rank) -> dict[str, float]:
 
 
 def _row(name: str, before: float, after: float) -> dict[str, str]:
-    """Return a row for two times in nanoseconds."""
+    """Returns a row for two times in nanoseconds."""
     return {"part": name, **_times_of(before / 1e9, after / 1e9)}
 
 
@@ -471,7 +471,7 @@ def _on_page(blocks: Iterable[Block]) -> list[Block]:
 
 
 def to_document(profile: Profile, findings: Findings, against: Against | None = None) -> dict[str, Any]:
-    """Return the document for --json: profile.json and findings.json as they are, and what they are compared with."""
+    """Returns the document for --json: profile.json and findings.json as they are, and what they are compared with."""
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "profile": profile, "findings": findings}
     if against:
         document["against"] = {

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 def kernel_name(signature: str) -> str:
-    """Return a kernel's C++ signature without return type and parameters."""
+    """Returns a kernel's C++ signature without return type and parameters."""
     name = signature.removeprefix("void ")
     if not name.endswith(")"):
         return name
@@ -31,12 +31,12 @@ def kernel_name(signature: str) -> str:
 
 
 def steps(rank: Rank) -> int:
-    """Return the divisor for what is counted over the window: the number of steps, or 1."""
+    """Returns the divisor for what is counted over the window: the number of steps, or 1."""
     return max(1, len(rank.steps))
 
 
 def duration(rank: Rank, time: float) -> str:
-    """Return nanoseconds of the window as a time per step; an empty string for 0."""
+    """Returns nanoseconds of the window as a time per step; an empty string for 0."""
     return units.seconds(time / 1e9 / steps(rank)) if time else ""
 
 
@@ -58,7 +58,7 @@ def bound_known(rank: Rank) -> bool:
 
 
 def tables(rank: Rank, *, unfolded: bool = False) -> list[Table]:
-    """Return all tables that have rows. `unfolded` gives every module a row; otherwise equal layers share one."""
+    """Returns all tables that have rows. `unfolded` gives every module a row; otherwise equal layers share one."""
     made = [
         phases(rank), modules(rank, unfolded=unfolded), operators(rank), kernels(rank), copies(rank),
         synchronisations(rank), collectives(rank),
@@ -67,7 +67,7 @@ def tables(rank: Rank, *, unfolded: bool = False) -> list[Table]:
 
 
 def ranks(profile: Profile, unit: str = "step") -> Table:
-    """Return one row per rank, in shares of the rank's own wall time."""
+    """Returns one row per rank, in shares of the rank's own wall time."""
     return table("Ranks", [_rank_row(rank, unit) for rank in profile.ranks], ("mostly idle for",))
 
 
@@ -190,7 +190,7 @@ def collectives(rank: Rank) -> Table:
 
 
 def _top(items: Sequence[Item], limit: int, time: Callable[[Item], int], rank: Rank) -> tuple[list[Item], str]:
-    """Return the items with the most time, and a line that counts the others."""
+    """Returns the items with the most time, and a line that counts the others."""
     ordered = sorted(items, key=time, reverse=True)
     others = ordered[limit:]
     spent = duration(rank, sum(map(time, others)))
@@ -204,12 +204,12 @@ def _module_name(module: Module, equal: int) -> str:
 
 
 def _work(rank: Rank, operator: Operator) -> int:
-    """Return the nanoseconds that rank the operator: device time, or host time where the host alone is recorded."""
+    """Returns the nanoseconds that rank the operator: device time, or host time where the host alone is recorded."""
     return operator.host if rank.host_only else operator.device
 
 
 def operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
-    """Return the cells of an operator by column; cells with unknown values are empty."""
+    """Returns the cells of an operator by column; cells with unknown values are empty."""
     elsewhere = rank.host_only and bool(
         rank.work_missing or rank.unread
     )  # a device did the work, but it is not recorded

@@ -38,7 +38,7 @@ def style_words(style: str) -> str:
 
 
 def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return (lane, (class, style) of the boxes whose style the lane is the first to have); streams are one lane."""
+    """Returns (lane, (class, style) of the boxes whose style the lane is the first to have); streams are one lane."""
     found: dict[str, list[tuple[str, str]]] = {}
     known: set[str] = set()
     for lane in lanes:
@@ -152,7 +152,7 @@ class Bar:
 
 
 def pipeline_bars(spans: Iterable[Span]) -> list[Bar]:
-    """Return spans in order of time; consecutive spans of a rank on the same micro-batch are joined."""
+    """Returns spans in order of time; consecutive spans of a rank on the same micro-batch are joined."""
     done: list[Bar] = []
     latest: dict[tuple[int, Part], Bar] = {}
     for span in spans:

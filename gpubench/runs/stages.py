@@ -27,9 +27,9 @@ class Times(Struct, frozen=True):
     compute: float
     """The rank prepared, evaluated or decoded, whether or not it also waited."""
     recv_wait: float
-    """The rank had no work: the hand-over from the rank before had not arrived."""
+    """The rank had no work: the hand-off from the rank before had not arrived."""
     send_wait: float
-    """The rank had work but could not go on: the rank after had not taken its hand-overs."""
+    """The rank had work but could not go on: the rank after had not taken its hand-offs."""
     idle: float
     """The remaining time: before the first micro-batch, after the last, and the overhead of the loop."""
 
@@ -88,7 +88,7 @@ class Stage(Struct, frozen=True):
     """The peak of the memory that tensors held on its device, in bytes; None on a CPU."""
     peak_rss: int | None
     sent: int
-    """The number of hand-overs that it sent, over all repeats. `received` counts the same way."""
+    """The number of hand-offs that it sent, over all repeats. `received` counts the same way."""
     received: int
 
     @property
@@ -97,7 +97,7 @@ class Stage(Struct, frozen=True):
         return self.peak_rss if self.peak_allocated is None else self.peak_allocated
 
 
-class Handover(Struct, frozen=True):
+class HandoffSize(Struct, frozen=True):
     """The mean size of each part of what a rank sends to the next, in bytes."""
 
     header: float
@@ -140,11 +140,11 @@ class Pipeline(Struct, frozen=True):
     latent_shape: list[int]
     """Of one sample."""
     carried: list[str]
-    """The attributes of the scheduler, and the other values, that a hand-over contains."""
+    """The attributes of the scheduler, and the other values, that a hand-off contains."""
     assignment: str
     """A sentence with the number of evaluations of each rank and the cost of the remainder."""
     stages: list[Stage]
-    handover: Handover | None
+    handover: HandoffSize | None
     steady: tuple[float, float] | None
     """The first and last finish of a sample in the first completed repeat, in seconds from the makespan's start."""
     samples: list[Digest]

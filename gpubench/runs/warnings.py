@@ -180,11 +180,11 @@ def not_reproduced(repeat: int, samples: Sequence[int]) -> str | None:
 
 
 def unpaired(repeat: int, rank: int, sent: int, received: int) -> str | None:
-    """Warns if the next rank received another number of hand-overs than `rank` sent."""
+    """Warns if the next rank received another number of hand-offs than `rank` sent."""
     if sent == received:
         return None
     return (
-        f"repeat {repeat}: rank {rank} sent {units.counted(sent, 'hand-over')}, and rank {rank + 1} received {received}"
+        f"repeat {repeat}: rank {rank} sent {units.counted(sent, 'hand-off')}, and rank {rank + 1} received {received}"
     )
 
 

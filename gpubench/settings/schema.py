@@ -497,7 +497,7 @@ class PipelineSettings(Section):
     )
     in_flight: Annotated[int, Field(ge=1, le=64)] = treatment(
         2,
-        "maximum number of hand-overs in flight on each side of a rank: received ahead, or sent and not yet taken",
+        "maximum number of hand-offs in flight on each side of a rank: received ahead, or sent and not yet taken",
         alias="in_flight",
     )
     deadline: Seconds = protocol(

@@ -1,1 +1,1 @@
-"""What a trace of any PyTorch program shows: read without torch, in exact nanoseconds."""
+"""Analyses a trace of any PyTorch program, without torch and in exact nanoseconds."""

@@ -1,4 +1,4 @@
-"""Compute the profile of a loaded trace."""
+"""Computes the profile of a loaded trace."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +34,16 @@ from gpubench.trace.ranks import collectives
 from gpubench.trace.slices import Program, launches, nearest_around, owner
 
 BEHIND = 0.05
-"""The largest fraction of the window's work launched outside it: beyond that, the host's figures are of other work."""
+"""The fraction of the window's work launched outside it above which a note says that host and device differ."""
 _LAUNCH = re.compile(r"(cu|cuda|cudaGraph|hip|hipExt|hipExtModule|hipModule)Launch|nccl:")
 NAMED = 4  # unread categories that a note names
 WAITED = 0.01
-"""A fraction of the window: the idle time behind a shorter wait is no longer than the wait, too little for a
-finding."""
+"""The fraction of the window from which on a note reports the recording's own waits. The idle time after shorter waits
+is too short for a finding."""
 
 
 def missing(program: Program) -> dict[str, str]:
-    """Return what the trace does not tell, with the option of torch.profiler that records it."""
+    """Returns the facts that the trace lacks, each with the option of torch.profiler that records it."""
     trace = program.trace
     found = {}
     if not trace.signatures:
@@ -56,18 +56,18 @@ def missing(program: Program) -> dict[str, str]:
 
 
 def unread_of_devices(trace: Trace) -> list[str]:
-    """Return the unread categories of events that may be a device's, those with most events first."""
+    """Returns the unread categories of events that may be a device's, those with most events first."""
     named = sorted(trace.unread, key=lambda category: -trace.unread[category])
     return [category for category in named if not of_host_tool(category)]
 
 
 def work_is_missing(trace: Trace) -> bool:
-    """Say whether a trace without device work launches kernels or NCCL collectives: then the work was not recorded."""
+    """Returns whether a trace without device work launches some, so that the work was not recorded."""
     return trace.host_only and any(_LAUNCH.match(name) for name in trace.names)
 
 
 def notes(program: Program) -> Iterator[str]:
-    """Yield the notes for the reader, one sentence each."""
+    """Yields the notes for the reader, one sentence each."""
     trace, window = program.trace, program.window
     if trace.host_only:
         lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
@@ -97,11 +97,11 @@ def _of_recording(program: Program) -> Iterator[str]:
     waited = int((program.trace.host.end - program.trace.host.start)[waits].sum())
     if waited > WAITED * program.window.wall:
         spent, call = units.seconds(waited / 1e9), program.trace.names[program.trace.host.name[waits[0]]]
-        yield f"the recording itself waited {spent} for the GPU ({call}): findings leave out the idle time behind that"
+        yield f"the recording itself waited {spent} for the GPU ({call}): findings leave out the idle time after that"
 
 
 def _of_events(trace: Trace) -> Iterator[str]:
-    """Yield notes on events that were not read as they are in the file."""
+    """Yields notes on events that were not read as they are in the file."""
     if trace.unread:
         named = sorted(trace.unread, key=lambda category: -trace.unread[category])
         more = [f"{len(named) - NAMED} more categories"] if len(named) > NAMED else []
@@ -119,7 +119,7 @@ def _of_events(trace: Trace) -> Iterator[str]:
 
 
 def _not_described(trace: Trace) -> Iterator[str]:
-    """Yield notes on devices without a description, whose ceilings are unknown or those of another device."""
+    """Yields notes on devices without a description, whose ceilings are unknown or those of another device."""
     known = {one.id for one in trace.devices}
     for number in np.unique(trace.device.device).tolist() if trace.devices else ():
         which = f"the trace describes no device {number}" if number >= 0 else "some work has no device number"
@@ -130,7 +130,7 @@ def _not_described(trace: Trace) -> Iterator[str]:
 
 
 def _behind(program: Program) -> Iterator[str]:
-    """Yield notes if the device's window differs from the host's."""
+    """Yields notes if the device's window differs from the host's."""
     device, linked = program.trace.device, program.links >= 0
     here = np.zeros(len(device), np.bool_)
     here[linked] = program.inside[program.links[linked]]
@@ -145,18 +145,18 @@ def _behind(program: Program) -> Iterator[str]:
 
 
 SMALLEST = 2000
-"""A fraction of the step: shorter gaps and boxes are invisible at the width of a page."""
+"""The length of a step divided by that of the shortest gap or box that is visible at the width of a page."""
 MOST_BOXES = 600
 
 _STYLES = ("compute", "communication", "copy", "set")
 _COMPUTE, _COMMUNICATION, _COPY, _SET = range(len(_STYLES))
 
 Labelled = list[tuple[Spans, str, str]]
-"""Spans, the name of their boxes, and their style."""
+"""A list of spans, each with the name and the style of its boxes."""
 
 
 def timeline(program: Program, phases: Phases, idle: Mapping[Cause, Spans]) -> Timeline | None:
-    """Return the step of median length, or without steps the window; None if it has no length. Times are nanoseconds.
+    """Returns the step of median length, or without steps the window; None if it has no length. Times are nanoseconds.
 
     Spans of one kind less than 1/2000 of the step apart become one box. Smaller boxes, and the shortest of more than
     600, are left out and counted.
@@ -189,7 +189,7 @@ def _phases(program: Program, phases: Phases) -> Labelled:
 
 
 def _operators(program: Program) -> Labelled:
-    """Return the outermost phases of the main thread."""
+    """Returns the outermost phases of the main thread."""
     host, names = program.trace.host, program.trace.names
     top = program.operators & (host.thread == program.main_thread)
     top &= nearest_around(program.nest, program.operator) < 0
@@ -213,7 +213,7 @@ def _streams(program: Program) -> dict[str, Labelled]:
 
 
 def _styles(program: Program) -> NDArray[np.int8]:
-    """Return the index in _STYLES of each work."""
+    """Returns the index in _STYLES of each work."""
     device = program.trace.device
     kernel = np.where(program.lexicon.communication_kernel[device.name], _COMMUNICATION, _COMPUTE)
     return np.where(device.kind == WorkKind.COPY, _COPY, np.where(device.kind == WorkKind.SET, _SET, kernel)).astype(
@@ -232,7 +232,7 @@ def _boxes(rows: Labelled, step: StepWindow) -> list[Box]:
 
 
 def _joined(spans: Spans, gap: int) -> Spans:
-    """Join spans across gaps shorter than `gap`."""
+    """Joins spans across gaps shorter than `gap`."""
     if not len(spans):
         return spans
     cut = spans.start[1:] - spans.end[:-1] >= max(gap, 1)
@@ -240,7 +240,7 @@ def _joined(spans: Spans, gap: int) -> Spans:
 
 
 def analyse(traces: Sequence[Trace]) -> Profile:
-    """Analyse the traces of one program, one per rank. Raises DataError if they do not belong together."""
+    """Analyses the traces of one program, one per rank. Raises DataError if they do not belong together."""
     programs = [Program.of(trace) for trace in traces]
     windows, lexicons = [program.window for program in programs], [program.lexicon for program in programs]
     ranks.check(traces, lexicons)
@@ -329,6 +329,6 @@ def _lengths(parts: Mapping[HostPart, Spans], window: tuple[int, int]) -> dict[H
 
 
 def _device_name(trace: Trace) -> str | None:
-    """Return the name of the device on which the work ran; None if there is none or it is not described."""
+    """Returns the name of the device on which the work ran; None if there is none or it is not described."""
     found = None if trace.host_only else trace.described(int(trace.device.device[0]))
     return (found and found.name) or None

@@ -1,10 +1,11 @@
-"""Find attention in a trace: fused, or in separate operators, with sizes and backend.
+"""Finds attention in a trace: fused, or in separate operators, with sizes and backend.
 
 Attention in separate operators is a softmax between two batched matrix products, and its gradient. If shapes were
 recorded they decide: the products have as many scores as the softmax. Otherwise the order decides: on one stream, or in
 a trace without device work on one thread, there is only elementwise work between them.
 
-For calls of scaled_dot_product_attention, `obstacles` says which conditions of the fused kernels the inputs miss.
+For calls of scaled_dot_product_attention, `obstacles` names the conditions of the fused kernels that the inputs do not
+meet.
 Source: PyTorch's conditions in aten/src/ATen/native/transformers/sdp_utils_cpp.h and cuda/sdp_utils.cpp (2.13). Other
 conditions, such as which backends are enabled, are not in a trace.
 """
@@ -38,7 +39,7 @@ from gpubench.trace.profile import Attention, Operator, Rank
 from gpubench.trace.slices import Program, nearest, reaching
 
 QUERY, KEY, VALUE, MASK, DROPOUT, CAUSAL = range(6)
-GQA = 8  # of the math backend's operator; scaled_dot_product_attention itself has no dropout_mask before scale
+GQA = 8  # in the math backend's operator, which has a dropout_mask before scale
 
 HALF = ("float16", "bfloat16")
 LARGEST_HEAD = 256
@@ -46,7 +47,7 @@ FLASH, EFFICIENT, CPU = "flash attention", "memory-efficient attention", "the fu
 
 
 def obstacles(signature: Signature, device: DeviceProperties | None, *, on_cpu: bool) -> list[str]:
-    """Yield a sentence for each condition that a call's inputs miss; none if shapes were not recorded.
+    """Returns a sentence for each condition that a call's inputs do not meet; none if shapes were not recorded.
 
     `signature` is that of aten::_scaled_dot_product_attention_math; `device` is the GPU, None if it is not described.
     """
@@ -146,10 +147,10 @@ def _number(signature: Signature, argument: int) -> float | None:
 
 
 Role = Literal["product", "other product", "softmax", "softmax backward", "elementwise", "other", "view"]
-"""The role of a piece of work; views have none, or leave it to an operator within."""
+"""The role of a piece of work. A view has none, or leaves it to an operator within."""
 
 REACH = 64
-"""Pieces of work or operators between a softmax and one of its products: masks and position biases take some 20."""
+"""The most pieces of work between a softmax and one of its products. Masks and position biases need about 20."""
 FARTHEST = 20 * REACH  # including views
 MATH = "aten::_scaled_dot_product_attention_math"
 
@@ -173,7 +174,7 @@ class _Piece:
 
     @property
     def largest(self) -> Tensor:
-        """Return the shape of a softmax's scores, the largest input; a mask broadcasts to it. Sizes must be known."""
+        """Returns the shape of a softmax's scores, the largest input; a mask broadcasts to it. Sizes must be known."""
         return max(self.sizes, key=lambda one: one.elements)
 
 
@@ -187,7 +188,7 @@ class _Found:
 
 
 def attention(program: Program, phases: Phases) -> list[Attention]:
-    """Return the window's attention, one entry for each set of sizes, most time first."""
+    """Returns the window's attention, one entry for each set of sizes, most time first."""
     if not any(map(_SOFTMAX.search, program.trace.names)):
         return []
     found = [one for line in _lines(program) for one in _in_order(line)]
@@ -204,7 +205,7 @@ def attention(program: Program, phases: Phases) -> list[Attention]:
 
 
 def of_attention(operator: Operator, rank: Rank) -> bool:
-    """Say whether an operator processes the scores of such attention, by its shapes, or without any by its name."""
+    """Returns whether an operator processes the scores of such attention, by its shapes, or without any by its name."""
     if not operator.shapes:
         return bool(rank.attention and (_SOFTMAX.search(operator.name) or _BATCHED.match(operator.name)))
     ends = [f"{a}, {b}]" for one in rank.attention for a, b in ((one.queries, one.keys), (one.keys, one.queries))]
@@ -213,7 +214,7 @@ def of_attention(operator: Operator, rank: Rank) -> bool:
 
 
 def is_attention_product(operator: Operator, rank: Rank) -> bool:
-    """Say whether an operator is one of the products of such attention, by its shapes."""
+    """Returns whether an operator is one of the products of such attention, by its shapes."""
     if not _BATCHED.match(operator.name):
         return False
     sizes = {int(size) for size in re.findall(r"\d+", operator.shapes)}
@@ -222,7 +223,7 @@ def is_attention_product(operator: Operator, rank: Rank) -> bool:
 
 
 def _lines(program: Program) -> Iterator[list[_Piece]]:
-    """Yield sequences of work: of each stream, or in a trace without device work of each thread."""
+    """Yields sequences of work: of each stream, or in a trace without device work of each thread."""
     trace = program.trace
     sizes = [[one for one in tensors(signature) if one.shape] for signature in trace.signatures]
     if trace.host_only:
@@ -244,7 +245,7 @@ def _sizes_of(program: Program, slice_: int, sizes: Sequence[Sequence[Tensor]]) 
 
 
 def _roles(program: Program) -> list[Role]:
-    """Return the role of each slice; a slice has none if it leaves the work to a product or softmax within."""
+    """Returns the role of each slice; a slice has none if it leaves the work to a product or softmax within."""
     trace = program.trace
     roles = [_role_of_operator(trace.names[name]) for name in trace.host.name.tolist()]
     known = np.array([role not in ("other", "elementwise") for role in roles], np.bool_) & program.operators
@@ -255,7 +256,7 @@ def _roles(program: Program) -> list[Role]:
 
 
 def _joined(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Join consecutive kernels that one call of an operator launched."""
+    """Joins consecutive kernels that one call of an operator launched."""
     for _, same in groupby(pieces, key=lambda piece: (piece.slice, piece.slice < 0 or piece.role)):
         first, *others = same
         if first.slice < 0:
@@ -301,7 +302,7 @@ def _role_of_kernel(name: str) -> Role:
 
 
 def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
-    """Yield each softmax that has products on both sides; a product belongs to one softmax."""
+    """Yields each softmax that has products on both sides; a product belongs to one softmax."""
     taken: set[int] = set()
     for place, piece in enumerate(line):
         if piece.role not in ("softmax", "softmax backward"):
@@ -321,7 +322,7 @@ def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
 
 
 def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int, taken: set[int]) -> list[int]:
-    """Return the nearest products of the softmax in one direction, at most `most`."""
+    """Returns the nearest products of the softmax in one direction, at most `most`."""
     found: list[int] = []
     passed = 0
     for place in places:
@@ -338,7 +339,7 @@ def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int,
 
 
 def _fits(product: _Piece, softmax: _Piece) -> bool | None:
-    """Say whether a product makes or takes the softmax's scores; None if shapes were not recorded."""
+    """Returns whether a product makes or takes the softmax's scores; None if shapes were not recorded."""
     if not softmax.sizes or (not product.sizes and product.slice < 0):
         return None
     if len(product.sizes) < 2:
@@ -350,7 +351,7 @@ def _fits(product: _Piece, softmax: _Piece) -> bool | None:
 
 
 def _result(product: _Piece) -> int | None:
-    """Return the number of elements of [..., M, K] x [..., K, N]; None if these are not matrices."""
+    """Returns the number of elements of [..., M, K] x [..., K, N]; None if these are not matrices."""
     a, b = product.sizes[-2:]
     if len(a.shape) < 2 or len(b.shape) < 2:
         return None
@@ -358,7 +359,7 @@ def _result(product: _Piece) -> int | None:
 
 
 def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
-    """Say whether work between the products is attention's: of the scores' size, or if unknown, elementwise."""
+    """Returns whether work between the products is attention's: of the scores' size, or if unknown, elementwise."""
     if piece.sizes and softmax.sizes:
         is_scores = any(one.elements == softmax.largest.elements for one in piece.sizes)
         return is_scores and piece.role in ("elementwise", "other", "view")
@@ -366,7 +367,7 @@ def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
 
 
 def _math(program: Program, phases: Phases) -> Ids:
-    """Return for each slice the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
+    """Returns for each slice the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
     around = nearest(program.nest, program.named({MATH}))
     return np.where(around >= 0, around, at(around, phases.evaluated))
 
@@ -395,7 +396,7 @@ def _entry(program: Program, found: _Found, call: int) -> Attention:
 
 
 def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return groups, queries, keys and the head size.
+    """Returns groups, queries, keys and the head size.
 
     The head size is the inner size of the product that makes the scores, and of the backward product that makes the
     gradient of the probabilities.

@@ -27,7 +27,7 @@ class HostKind(IntEnum):
     OPERATOR = 0
     """An ATen operator, an autograd node, or anything else that the dispatcher or `RecordFunction` records."""
     ANNOTATION = 1
-    """`record_function`, ProfilerStep, enumerate(DataLoader), Optimizer.step; old traces have these as operators."""
+    """A mark such as `record_function`, ProfilerStep or Optimizer.step; in old traces these are operators."""
     PYTHON = 2
     RUNTIME = 3
     """A call into the CUDA or HIP runtime or driver."""
@@ -48,7 +48,7 @@ class Intervals:
         return len(self.start)
 
     def spans(self, chosen: "Mask | Ids | NDArray[np.intp]") -> "Spans":
-        """Return the union of the chosen intervals."""
+        """Returns the union of the chosen intervals."""
         return union(self.start[chosen], self.end[chosen])
 
 
@@ -58,19 +58,19 @@ class HostSlices(Intervals):
 
     kind: NDArray[np.int8]
     name: Ids
-    """Index into `Trace.names`."""
+    """The index of the name in `Trace.names`."""
     thread: Ids
-    """Index into `Trace.threads`."""
+    """The index of the thread in `Trace.threads`."""
     correlation: Ns
-    """Of a RUNTIME slice: the correlation number of the device work that it launched."""
+    """The correlation number of the device work that a RUNTIME slice launched."""
     sequence: Ns
-    """Of an operator: the number of the autograd node, which its backward operator shares."""
+    """The number of an operator's autograd node, which its backward operator shares."""
     forward_thread: Ns
-    """Of a backward operator: the profiler's number of the thread that ran its forward operator; otherwise 0 or -1."""
+    """The profiler's number of the thread that ran a backward operator's forward operator; otherwise 0 or -1."""
     signature: Ids
-    """Index into `Trace.signatures`, for operators with recorded inputs."""
+    """The index in `Trace.signatures` of an operator's recorded inputs."""
     stack: Ids
-    """Index into `Trace.names`: the Python stack that old traces record at each operator."""
+    """The index in `Trace.names` of the Python stack that old traces record at each operator."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class DeviceWork(Intervals):
     correlation: Ns
     bytes: Ns
     blocks: Ns
-    """Thread blocks in a kernel's grid."""
+    """The number of thread blocks in a kernel's grid."""
     threads: Ns
-    """Threads in a block."""
+    """The number of threads in a block."""
     collective: Ids
-    """Index into `Trace.names`: the backend's name of the collective that a kernel is part of, as allreduce."""
+    """The index in `Trace.names` of the backend's name, such as allreduce, for the collective of a kernel."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class DeviceProperties:
     name: str
     multiprocessors: int | None
     memory: int | None
-    """Bytes."""
+    """The size of the memory in bytes."""
     compute_capability: tuple[int, int] | None
 
 
@@ -116,14 +116,14 @@ class Trace:
     """One trace file: one process of a program, recorded by torch.profiler."""
 
     label: str
-    """The file's name."""
+    """The name of the file."""
     rank: int | None
     world_size: int | None
     backend: str | None
     devices: list[DeviceProperties]
     names: list[str]
     threads: list[tuple[str, str]]
-    """(process, thread), with the trace's numbers."""
+    """The (process, thread) pairs, with the trace's numbers."""
     signatures: list[Signature]
     host: HostSlices
     device: DeviceWork
@@ -136,12 +136,12 @@ class Trace:
     repeated: int = 0
     """The number of events that occur again, equal in everything that is read; they count once."""
     unread: dict[str, int] = field(default_factory=dict)
-    """Events of unknown categories, as those of devices other than CUDA's, ROCm's and XPU's."""
+    """The number of events by unknown category, such as that of a device other than CUDA's, ROCm's and XPU's."""
     truncated: bool = False
-    """The file is truncated after its events: some or all of what follows, as settings, is missing."""
+    """Whether the file is truncated after its events, so that what follows them, such as settings, is incomplete."""
 
     def described(self, device: int) -> DeviceProperties | None:
-        """Return the trace's description of the device with this number; None if it is missing or ambiguous.
+        """Returns the trace's description of the device with this number; None if it is missing or ambiguous.
 
         If no description has the number but all describe the same kind of device, that kind is assumed: ROCm numbers
         the machine's devices in its events, and the devices visible to the program in the descriptions.
@@ -155,7 +155,7 @@ class Trace:
         return not len(self.device)
 
     def names_where(self, chosen: Callable[[str], object]) -> Mask:
-        """Return a mask over `names`: those for which `chosen` returns something true."""
+        """Returns a mask over `names`: those for which `chosen` returns something true."""
         return np.fromiter((bool(chosen(name)) for name in self.names), np.bool_, len(self.names))
 
 
@@ -163,14 +163,14 @@ Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
 def at(column: NDArray[Integer], places: NDArray[np.integer[Any]], otherwise: int = MISSING) -> NDArray[Integer]:
-    """Return the value of a column at each of the places, which are indices; `otherwise` for a place of -1."""
+    """Returns the value of a column at each of the places, which are indices; `otherwise` for a place of -1."""
     if not len(column):
         return np.full(len(places), otherwise, column.dtype)
     return np.where(places >= 0, column[places], column.dtype.type(otherwise))
 
 
 def sum_at(places: NDArray[np.integer[Any]], amounts: Ns, count: int) -> Ns:
-    """Return the sum of the amounts at each of `count` places; amounts at -1 are left out."""
+    """Returns the sum of the amounts at each of `count` places; amounts at -1 are left out."""
     total = np.zeros(count, np.int64)
     known = places >= 0
     np.add.at(total, places[known], amounts[known])
@@ -189,14 +189,14 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def span(start: int, end: int) -> Spans:
-    """Return one interval; an empty set if it has no length."""
+    """Returns one interval; an empty set if it has no length."""
     if end <= start:
         return EMPTY
     return Spans(np.array([start], np.int64), np.array([end], np.int64))
 
 
 def union(start: Ns, end: Ns) -> Spans:
-    """Return the union of any intervals in any order; intervals without length are dropped."""
+    """Returns the union of any intervals in any order; intervals without length are dropped."""
     real = end > start
     start, end = start[real], end[real]
     if not len(start):
@@ -226,7 +226,7 @@ def intersect(a: Spans, b: Spans) -> Spans:
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
-    """Return what is in `a` and not in `b`."""
+    """Returns the part of `a` that is not in `b`."""
     if not len(a) or not len(b):
         return a
     low, high = min(int(a.start[0]), int(b.start[0])), max(int(a.end[-1]), int(b.end[-1]))
@@ -234,7 +234,7 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 
 def complement(a: Spans, start: int, end: int) -> Spans:
-    """Return the part of [start, end) that is not in `a`."""
+    """Returns the part of [start, end) that is not in `a`."""
     edges_start = np.concatenate(([start], np.clip(a.end, start, end)))
     edges_end = np.concatenate((np.clip(a.start, start, end), [end]))
     real = edges_end > edges_start
@@ -242,17 +242,17 @@ def complement(a: Spans, start: int, end: int) -> Spans:
 
 
 def clip(a: Spans, start: int, end: int) -> Spans:
-    """Return the part of `a` in [start, end)."""
+    """Returns the part of `a` in [start, end)."""
     return intersect(a, span(start, end))
 
 
 def overlap(start: Ns, end: Ns, a: Spans) -> Ns:
-    """Return the nanoseconds that each of the intervals [start, end) has in common with `a`."""
+    """Returns the nanoseconds that each of the intervals [start, end) has in common with `a`."""
     return _measured_until(a, end) - _measured_until(a, start)
 
 
 def _measured_until(a: Spans, at: Ns) -> Ns:
-    """Return the length of the part of `a` before each instant."""
+    """Returns the length of the part of `a` before each instant."""
     if not len(a):
         return np.zeros(len(at), np.int64)
     before = np.concatenate(([0], np.cumsum(a.end - a.start)))
@@ -304,7 +304,7 @@ class Tensor:
 
 
 def tensor(signature: Signature, argument: int) -> Tensor | None:
-    """Return the tensor at a place among the inputs, from 0; None if there is none or it is not known to be one."""
+    """Returns the tensor at a place among the inputs, from 0; None if there is none or it is not known to be one."""
     if argument >= len(signature.dims) or argument >= len(signature.types):
         return None
     shape, known = _sizes(signature.dims[argument]), TYPES.get(signature.types[argument])
@@ -320,7 +320,7 @@ def tensors(signature: Signature) -> list[Tensor]:
 
 
 def numbers(signature: Signature, argument: int) -> list[int] | None:
-    """Return a list of integers among the inputs, as "[1, 1]"; None if values were not recorded."""
+    """Returns a list of integers among the inputs, such as "[1, 1]"; None if values were not recorded."""
     match = _NUMBERS.match(_value(signature, argument))
     return [int(one) for one in match[1].split(",")] if match else None
 
@@ -330,12 +330,12 @@ def flag(signature: Signature, argument: int) -> bool | None:
 
 
 def shapes_text(signature: Signature) -> str:
-    """Return the shapes as "[64, 3, 224, 224] [64, 3, 7, 7]", without scalars and what is not a tensor."""
+    """Returns the shapes as "[64, 3, 224, 224] [64, 3, 7, 7]", without scalars and what is not a tensor."""
     return " ".join(str(dims) for dims in signature.dims if isinstance(dims, list) and dims)
 
 
 def dtype_text(signature: Signature) -> str:
-    """Return the type of the first tensor."""
+    """Returns the type of the first tensor."""
     return next((TYPES[one][0] for one in signature.types if one in TYPES), "")
 
 

@@ -1,4 +1,4 @@
-"""Copies between host and device, and the calls that made the host wait."""
+"""Finds copies between host and device, and the calls that made the host wait."""
 
 import re
 from collections import defaultdict
@@ -22,7 +22,7 @@ _READING = (
     "aten::masked_select",
     "aten::equal",
 )
-"""Operators that bring a value or a size to the host, and so wait for it."""
+"""The operators that bring a value or a size to the host, and therefore wait for it."""
 _ASKING_SYNC = (
     *_READING,
     "aten::to",
@@ -42,7 +42,7 @@ class _SyncPlace(NamedTuple):
 
 
 def synchronisations(program: Program, phases: Phases, idle_by_call: Ns) -> list[Synchronisation]:
-    """Return the window's calls that blocked the host, longest wait first. Times are nanoseconds.
+    """Returns the window's calls that blocked the host, longest wait first. Times are nanoseconds.
 
     Waits that only the recording makes are left out. `idle_by_call` has for each host slice how long the device was
     idle because of it. In a trace without device work, the operators that would wait for a device are listed, without
@@ -130,12 +130,12 @@ class _Call:
 
 
 def copies(program: Program, phases: Phases) -> list[Copy]:
-    """Return the window's copies by kind, page-locking, phase and place in the user's code, most time first.
+    """Returns the window's copies by kind, page-locking, phase and place in the user's code, most time first.
 
     A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is classified by types and
     strides of its inputs. It is left out if those were not recorded, or if it copies a single number and launches
-    nothing. Times are nanoseconds; host time is that of the program's own call, as aten::to. Bytes are the trace's, or
-    else the size of the destination.
+    nothing. Times are nanoseconds; host time is that of the program's own call, such as aten::to. Bytes are those of
+    the trace, or else the size of the destination.
     """
     frames = UserFrames.of(program)
     asking = _asking(program)
@@ -168,7 +168,7 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
 
 
 def copying(program: Program) -> Mask:
-    """Return the program's own calls that copy more than a number, or may do so if inputs were not recorded."""
+    """Returns the program's own calls that copy more than a number, or may do so if inputs were not recorded."""
     host = program.trace.host
     if not program.trace.signatures:
         return program.named(TYPICAL)
@@ -179,13 +179,13 @@ def copying(program: Program) -> Mask:
 
 
 def _asking(program: Program) -> Ids:
-    """Return for each slice the outermost call around it that is known to copy, else the slice itself."""
+    """Returns for each slice the outermost call around it that is known to copy, else the slice itself."""
     found = outermost(program.nest, program.named(_ASKING))
     return np.where(found >= 0, found, np.arange(len(found), dtype=np.int32))
 
 
 def _of_number(program: Program, call: int) -> bool:
-    """Say whether aten::copy_ fills a scalar tensor, as operators with a number among their inputs do."""
+    """Returns whether aten::copy_ fills a scalar tensor, as operators with a number among their inputs do."""
     number = program.trace.host.signature[call]
     target = tensor(program.trace.signatures[number], 0) if number >= 0 else None
     return target is not None and not target.shape
@@ -201,7 +201,7 @@ def _add(tally: _Tally, call: _Call, program: Program, asker: int) -> None:
 
 
 def _calls(program: Program) -> Iterator[_Call]:
-    """Yield requests with a copy of the runtime, then those of aten::copy_ without one."""
+    """Yields requests with a copy of the runtime, then those of aten::copy_ without one."""
     trace, nest = program.trace, program.nest
     copying = program.named(("aten::copy_",))
     around = nearest(nest, copying)
@@ -226,7 +226,7 @@ def _calls(program: Program) -> Iterator[_Call]:
 
 
 def _caller(program: Program, around: Ids) -> Ids:
-    """Return for each work the call of aten::copy_ around its launch; for other copies the operator or the launch."""
+    """Returns for each work the call of aten::copy_ around its launch; for other copies the operator or the launch."""
     device, links = program.trace.device, program.links
     copy_ = at(around, links)
     other = np.where(program.owner >= 0, program.owner, links)
@@ -234,7 +234,7 @@ def _caller(program: Program, around: Ids) -> Ids:
 
 
 def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
-    """Return the request of all that a call launched; the first copy among it decides the kind."""
+    """Returns the request of all that a call launched; the first copy among it decides the kind."""
     device = program.trace.device
     copied = [work for work in works if device.kind[work] == WorkKind.COPY]
     name = program.trace.names[device.name[copied[0]]]
@@ -249,7 +249,7 @@ def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
 
 
 def _kind_within_memory(signature: Signature) -> CopyKind | None:
-    """Return what aten::copy_ does within one memory; None if the inputs do not tell."""
+    """Returns what aten::copy_ does within one memory; None if the inputs do not show."""
     target, source = tensor(signature, 0), tensor(signature, 1)
     if target is None or source is None:
         return None
@@ -263,13 +263,13 @@ def _kind_within_memory(signature: Signature) -> CopyKind | None:
 
 
 def _broadcast(source: Tensor, target: Tensor) -> bool:
-    """Say whether elements are read more than once, so that the source has no layout to keep."""
+    """Returns whether elements are read more than once, so that the source has no layout to keep."""
     repeated = any(size > 1 and not step for size, step in zip(source.shape, source.strides or (), strict=False))
     return repeated or source.elements != target.elements
 
 
 def _layout(one: Tensor) -> list[tuple[int, int]]:
-    """Return the dimensions that have a direction; the stride of a dimension with one element means nothing."""
+    """Returns the dimensions with more than one element, because the stride of the others means nothing."""
     return [(size, step) for size, step in zip(one.shape, one.strides or (), strict=False) if size != 1]
 
 

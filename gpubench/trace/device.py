@@ -1,4 +1,4 @@
-"""What the device did: a partition of wall time, the causes of idle time, and the critical path.
+"""Computes what the device did: a partition of wall time, the causes of idle time, and the critical path.
 
 Partition: if several kinds of work overlap, the time counts for the first of compute, communication, copies. What
 counts for the latter two is therefore what a perfect overlap could save.
@@ -109,14 +109,14 @@ def device_spans(trace: Trace, lexicon: Lexicon) -> Sets:
 
 
 def communication_work(trace: Trace, lexicon: Lexicon) -> Mask:
-    """Masks over `Trace.device`."""
+    """Returns a mask over `Trace.device` of the kernels that communicate."""
     communicates: Mask = lexicon.communication_kernel[trace.device.name]
     communicates &= trace.device.kind == WorkKind.KERNEL
     return communicates
 
 
 def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
-    """Return the breakdown of each [start, end)."""
+    """Returns the breakdown of each [start, end)."""
     bounds = np.array(windows, np.int64).reshape(-1, 2)
     start, end = bounds[:, 0], bounds[:, 1]
     parts = (sets.compute, sets.exposed_communication, sets.exposed_copies, sets.communication, sets.copies)
@@ -138,7 +138,7 @@ def _breakdown(wall: int, compute: int, exposed: int, exposed_copies: int, toget
 
 
 ISSUING = 20_000
-"""Nanoseconds: the longest time that a call takes to begin a copy once the device is free; a launch takes half of
+"""The longest time in nanoseconds that a call takes to begin a copy once the device is free. A launch takes half of
 it."""
 LATER = np.iinfo(np.int64).max // 2
 
@@ -146,7 +146,7 @@ _COPYING = ("aten::copy_", "aten::_to_copy", "aten::to")
 
 
 def idle_causes(program: Program) -> dict[Cause, Spans]:
-    """Return disjoint sets for all causes; their union is the time in the window without device work."""
+    """Returns disjoint sets for all causes; their union is the time in the window without device work."""
     host, lexicon, window = program.trace.host, program.lexicon, program.window
     pageable, waits = pageable_calls(program), waiting_calls(program)
     recording = waits & program.recorder_waits
@@ -176,14 +176,14 @@ def idle_causes(program: Program) -> dict[Cause, Spans]:
 
 
 def idle_within(causes: Mapping[Cause, Spans], windows: Sequence[tuple[int, int]]) -> list[dict[Cause, int]]:
-    """Return the nanoseconds of each cause in each [start, end)."""
+    """Returns the nanoseconds of each cause in each [start, end)."""
     bounds = np.array(windows, np.int64).reshape(-1, 2)
     columns = [overlap(bounds[:, 0], bounds[:, 1], spans).tolist() for spans in causes.values()]
     return [dict(zip(causes, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def pageable_calls(program: Program) -> Mask:
-    """Return a mask over `Trace.host`: copies from pageable memory to the device, and waits that are part of them.
+    """Returns a mask over `Trace.host`: copies from pageable memory to the device, and waits that are part of them.
 
     Only driving threads count, as in `waiting_calls`.
     """
@@ -200,7 +200,7 @@ def pageable_calls(program: Program) -> Mask:
 
 
 def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.intp]) -> Mask:
-    """Say whether the same aten::copy_ contains both slices."""
+    """Returns whether the same aten::copy_ contains both slices."""
     host = trace.host
     named = trace.names_where(_COPYING.__contains__)
     copying = np.flatnonzero(named[host.name] & (host.kind == HostKind.OPERATOR))
@@ -215,7 +215,7 @@ def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.in
 
 
 def drivers(program: Program) -> Mask:
-    """Return a mask over `Trace.host`: slices of threads that launch kernels or memsets, or contain the steps.
+    """Returns a mask over `Trace.host`: slices of threads that launch kernels or memsets, or contain the steps.
 
     Other threads, such as one that page-locks batches in advance, delay nothing. If there is no such thread, all count.
     """
@@ -229,7 +229,7 @@ def drivers(program: Program) -> Mask:
 
 
 def waiting_calls(program: Program) -> Mask:
-    """Return a mask over `Trace.host`: calls that return when the device is done."""
+    """Returns a mask over `Trace.host`: calls that return when the device is done."""
     host = program.trace.host
     found: Mask = program.lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
     found[_calls_of(program, program.lexicon.pageable_download)] = True
@@ -237,7 +237,7 @@ def waiting_calls(program: Program) -> Mask:
 
 
 def idle_by_call(program: Program, causes: Mapping[Cause, Spans]) -> Ns:
-    """Return for each host slice the nanoseconds of `synchronisation` that it caused; 0 except for waits.
+    """Returns for each host slice the nanoseconds of `synchronisation` that it caused; 0 except for waits.
 
     An instant counts for the last wait that began before it, so that the sum is the whole.
     """
@@ -252,18 +252,18 @@ def idle_by_call(program: Program, causes: Mapping[Cause, Spans]) -> Ns:
 
 
 def _calls_of(program: Program, names: Mask) -> NDArray[np.intp]:
-    """Return indices into `Trace.host` of the calls that launched device work with such names."""
+    """Returns indices into `Trace.host` of the calls that launched device work with such names."""
     links = program.links
     return np.unique(links[names[program.trace.device.name] & (links != MISSING)]).astype(np.intp)
 
 
 @dataclass(frozen=True)
 class _Gaps:
-    """Times without work, not cut to the window, with the work that ends each."""
+    """The times without work, not cut to the window, with the work that ends each of them."""
 
     start: Ns
     launched: Ns
-    """When the work that ends the gap had been launched, within the gap; the gap's end if later or unknown."""
+    """The time within the gap at which the work that ends it had been launched; the gap's end if later or unknown."""
     end: Ns
     backlog: Mask
     linked: Mask
@@ -272,11 +272,11 @@ class _Gaps:
     """Whether no work follows."""
 
     def before(self, chosen: Mask) -> Spans:
-        """Return the parts in which the work was not launched, as far as is known."""
+        """Returns the parts in which the work was not launched, as far as is known."""
         return union(self.start[chosen], self.launched[chosen])
 
     def behind(self, chosen: Mask) -> Spans:
-        """Return the parts in which it was."""
+        """Returns the parts in which the work had been launched."""
         return union(self.launched[chosen], self.end[chosen])
 
 
@@ -301,7 +301,7 @@ def _gaps(program: Program) -> _Gaps:
 
 
 def _launched(program: Program, busy: Spans) -> Ns:
-    """Return for each work the instant by which it had certainly been launched; LATER if unknown."""
+    """Returns for each work the instant by which it had certainly been launched; LATER if unknown."""
     device, host, links = program.trace.device, program.trace.host, program.links
     linked = links != MISSING
     found = np.full(len(device), LATER)
@@ -318,7 +318,7 @@ def _launched(program: Program, busy: Spans) -> Ns:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Return the parts of gaps caused by a wait, and the slice that waited."""
+    """The parts of gaps that waits caused, each with the slice that waited."""
 
     start: Ns
     end: Ns
@@ -330,7 +330,7 @@ class _Opened:
 
 
 def _opened(trace: Trace, gaps: _Gaps, waits: Mask) -> _Opened:
-    """Return the gaps whose end the host had not launched when they began, by the wait that was open then."""
+    """Returns the gaps whose end the host had not launched when they began, by the wait that was open then."""
     calls = np.flatnonzero(waits)
     calls = calls[np.argsort(trace.host.start[calls], kind="stable")]
     start, end = trace.host.start[calls], trace.host.end[calls]
@@ -347,14 +347,14 @@ def _opened(trace: Trace, gaps: _Gaps, waits: Mask) -> _Opened:
 
 WORK_CLASSES = ("compute", "communication", "copies")
 GAP_CLASSES = ("launch_delay", "queue")
-"""Time from the end of a launch call to the work's start, or between queued works."""
+"""The classes of time from the end of a launch call to the work's start, or between queued works."""
 HOST_CLASSES = ("data_loader", "allocator", "synchronisation", "operators", "python")
 """Classes of host time, of which the first one that applies to an instant counts. `operators` includes runtime calls,
 on any thread; the classes before it are of threads that drive the device."""
 
 
 def critical_path(program: Program) -> dict[str, int]:
-    """Return the nanoseconds of each class on the path; they add up to the window."""
+    """Returns the nanoseconds of each class on the path; they add up to the window."""
     waits = waiting_calls(program) | pageable_calls(program)
     found = dict.fromkeys(WORK_CLASSES + GAP_CLASSES + HOST_CLASSES, 0)
     rest = _walk(_works(program), _waits(program.trace, waits), program.window, found)
@@ -388,7 +388,7 @@ class _Waits:
 
 
 def _walk(works: _Works, waits: _Waits, window: Window, found: dict[str, int]) -> Spans:
-    """Add the device's part of the path to `found`, and return the host's part."""
+    """Adds the device's part of the path to `found`, and returns the host's part."""
     now, work = window.end, _last(works, window.end)
     host_start, host_end = [], []
     while now > window.start:
@@ -409,7 +409,7 @@ def _walk(works: _Works, waits: _Waits, window: Window, found: dict[str, int]) -
 
 
 def _last(works: _Works, at: int) -> int:
-    """Return the first work that ends at that instant or later, or in a gap the next work if what it waited for is
+    """Returns the first work that ends at that instant or later, or in a gap the next work if what it waited for is
     over.
 
     -1 means that the device had nothing to do.
@@ -452,7 +452,7 @@ def _waits(trace: Trace, waits: Mask) -> _Waits:
 
 
 def _last_ended(trace: Trace, at: Ns) -> tuple[NDArray[np.intp], Ns]:
-    """Return the last work that ended by each instant, and when; -1 if none did. Work without length is ignored."""
+    """Returns the last work that ended by each instant, and when; -1 if none did. Work without length is ignored."""
     device = trace.device
     real = np.flatnonzero(device.end > device.start)
     if not len(real):

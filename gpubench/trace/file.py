@@ -1,4 +1,4 @@
-"""Read the events of a trace file of any size in pieces, whichever profiler wrote it.
+"""Reads the events of a trace file of any size in pieces, whichever profiler wrote it.
 
 Format: "Trace Event Format" by the Chromium project. The keys of `args` are those of libkineto's output_json.cpp, and
 of the profiler before it (2021). Only the fields that are used are decoded.
@@ -54,8 +54,8 @@ LEFT_OUT = frozenset({
     "trace", "overhead", "gpu_user_annotation", "external_correlation", "cpu_instant_event", "cuda_sync", "cuda_event",
     "cuda_profiler_range", "xpu_sync", "ac2g", "async_cpu_to_gpu", "fwdbwd",
 })  # fmt: skip
-"""Categories of torch.profiler that add nothing to what was done, in lower case. Unlisted categories are of devices
-that are not read: mtia_ccp_events, hpu_op and those of PrivateUse1 backends."""
+"""Categories of torch.profiler that describe no further work, in lower case. Categories that are not listed belong to
+devices that are not read: mtia_ccp_events, hpu_op and those of PrivateUse1 backends."""
 
 OF_DEVICES = re.compile(r"(?i)(mtia|hpu|xpu|privateuse1|glow|mlu|gcu|npu|musa)_|collective_comm$")
 """Categories that torch.profiler and its backends write for devices, including those that are not read."""
@@ -70,7 +70,7 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("Float", "Int"), 4),
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
 }
-"""Names of c10::ScalarType, as collectives give their type."""
+"""The size of an element by the name of c10::ScalarType with which collectives give their type."""
 
 
 class Args(Struct, gc=False):
@@ -85,7 +85,7 @@ class Args(Struct, gc=False):
     device: int | None = None
     bytes: int | None = None
     grid: Any = None
-    """Three integers; at operators compiled by Triton a string."""
+    """Three integers; a string for operators that Triton compiled."""
     block: Any = None
     sequence: int | None = field(default=None, name="Sequence number")
     forward_thread: int | None = field(default=None, name="Fwd thread id")
@@ -95,7 +95,7 @@ class Args(Struct, gc=False):
     concrete: Raw | UnsetType = field(default=UNSET, name="Concrete Inputs")
     stack: str | None = field(default=None, name="Call stack")
     collective: Any = field(default=None, name="Collective name")
-    """The collective's name at its kernels, as "allreduce"; the next three fields describe this rank's part."""
+    """The collective's name at its kernels, such as "allreduce"; the next three fields describe this rank's part."""
     elements_in: int | None = field(default=None, name="In msg nelems")
     elements_out: int | None = field(default=None, name="Out msg nelems")
     dtype: Any = None
@@ -127,17 +127,17 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(?P<half>u[dD]
 _json = json.JSONDecoder(strict=False)
 
 SHORT = 10
-"""Characters: a word or escape that is cut off is shorter, as -Infinit."""
+"""The number of characters that no truncated word or escape exceeds; -Infinit is one of the longest."""
 
 
 def decodable(found: bytes) -> str:
-    """Return the text as JSON that can be decoded, if possible."""
+    """Returns the text as JSON that can be decoded, if possible."""
     found = _NOT_A_NUMBER.sub(b"null", found)
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], found).decode(errors="replace")
 
 
 def sensible_events(found: bytes) -> tuple[list[ExactEvent], int] | None:
-    """Return the valid events of an array, and the number of invalid ones; None if the array is incomplete."""
+    """Returns the valid events of an array, and the number of invalid ones; None if the array is incomplete."""
     try:
         every = json.loads(decodable(found), strict=False, parse_float=Decimal)
     except (ValueError, RecursionError):
@@ -150,11 +150,11 @@ class Broken(Exception):
     def __init__(self, why: str, *, early: bool = False) -> None:
         super().__init__(why)
         self.early = early
-        """More text might complete the JSON."""
+        """Whether more text might complete the JSON."""
 
 
 def value(found: str) -> tuple[Any, int]:
-    """Return the value at the beginning of the text, and its end. Raises Broken."""
+    """Returns the value at the beginning of the text, and its end. Raises Broken."""
     try:
         return _json.raw_decode(found)
     except json.JSONDecodeError as error:
@@ -162,13 +162,13 @@ def value(found: str) -> tuple[Any, int]:
             raise Broken("its JSON is incomplete", early=True) from None
         raise Broken("its JSON is broken") from None
     except RecursionError:
-        raise Broken("its brackets are nested too deep") from None
+        raise Broken("its brackets are nested too deeply") from None
     except ValueError:  # Python reads no integers of thousands of digits
         raise Broken("a number in it is too long") from None
 
 
 def _event(found: Any) -> ExactEvent | None:
-    """Return the event without invalid arguments; None if nothing valid is left."""
+    """Returns the event without invalid arguments; None if nothing valid is left."""
     if not isinstance(found, dict):
         return None
     args, name = found.get("args"), found.get("name", "")
@@ -195,17 +195,17 @@ _exact = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
 
 class Decoder(Protocol[E]):
-    """Two decoders. Each takes a whole array and returns its events and the number left out; None if it cannot."""
+    """Two decoders of a whole array. Each returns the events and the number left out; None if it cannot decode it."""
 
     def strictly(self, text: bytes) -> tuple[list[E], int] | None:
-        """Decode valid JSON."""
+        """Decodes valid JSON."""
 
     def leniently(self, text: bytes) -> tuple[list[E], int] | None:
-        """Decode despite what is not JSON (NaN, bytes that are not UTF-8), without invalid events."""
+        """Decodes text with parts that are not JSON (NaN, bytes that are not UTF-8), and leaves out invalid events."""
 
 
 class Work:
-    """Return name and time, without the arguments that nobody needs."""
+    """The decoders of events, of which they keep only the fields that the analysis uses."""
 
     def strictly(self, text: bytes) -> tuple[list[Event], int] | None:
         try:
@@ -225,7 +225,7 @@ class Work:
 
 
 def _finite(events: list[ExactEvent]) -> tuple[list[Event], int]:
-    """Return the events with finite times and the number of others, because a NaN Decimal cannot be compared."""
+    """Returns the events with finite times and the number of others, because a NaN Decimal cannot be compared."""
     finite = [event for event in events if event.ts.is_finite() and event.dur.is_finite()]
     return cast("list[Event]", finite), len(events) - len(finite)
 
@@ -256,7 +256,7 @@ but continues as text."""
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open the file, decompressing gzip.
+    """Opens the file, decompressing gzip.
 
     Raises DataError for a file that cannot be opened, is empty or of another known format, and for errors while
     reading.
@@ -295,7 +295,7 @@ class _Unpacked:
         self._begun = False
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes, none at the end. Raises zlib.error, and EOFError if a member is cut off."""
+        """Returns at most `size` bytes, none at the end. Raises zlib.error, and EOFError if a member is cut off."""
         while True:
             self._packed = self._packed or self._file.read(_PACKED)
             if not self._begun:
@@ -337,16 +337,16 @@ class TraceDocument(Generic[E]):
         self.path = path
         self._decoder = decoder
         self.metadata: dict[str, Any] = {}
-        """What the file has beside the events."""
+        """The contents of the file besides the events."""
         self.dropped = 0
         """The number of invalid events, which are in no batch: not an object, or times that are not numbers."""
         self.truncated = False
-        """The events are complete, and what should follow them is not."""
+        """Whether the events are complete and what follows them is truncated."""
         self._bare = False
-        """The document is an array of events."""
+        """Whether the document is an array of events."""
 
     def batches(self) -> Iterator[list[E]]:
-        """Yield the events in the order of the file. Raises DataError for a file that is not a trace or incomplete."""
+        """Yields the events in the order of the file. Raises DataError for a file that is not a trace or incomplete."""
         try:
             with opened(self.path) as file:
                 rest = self._head(file)
@@ -365,7 +365,7 @@ class TraceDocument(Generic[E]):
         return file.read(PIECE).translate(_PLAIN)
 
     def _head(self, file: IO[bytes]) -> bytes:
-        """Go to the first event, and return the text of the events read so far."""
+        """Goes to the first event, and returns the text of the events read so far."""
         text = self._piece(file).removeprefix(b"\xef\xbb\xbf").lstrip()
         if text.startswith(b"["):
             self._bare = True
@@ -386,7 +386,7 @@ class TraceDocument(Generic[E]):
         return text[match.end() :]
 
     def _whole(self, text: bytes) -> tuple[list[E], bytes]:
-        """Return the complete events, and the rest of the text, in which the next one begins."""
+        """Returns the complete events, and the rest of the text, in which the next one begins."""
         if len(text) > MOST_PENDING:
             raise self._damaged(f"no event ends within {MOST_PENDING // 2**20} MiB")
         borders = _last_borders(text)
@@ -398,7 +398,7 @@ class TraceDocument(Generic[E]):
         return [], text
 
     def _check_unfinished(self, text: bytes) -> None:
-        """Handle text that does not decode, which more text may complete."""
+        """Handles text that does not decode, which more text may complete."""
         try:
             value(decodable(b"[" + text))
         except Broken as broken:
@@ -406,7 +406,7 @@ class TraceDocument(Generic[E]):
                 raise
 
     def _tail(self, rest: bytes) -> list[E]:
-        """Return the last events, and read what follows them."""
+        """Returns the last events, and read what follows them."""
         text = decodable(b"[" + rest)
         _, end = value(text)
         self._keep(text[end:].strip())
@@ -417,7 +417,7 @@ class TraceDocument(Generic[E]):
         raise self._damaged("its JSON is broken")
 
     def _keep(self, behind: str) -> None:
-        """Read what follows the events, which are complete, so that truncation here matters little."""
+        """Reads what follows the events, which are complete, so that truncation here matters little."""
         if not self._bare:
             text = "{" + behind.lstrip(", ")
             try:
@@ -430,10 +430,12 @@ class TraceDocument(Generic[E]):
             self.metadata |= found
             behind = text[end:].strip()
         if behind:
-            raise DataError(f"{self.path} goes on where its JSON ends", "one file holds one trace: take off the rest")
+            raise DataError(
+                f"{self.path} continues after the end of its JSON", "a file holds one trace: remove the rest"
+            )
 
     def _decoded(self, decode: Decode[E], inside: bytes) -> list[E] | None:
-        """Return the events of a piece; None if it is incomplete or invalid."""
+        """Returns the events of a piece; None if it is incomplete or invalid."""
         if (found := decode(b"[" + inside + b"]")) is None:
             return None
         events, dropped = found
@@ -441,7 +443,7 @@ class TraceDocument(Generic[E]):
         return events
 
     def _without_events(self, text: bytes) -> DataError:
-        """Return the error for a file that ends before the events."""
+        """Returns the error for a file that ends before the events."""
         try:
             value(decodable(text))
         except Broken as broken:
@@ -458,9 +460,9 @@ class TraceDocument(Generic[E]):
         return DataError(f"{self.path} does not fit in memory", "record fewer steps, or no stacks and memory")
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.path} is cut short or damaged: {why}", "copy it again, or record anew")
+        return DataError(f"{self.path} is cut short or damaged: {why}", "copy it again, or record it again")
 
 
 def _last_borders(text: bytes) -> list[re.Match[bytes]]:
-    """Yield what look like borders of two events, the last one first."""
+    """Returns what look like borders between two events, the last one first."""
     return list(_BETWEEN.finditer(text, max(0, len(text) - NEAR_THE_END)))[: -MOST_TRIES - 1 : -1]

@@ -1,4 +1,4 @@
-"""What the host did: time by part, by module and in Python, and what was compiled."""
+"""Computes what the host did: time by part, by module and in Python, and what was compiled."""
 
 import re
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ _PYTHON = HOST_PARTS.index("python")
 
 
 def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
-    """Return when the main thread did what; the parts are disjoint and fill the window.
+    """Returns when the main thread did what; the parts are disjoint and fill the window.
 
     If several are open at once, the first of HOST_PARTS counts. While the main thread records nothing, a collective on
     a thread of its own counts as communication, and waiting in `backward()` for autograd's own thread as operators.
@@ -81,7 +81,7 @@ def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
 
 
 def modules(program: Program, phases: Phases) -> list[Module]:
-    """Return every module that ran in the window, parents before their children.
+    """Returns every module that ran in the window, parents before their children.
 
     Times are nanoseconds: of the work that was launched from the module, or in a trace without device work of the
     operators themselves. Calls and host time are of the calls from which such work was launched. Work of the backward
@@ -114,13 +114,13 @@ def modules(program: Program, phases: Phases) -> list[Module]:
 
 
 def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:
-    """Return for each slice its module, or -1."""
+    """Returns for each slice its module, or -1."""
     call = np.where(around > phases.evaluation, around, at(around, phases.evaluated))
     return at(calls.of, np.where(phases.evaluation >= 0, call, around))
 
 
 def _parents(program: Program, calls: ModuleCalls, around: Ids, backward: Mask) -> list[int]:
-    """Return for each module its parent, or -1: by qualified name, or by which module called it first."""
+    """Returns for each module its parent, or -1: by qualified name, or by which module called it first."""
     if calls.qualified:
         numbers = {name: number for number, name in enumerate(calls.names)}
         return [_prefix(numbers, name) for name in calls.names]
@@ -133,7 +133,7 @@ def _parents(program: Program, calls: ModuleCalls, around: Ids, backward: Mask) 
 
 
 def _prefix(numbers: dict[str, int], name: str) -> int:
-    """Return the index of the longest name that is a proper prefix in whole words; the root's name is empty."""
+    """Returns the index of the longest name that is a proper prefix in whole words; the root's name is empty."""
     while name:
         name = name.rpartition(".")[0]
         if name in numbers:
@@ -168,7 +168,7 @@ def _in_order(paths: list[str]) -> list[tuple[str, int]]:
 
 
 PLACES = 5
-"""The most stretches that are listed."""
+"""The largest number of stretches that are listed."""
 
 Positions = NDArray[np.intp]
 
@@ -176,7 +176,7 @@ _EVALUATION = "autograd::engine::evaluate_function: "
 
 
 def stretches(program: Program, known: Phases) -> Python | None:
-    """Return the time of the window that the main thread spent in Python, outside operators and runtime calls.
+    """Returns the time of the window that the main thread spent in Python, outside operators and runtime calls.
 
     None without slices of the host. Loading data and waiting for autograd's own thread or for other ranks are left out,
     and so is the unknown time before the thread's first slice and after its last one. Times are nanoseconds.
@@ -201,7 +201,7 @@ def stretches(program: Program, known: Phases) -> Python | None:
 
 
 def _busy(program: Program, known: Phases) -> Mask:
-    """Return slices that are, or are within, something other than the program's own Python."""
+    """Returns slices that are, or are within, something other than the program's own Python."""
     kind, name = program.trace.host.kind, program.trace.host.name
     waits = program.lexicon.communication_host[name] & (kind != HostKind.PYTHON)
     marks = program.operators | (kind == HostKind.RUNTIME) | program.lexicon.data_loader[name] | waits
@@ -217,7 +217,7 @@ def _outside(program: Program, known: Phases, idle: Segments) -> Spans:
 
 
 def _operator_durations(program: Program, known: Phases) -> Ns:
-    """Return the outermost operators without those that load data; an autograd node counts as the operators it
+    """Returns the outermost operators without those that load data; an autograd node counts as the operators it
     calls."""
     slices = np.arange(len(program.trace.host))
     plain = program.operators & (known.evaluation != slices)
@@ -227,7 +227,7 @@ def _operator_durations(program: Program, known: Phases) -> Ns:
 
 
 def _before(program: Program, known: Phases, busy: Mask, found: Spans) -> Ids:
-    """Return for each stretch the outermost busy slice that ended last before it, on the main or autograd's thread."""
+    """Returns for each stretch the outermost busy slice that ended last before it, on the main or autograd's thread."""
     around = program.nest.parent
     top = busy & ~np.where(around >= 0, busy[around], False)
     ours = (program.trace.host.thread == program.main_thread) | (known.of == BACKWARD)
@@ -239,7 +239,7 @@ def _before(program: Program, known: Phases, busy: Mask, found: Spans) -> Ids:
 
 @dataclass(frozen=True)
 class _Places:
-    """Return the place of each stretch; of several places the one with most of the stretch."""
+    """The place of each stretch; of several places, the one with most of the stretch."""
 
     phase: Ids
     call: Ids
@@ -270,7 +270,7 @@ class _Places:
 
 
 def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
-    """Return one piece of each stretch, whose value most of the stretch has."""
+    """Returns one piece of each stretch, whose value most of the stretch has."""
     order = np.lexsort((column, stretch))
     first = _changes(stretch[order], column[order])
     sums = np.add.reduceat(length[order], first)
@@ -280,13 +280,13 @@ def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
 
 
 def _changes(*columns: NDArray[np.integer[Any]]) -> Positions:
-    """Say where any of the columns changes its value, including the beginning."""
+    """Returns where any of the columns changes its value, including the beginning."""
     changed = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return np.flatnonzero(np.concatenate(([True], changed)))
 
 
 def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> list[Stretch]:
-    """Return the longest stretch of each place, with the number of similar lengths; equal layers are one place."""
+    """Returns the longest stretch of each place, with the number of similar lengths; equal layers are one place."""
     layer = _layers(known.calls)[places.module]
     keys = (places.phase, layer, places.frame, places.after)
     order = np.lexsort((-length, *keys))
@@ -313,7 +313,7 @@ def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> li
 
 
 def _layers(calls: ModuleCalls) -> Ids:
-    """Return for each module a number that equal layers share, and at the end -1, for no module."""
+    """Returns for each module a number that equal layers share, and at the end -1, for no module."""
     layers = dict[tuple[str, ...], int]()
     paths = zip(calls.kinds, calls.names, strict=True)
     numbers = [layers.setdefault((kind, *without_numbers(kind, name)), len(layers)) for kind, name in paths]
@@ -321,7 +321,7 @@ def _layers(calls: ModuleCalls) -> Ids:
 
 
 def _path(program: Program, calls: ModuleCalls, call: int) -> str:
-    """Return a module's qualified name from a call of it, or else the names of the modules that called it."""
+    """Returns a module's qualified name from a call of it, or else the names of the modules that called it."""
     parent, path = program.nest.parent, []
     while call >= 0:
         if calls.of[call] >= 0:
@@ -331,12 +331,12 @@ def _path(program: Program, calls: ModuleCalls, call: int) -> str:
 
 
 def _median(durations: Ns) -> int:
-    """Return the median; 0 for no values."""
+    """Returns the median; 0 for no values."""
     return int(np.median(durations)) if len(durations) else 0
 
 
 def _half(lengths: Ns) -> int:
-    """Return the length such that half of all time is in stretches at least as long; 0 without any."""
+    """Returns the length such that half of all time is in stretches at least as long; 0 without any."""
     falling = np.sort(lengths)[::-1]
     reached = np.cumsum(falling)
     return int(falling[np.searchsorted(reached, (reached[-1] + 1) // 2)]) if len(falling) else 0
@@ -349,10 +349,10 @@ _ANY = rf"{_REGION}|CompiledFunction|TorchDynamo Cache Lookup|## Call CompiledFx
 
 
 def compiled(program: Program) -> Compiled | None:
-    """Return compiled regions, and the nanoseconds that the window spent compiling; None for an eager program.
+    """Returns compiled regions, and the nanoseconds that the window spent compiling; None for an eager program.
 
-    Regions with different numbers are different graphs of one step. Modules that are compiled separately, as the blocks
-    of a model, count as regions too, because a trace does not distinguish them.
+    Regions with different numbers are different graphs of one step. Modules that are compiled separately, such as the
+    blocks of a model, count as regions too, because a trace does not distinguish them.
     """
     if not _matching(program, _ANY).any():
         return None
@@ -368,14 +368,14 @@ def compiled(program: Program) -> Compiled | None:
 
 
 def _compilations(program: Program) -> int:
-    """Return compilations; nested slices, which have two names for one compilation, are not counted."""
+    """Returns compilations; nested slices, which have two names for one compilation, are not counted."""
     found = _matching(program, _COMPILATION)
     outer = nearest_around(program.nest, nearest(program.nest, found)) < 0
     return int((found & outer & program.inside).sum())
 
 
 def _regions_of_a_step(program: Program) -> int:
-    """Return the largest number of different graphs that began in one step."""
+    """Returns the largest number of different graphs that began in one step."""
     host = program.trace.host
     regions = _matching(program, _REGION) & program.inside
     edges = np.array([step.start for step in program.window.steps], np.int64)

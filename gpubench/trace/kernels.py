@@ -1,4 +1,4 @@
-"""Kernels, copies and memsets of the device, by name."""
+"""Groups kernels, copies and memsets of the device by name."""
 
 import re
 from functools import cache
@@ -56,19 +56,19 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES
 
 @cache
 def family(kernel: str) -> Family:
-    """Return what a kernel computes, from its name; "other" if unknown."""
+    """Returns what a kernel computes, from its name; "other" if unknown."""
     name = kernel.removeprefix("void ")
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 def moves_memory(kernel: str, operator: str) -> bool:
-    """Say whether a kernel is memory-bound, by its name, or else by the operator that launches it."""
+    """Returns whether a kernel is memory-bound, by its name, or else by the operator that launches it."""
     known = family(kernel)
     return known in MOVES_MEMORY or (known == "other" and only_moves_memory(operator))
 
 
 def fusible(trace: Trace, owner: Ids, window: Window) -> int:
-    """Return an upper limit for the nanoseconds that fusing neighbours saves: see `Rank.fusible`.
+    """Returns an upper limit for the nanoseconds that fusing neighbours saves: see `Rank.fusible`.
 
     `owner` is as for `kernels`. A kernel that does the work of a whole run takes at least as long as the longest of its
     kernels, if that one reads and writes no more than the run's inputs and outputs.
@@ -96,7 +96,7 @@ def fusible(trace: Trace, owner: Ids, window: Window) -> int:
 
 
 def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[Kernel]:
-    """Return all work that starts in the window by name, most time first.
+    """Returns all work that starts in the window by name, most time first.
 
     `owner` has for each work of the device the index into `Trace.names` of the operator that launched it, or -1.
     """
@@ -130,20 +130,20 @@ def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[
 
 
 def _groups(major: Ids, minor: NDArray[np.int8] | Ids) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the index of each distinct pair's first element, and for each element the index of its pair."""
+    """Returns the index of each distinct pair's first element, and for each element the index of its pair."""
     pairs = major.astype(np.int64) << 32 | minor
     _, first, group = np.unique(pairs, return_index=True, return_inverse=True)
     return first, group.reshape(-1)
 
 
 def _median(in_order: Ns) -> int:
-    """Return the medians, rounded down to a nanosecond."""
+    """Returns the medians, rounded down to a nanosecond."""
     middle = len(in_order) // 2
     return int(in_order[middle]) if len(in_order) % 2 else int(in_order[middle - 1] + in_order[middle]) // 2
 
 
 def _most_frequent(group: NDArray[np.intp], owner: Ids, groups: int) -> list[int]:
-    """Return the most frequent owner of each group; -1 only if no work of the group has one."""
+    """Returns the most frequent owner of each group; -1 only if no work of the group has one."""
     found = np.full(groups, MISSING, np.int64)
     known = np.flatnonzero(owner != MISSING)
     group, owner = group[known], owner[known]

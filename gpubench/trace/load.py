@@ -1,7 +1,7 @@
-"""Load a trace file into columns, or say which program wrote it if that was not torch.profiler.
+"""Loads a trace file into columns, or reports which program wrote it if that was not torch.profiler.
 
 Many programs write Chrome's format. They differ in the categories of events, in the names of processes, and in what the
-file has beside the events.
+file has besides the events.
 """
 
 import contextlib
@@ -77,12 +77,12 @@ _KEYS = {
     "systemTraceEvents": _SYSTRACE,
     "beginningOfTime": "clang (-ftime-trace)",
 }
-"""Keys beside the events, by program."""
+"""The programs that write a key besides the events, by key."""
 
 
 @dataclass
 class Signs:
-    """What identifies the program that wrote a file, collected from its events."""
+    """The facts that identify the program that wrote a file, collected from its events."""
 
     categories: Counter[str] = field(default_factory=Counter)
     """Categories of events with a duration."""
@@ -99,9 +99,9 @@ class Signs:
                     self.processes.add(event.pid)
 
     def unreadable(self, about: Mapping[str, Any]) -> str | None:
-        """Say why nothing in the file can be read, and which program it may be from; None if no event has a duration.
+        """Returns why nothing in the file can be read, and the likely program; None if no event has a duration.
 
-        `about` is what the file has beside the events.
+        `about` is what the file has besides the events.
         """
         if not self.categories:
             return None
@@ -134,7 +134,7 @@ class Signs:
 
 
 def of_host_tool(category: str) -> bool:
-    """Say whether a category is of a tool that records the host beside torch.profiler, and so not of a device."""
+    """Returns whether a category is of a tool that records the host beside torch.profiler, and so not of a device."""
     return bool(re.match(_OF_HOST_TOOLS, category))
 
 
@@ -152,7 +152,7 @@ _NARROW |= {"device": np.int32, "stream": np.int32, "collective": np.int32}
 
 
 def read(path: Path) -> Trace:
-    """Load the trace at `path`, JSON or gzipped JSON.
+    """Loads the trace at `path`, JSON or gzipped JSON.
 
     Raises DataError for a file that is not a trace, is incomplete, has nothing that torch.profiler records, or does not
     fit in memory.
@@ -187,7 +187,7 @@ def read(path: Path) -> Trace:
 
 
 def _nothing(path: Path, builder: "_Builder", events: int, about: dict[str, Any]) -> DataError:
-    """Return the error for a file without any event that is read."""
+    """Returns the error for a file without any event that is read."""
     if why := builder.signs.unreadable(about):
         return DataError(f"{path} cannot be read: {why}", HOW)
     if not events:
@@ -204,12 +204,12 @@ class _Builder:
     signatures: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     events: int = 0
     timeless: int = 0
-    """Events without the valid duration that they should have."""
+    """The number of events without a valid duration whose kind requires one."""
     repeated: int = 0
-    """Slices and works that were left out because they repeat others."""
+    """The number of slices and works that were left out because they repeat others."""
     unread: Counter[str] = field(default_factory=Counter)
     signs: Signs = field(default_factory=Signs)
-    """What identifies the program, collected up to the first event that is read."""
+    """The facts that identify the program, collected up to the first event that is read."""
     host: list[dict[str, Any]] = field(default_factory=list)
     device: list[dict[str, Any]] = field(default_factory=list)
 
@@ -243,7 +243,7 @@ class _Builder:
         return DeviceWork(**{name: column[order] for name, column in columns.items()})
 
     def _once(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns without rows equal to an earlier one."""
+        """Returns the columns without rows equal to an earlier one."""
         new = ~_repeated(columns)
         self.repeated += int((~new).sum())
         return {name: column[new] for name, column in columns.items()} if not new.all() else columns
@@ -296,7 +296,7 @@ def _has_time(event: Event) -> bool:
 
 
 def _times(events: list[Event]) -> tuple[Ns, Ns]:
-    """Return start and end in nanoseconds; below `file.EXACT_BELOW` a float has the exact nanosecond."""
+    """Returns start and end in nanoseconds; below `file.EXACT_BELOW` a float has the exact nanosecond."""
     if events and not isinstance(events[0].ts, float):  # ExactEvent
         start = np.array([round(event.ts * 1000) for event in events], np.int64)
         return start, start + np.array([round(event.dur * 1000) for event in events], np.int64)
@@ -307,7 +307,7 @@ def _times(events: list[Event]) -> tuple[Ns, Ns]:
 
 
 def nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
-    """Return times in nanoseconds: whole microseconds and the rest separately, since a product would round."""
+    """Returns times in nanoseconds: whole microseconds and the rest separately, since a product would round."""
     whole = np.floor(microseconds)
     found: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
     return found
@@ -322,7 +322,7 @@ def _or_missing(value: int | None) -> int:
 
 
 def _short(number: int | None) -> int:
-    """Return stream numbers; addresses, which some runtimes use and a column cannot hold, are truncated."""
+    """Returns the number of a stream. Some runtimes use addresses, which are shortened to fit into a column."""
     return MISSING if number is None or number < 0 else number % (2**31 - 1)
 
 
@@ -333,7 +333,7 @@ def _product(sizes: Any) -> int:
 
 
 def _message(args: Args) -> int | None:
-    """Return the bytes of a collective's larger side: a rank's input of a reduction, or its output of a gathering."""
+    """Returns the bytes of a collective's larger side: a rank's input of a reduction, or its output of a gathering."""
     size = ELEMENT_BYTES.get(args.dtype) if isinstance(args.dtype, str) else None
     if size is None or args.elements_in is None:
         return None
@@ -349,7 +349,7 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(columns: dict[str, Any]) -> Mask:
-    """Say which rows are equal to an earlier one."""
+    """Returns which rows are equal to an earlier one."""
     found = np.zeros(len(columns["start"]), np.bool_)
     key = np.zeros(len(found), np.uint64)
     for column in columns.values():

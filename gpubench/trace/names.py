@@ -1,4 +1,4 @@
-"""What names in a trace mean, which part of the trace counts, and which waits only the recording makes.
+"""Interprets the names in a trace, and finds the part that counts and the waits that only the recording makes.
 
 torch.profiler synchronises the device when it stops, and programs often do so when they start and stop the profiler, so
 that the recorded steps begin and end with an idle device. The program makes no such waits without recording.
@@ -51,15 +51,15 @@ class Lexicon:
     blocking: Mask
     """Runtime calls that return when the device is done."""
     device_wide: Mask
-    """Those of them that wait for all of the device, as torch.cuda.synchronize does."""
+    """Blocking calls that wait for all work of the device, such as torch.cuda.synchronize."""
     communication_host: Mask
     communication_wait: Mask
-    """Those that return when the other ranks are done."""
+    """Calls that return when the other ranks are done."""
     communication_kernel: Mask
     pageable_upload: Mask
     """Copies to the device from memory that is not page-locked."""
     pageable_download: Mask
-    """Copies from the device to such memory, whose calls block."""
+    """Copies from the device to memory that is not page-locked, whose calls block."""
     download: Mask
     """Copies from the device to any memory of the host."""
 
@@ -111,7 +111,7 @@ class Window:
 
 
 def window(trace: Trace, lexicon: Lexicon) -> Window:
-    """Return the window: the longest run of steps with consecutive numbers, from its first ProfilerStep to its last
+    """Returns the window: the longest run of steps with consecutive numbers, from its first ProfilerStep to its last
     end.
 
     Time between other steps was not recorded. Without steps it is from the first to the last work of the device, or in
@@ -128,7 +128,7 @@ def window(trace: Trace, lexicon: Lexicon) -> Window:
 
 
 def step_runs(trace: Trace, lexicon: Lexicon) -> list[list[StepWindow]]:
-    """Return the steps, split where numbers are not consecutive; nested steps are left out."""
+    """Returns the steps, split where numbers are not consecutive; nested steps are left out."""
     host = trace.host
     found = np.flatnonzero(lexicon.profiler_step[host.name] & (host.end > host.start))
     if not len(found):
@@ -157,7 +157,7 @@ _PROFILER = ("torch/profiler/", "torch/autograd/profiler.py")
 
 
 def recorder_waits(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> Mask:
-    """Return a mask over `Trace.host`: blocking calls of the recording, in no operator or annotation of the program.
+    """Returns a mask over `Trace.host`: blocking calls of the recording, in no operator or annotation of the program.
 
     They are one of these:
 
@@ -191,7 +191,7 @@ def recorder_waits(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -
 
 
 def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls: Places) -> Places:
-    """Return those of `calls` at the beginning of only the first step, or at the end of only the last one."""
+    """Returns those of `calls` at the beginning of only the first step, or at the end of only the last one."""
     everything = (int(min(start.min(initial=0), doing.start.min(initial=0))), int(np.iinfo(np.int64).max))
     bounds = np.array([(step.start, step.end) for step in steps] or [everything], np.int64)
     step = np.searchsorted(bounds[:, 0], start, side="right") - 1
@@ -201,13 +201,13 @@ def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls
     found = [np.empty(0, np.intp)]
     if set(step[first].tolist()) == {0}:
         found.append(calls[first])
-    if len(steps) != 1 and set(step[last].tolist()) == {len(bounds) - 1}:  # a single step does not tell
+    if len(steps) != 1 and set(step[last].tolist()) == {len(bounds) - 1}:  # a single step does not show
         found.append(calls[last])
     return np.concatenate(found)
 
 
 def _within(at: Ns, spans: Spans) -> Mask:
-    """Say whether each instant is in one of the spans."""
+    """Returns whether each instant is in one of the spans."""
     if not len(spans):
         return np.zeros(len(at), np.bool_)
     place = np.searchsorted(spans.start, at, side="right") - 1

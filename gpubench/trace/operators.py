@@ -1,4 +1,4 @@
-"""Time by operator, with its arithmetic, its memory traffic, and how close to the device's limits it ran.
+"""Computes the time by operator, with arithmetic, memory traffic, and the fraction of the device's limits.
 
 Arithmetic and traffic follow from the shapes of the inputs. A multiply-add counts as two operations. Traffic is every
 input read once and the output written once: caches cannot do better, and real kernels do worse.
@@ -36,23 +36,23 @@ from gpubench.trace.slices import Program, nearest, nearest_around
 @dataclass(frozen=True)
 class Cost:
     flops: float | None
-    """None if only traffic is counted, because there is too little arithmetic to matter."""
+    """The number of operations; None if only traffic is counted, because there is too little arithmetic to matter."""
     bytes: float
 
 
 def cost(name: str, signature: Signature) -> Cost | None:
-    """Return the work of one call of `name`; None if it is unknown, or needs values that were not recorded."""
+    """Returns the work of one call of `name`; None if it is unknown, or needs values that were not recorded."""
     formula = _FORMULAS.get(name.removeprefix("aten::"))
     return formula(signature) if formula else None
 
 
 def only_moves_memory(name: str) -> bool:
-    """Say whether the operator `name` is known to do too little arithmetic to matter beside its traffic."""
+    """Returns whether the operator `name` is known to do too little arithmetic to matter beside its traffic."""
     return name.removeprefix("aten::") in _ONLY_TRAFFIC
 
 
 def _matmul(first: int) -> Callable[[Signature], Cost | None]:
-    """[..., M, K] x [..., K, N], from the argument `first`: 2 * batch * M * K * N operations (BLAS gemm)."""
+    """Returns the formula of [..., M, K] x [..., K, N], from argument `first` on: 2 * batch * M * K * N (BLAS gemm)."""
 
     def formula(signature: Signature) -> Cost | None:
         a, b = tensor(signature, first), tensor(signature, first + 1)
@@ -68,7 +68,7 @@ def _matmul(first: int) -> Callable[[Signature], Cost | None]:
 
 
 def _linear(signature: Signature) -> Cost | None:
-    """[..., K] x transposed [N, K]: as a matrix product of all rows."""
+    """Returns the cost of [..., K] x transposed [N, K], as a matrix product of all rows."""
     a, weight = tensor(signature, 0), tensor(signature, 1)
     if a is None or weight is None or not a.shape or len(weight.shape) != 2 or a.shape[-1] != weight.shape[-1]:
         return None
@@ -77,9 +77,10 @@ def _linear(signature: Signature) -> Cost | None:
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Callable[..., Cost | None]:
-    """2 * output elements * weight elements per output channel, with the output size of torch.nn.Conv2d's docs.
+    """Returns the formula of a convolution: 2 * output elements * weight elements per output channel.
 
-    The arguments are the positions of the settings among the operator's arguments.
+    The output size is that of torch.nn.Conv2d's docs. The arguments are the positions of the settings among the
+    operator's arguments.
     """
 
     def formula(signature: Signature) -> Cost | None:
@@ -108,7 +109,7 @@ def _broadcast(values: list[int], length: int) -> list[int]:
 
 
 def _convolution_backward(signature: Signature) -> Cost | None:
-    """The forward pass's work for each requested gradient, of input and weight."""
+    """Returns the cost of the requested gradients, of input and weight; each costs as much as the forward pass."""
     gradient, a, weight = (tensor(signature, place) for place in range(3))
     wanted = str(signature.concrete[10]) if len(signature.concrete) > 10 else ""
     if gradient is None or a is None or weight is None or flag(signature, 7) is not False or not wanted.startswith("["):
@@ -120,7 +121,7 @@ def _convolution_backward(signature: Signature) -> Cost | None:
 
 
 def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signature], Cost | None]:
-    """Matrix products of [L, E] with [S, E] per head: 2 forward, 5 backward, half of that if causal.
+    """Returns the formula of attention, with products of [L, E] and [S, E]: 2 forward, 5 backward, half if causal.
 
     Source: Dao, "FlashAttention-2" (2023), section 4.1. `query` and `causal` are positions among the inputs, which in a
     backward operator begin with the gradient; `sequence` is the dimension of L and S.
@@ -140,7 +141,7 @@ def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signatu
 
 
 def _traffic(*places: int) -> Callable[[Signature], Cost | None]:
-    """Return the bytes of the tensors at these positions, which are repeated for each read or write."""
+    """Returns the bytes of the tensors at these positions, which are repeated for each read or write."""
 
     def formula(signature: Signature) -> Cost | None:
         found = [tensor(signature, place) for place in places]
@@ -150,7 +151,7 @@ def _traffic(*places: int) -> Callable[[Signature], Cost | None]:
 
 
 def _elementwise(signature: Signature) -> Cost | None:
-    """All inputs, and an output of their common shape, with the widest type."""
+    """Returns the traffic of all inputs, and of an output of their common shape with the widest type."""
     found = _arrays(signature)
     if not found:
         return None
@@ -159,7 +160,7 @@ def _elementwise(signature: Signature) -> Cost | None:
 
 
 def _norm(signature: Signature) -> Cost | None:
-    """All inputs, and an output as large as the largest input, with the widest type."""
+    """Returns the traffic of all inputs, and of an output as large as the largest input with the widest type."""
     found = _arrays(signature)
     if not found:
         return None
@@ -168,13 +169,13 @@ def _norm(signature: Signature) -> Cost | None:
 
 
 def _arrays(signature: Signature) -> list[Tensor]:
-    """Return the inputs without Python numbers, which come as scalar tensors and do not decide the type."""
+    """Returns the inputs without Python numbers, which come as scalar tensors and do not decide the type."""
     found = tensors(signature)
     return [one for one in found if one.shape] or found
 
 
 def _common_shape(found: list[Tensor]) -> tuple[int, ...]:
-    """Return the broadcast shape, or the largest one if the shapes do not fit."""
+    """Returns the broadcast shape, or the largest one if the shapes do not fit."""
     try:
         return np.broadcast_shapes(*(one.shape for one in found))
     except ValueError:
@@ -182,13 +183,13 @@ def _common_shape(found: list[Tensor]) -> tuple[int, ...]:
 
 
 def _in_place(signature: Signature) -> Cost | None:
-    """All inputs; the first one is written, too."""
+    """Returns the traffic of all inputs, of which the first one is also written."""
     found = _arrays(signature)
     return Cost(None, sum(one.bytes for one in found) + found[0].bytes) if found else None
 
 
 def _reduction(signature: Signature) -> Cost | None:
-    """The input; the output is small."""
+    """Returns the traffic of the input, because the output is small."""
     found: Tensor | None = tensor(signature, 0)
     return Cost(None, found.bytes) if found else None
 
@@ -258,7 +259,7 @@ UNKNOWN = Ceiling("insufficient data", None)
 
 
 def ceiling(cost: Cost | None, seconds: float, peak: float | None, bandwidth: float | None) -> Ceiling:
-    """Return the ceiling that the arithmetic intensity selects, and how close `seconds` come to it.
+    """Returns the ceiling that the arithmetic intensity selects, and how close `seconds` come to it.
 
     `peak` is in FLOP/s, `bandwidth` in bytes/s. Memory-bound work that is faster than the bandwidth allows had its
     bytes in a cache: the fraction is then unknown. Arithmetic faster than the peak is of another kind than the peak:
@@ -276,7 +277,7 @@ def ceiling(cost: Cost | None, seconds: float, peak: float | None, bandwidth: fl
 
 
 def peak_of(accelerator: Accelerator | None, dtype: str, kernels: Iterable[str]) -> float | None:
-    """Return FLOP/s of matrix arithmetic in `dtype`; None if the device or the arithmetic is unknown.
+    """Returns FLOP/s of matrix arithmetic in `dtype`; None if the device or the arithmetic is unknown.
 
     Matrix products of float32 run in fp32 or TF32. On a device with TF32, the names of the kernels decide.
     """
@@ -297,11 +298,11 @@ def _single(accelerator: Accelerator, kernels: list[str]) -> float | None:
 
 
 Kind = tuple[str, Signature | None]
-"""What calls that are counted together share: name and inputs."""
+"""The name and the inputs that all calls counted together share."""
 
 
 def operators(program: Program) -> list[Operator]:
-    """Return every operator of the window, one entry for each set of inputs, most device time first.
+    """Returns every operator of the window, one entry for each set of inputs, most device time first.
 
     Times are nanoseconds of all calls together. Calls, arithmetic and device time are of operators whose work starts in
     the window, whenever it was launched; calls without device work, and host time, are of those that began in it.
@@ -338,7 +339,7 @@ def operators(program: Program) -> list[Operator]:
 
 
 def _kinds(program: Program) -> tuple[list[Kind], Ids]:
-    """Return all kinds of operators in the window, and each slice's kind, -1 for other slices."""
+    """Returns all kinds of operators in the window, and each slice's kind, -1 for other slices."""
     trace = program.trace
     counted = np.flatnonzero(program.operators & (program.inside | program.counted))
     signatures: list[Signature | None] = [None, *trace.signatures]
@@ -355,7 +356,7 @@ def _calls(of: Ids, chosen: Mask, count: int) -> Ns:
 
 
 def _without_wrappers(program: Program, of: Ids, costs: list[Cost | None]) -> list[Cost | None]:
-    """Return the work; None for kinds that contain another operator with arithmetic, as aten::linear aten::addmm."""
+    """Returns the work; None for kinds that contain an operator with arithmetic, as aten::linear contains addmm."""
     arithmetic = np.array([one is not None and one.flops is not None for one in costs] + [False])
     counted = (of >= 0) & arithmetic[of]
     around = nearest_around(program.nest, nearest(program.nest, counted))[counted]
@@ -379,7 +380,7 @@ def _ceilings(
 
 
 def _kernels(trace: Trace, launcher: Ids) -> dict[int, Sequence[str]]:
-    """Return the names of what each kind launched."""
+    """Returns the names of what each kind launched."""
     pairs = np.unique(np.stack((launcher, trace.device.name), axis=1), axis=0).tolist()
     found: dict[int, list[str]] = {}
     for kind, name in pairs:
@@ -388,7 +389,7 @@ def _kernels(trace: Trace, launcher: Ids) -> dict[int, Sequence[str]]:
 
 
 def _accelerator(trace: Trace) -> Accelerator | None:
-    """Return the device on which the work ran, if it is known and all of it is of one kind."""
+    """Returns the device on which the work ran, if it is known and all of it is of one kind."""
     used = [trace.described(one) for one in np.unique(trace.device.device).tolist()]
     names = {one.name if one else "" for one in used}
     return find_accelerator(names.pop()) if len(names) == 1 else None

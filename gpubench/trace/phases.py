@@ -1,4 +1,4 @@
-"""The phase of a training step at each instant: data, forward, backward, optimizer and others.
+"""Determines the phase of a training step at each instant: data, forward, backward, optimizer and others.
 
 The backward pass consists of autograd's own slices, each of which belongs to a forward operator. An operator that makes
 an autograd node and the slice that later evaluates the node have the same "Sequence number". It counts per thread of
@@ -43,12 +43,12 @@ _FRAME = re.compile(r"nn\.Module: (?P<name>(?P<kind>.+?)(_\d+)?)$")
 @dataclass(frozen=True)
 class ModuleCalls:
     names: list[str]
-    """Modules: qualified paths as "layer1.0.conv1" if annotated, else the profiler's names, as "Conv2d_3"."""
+    """The modules: qualified paths ("layer1.0.conv1") if annotated, else the profiler's names ("Conv2d_3")."""
     kinds: list[str]
     """The classes of the modules."""
     qualified: bool
     of: Ids
-    """For each host slice the module that it is a call of, -1 for most."""
+    """The module of which each host slice is a call; -1 for most slices."""
 
     @property
     def mask(self) -> Mask:
@@ -56,7 +56,7 @@ class ModuleCalls:
 
     @classmethod
     def of_trace(cls, trace: Trace) -> Self:
-        """Annotations, "module: <path> (<class>)", take precedence over the frames that with_stack records."""
+        """Returns the calls, from annotations "module: <path> (<class>)" if any, else from the frames of with_stack."""
         annotated = cls._matching(trace, _ANNOTATION, HostKind.ANNOTATION)
         return annotated if annotated.names else cls._matching(trace, _FRAME, HostKind.PYTHON)
 
@@ -79,13 +79,13 @@ _NODE = ("autograd::engine::evaluate_function: ", "torch::autograd::")
 
 
 def evaluations(trace: Trace) -> Mask:
-    """Return slices that evaluate an autograd node, by their names or by the forward's thread."""
+    """Returns slices that evaluate an autograd node, by their names or by the forward's thread."""
     names = trace.names_where(lambda name: name.startswith(_NODE))
     return names[trace.host.name] | (trace.host.forward_thread > 0)
 
 
 def forward_of(trace: Trace, backward: Mask) -> Ids:
-    """Return for each slice of `backward` the forward operator of its node, as a slice; -1 for others and if unknown.
+    """Returns for each slice of `backward` the forward operator of its node, as a slice; -1 for others and if unknown.
 
     Operators that make no node have the number of the next one made, so that the last operator with the number before
     the evaluation counts.
@@ -102,7 +102,7 @@ def forward_of(trace: Trace, backward: Mask) -> Ids:
 
 
 def _forward_thread(trace: Trace, forward: Places, nodes: Places) -> int:
-    """Return the thread whose operators have most of the numbers of `nodes`."""
+    """Returns the thread whose operators have most of the numbers of `nodes`."""
     host = trace.host
     candidates = forward[np.isin(host.sequence[forward], host.sequence[nodes])]
     pairs = np.unique(np.stack((host.thread[candidates].astype(np.int64), host.sequence[candidates])), axis=1)
@@ -110,7 +110,7 @@ def _forward_thread(trace: Trace, forward: Places, nodes: Places) -> int:
 
 
 def _last_before(trace: Trace, forward: Places, nodes: Places) -> Ids:
-    """Return for each of `nodes` the last of `forward` with its number that began before it, else -1."""
+    """Returns for each of `nodes` the last of `forward` with its number that began before it, else -1."""
     if not len(forward):
         return np.full(len(nodes), MISSING, np.int32)
     host = trace.host
@@ -132,7 +132,7 @@ _CHECKPOINT = re.compile(
 
 
 def recomputed(program: Program, evaluation: Ids, calls: ModuleCalls) -> Mask:
-    """Return slices of forward work within the evaluation of an autograd node.
+    """Returns slices of forward work within the evaluation of an autograd node.
 
     They are within a call of a module or of torch.utils.checkpoint; otherwise they are operators that record gradients
     in a node that also has operators that do not, because a backward pass records gradients only with create_graph, and
@@ -148,7 +148,7 @@ def recomputed(program: Program, evaluation: Ids, calls: ModuleCalls) -> Mask:
 
 
 def _recording(program: Program) -> Mask:
-    """Return operators with a sequence number directly in a node that also has operators without one."""
+    """Returns operators with a sequence number directly in a node that also has operators without one."""
     host = program.trace.host
     node = nearest_around(program.nest, program.operator)
     direct = program.operators & (node >= 0) & (host.forward_thread[node] > 0)
@@ -159,7 +159,7 @@ def _recording(program: Program) -> Mask:
 
 
 def for_autograd(program: Program, evaluating: Mask, idle: Segments) -> Spans:
-    """Return waits in `backward()` for autograd's thread: per piece, from that thread's first to its last slice."""
+    """Returns waits in `backward()` for autograd's thread: per piece, from that thread's first to its last slice."""
     working = _elsewhere(program, evaluating)
     if not len(working):
         return EMPTY
@@ -171,7 +171,7 @@ def for_autograd(program: Program, evaluating: Mask, idle: Segments) -> Spans:
 
 
 def for_other_ranks(program: Program, idle: Segments) -> Spans:
-    """Return waits for collectives that run on a thread of their own, as gloo's do."""
+    """Returns waits for collectives that run on a thread of their own, such as gloo's."""
     communicating = _elsewhere(program, program.lexicon.communication_wait[program.trace.host.name])
     return intersect(union(idle.start, idle.end), communicating)
 
@@ -211,30 +211,30 @@ _UPLOADING = ("aten::to", "aten::copy_", "aten::_to_copy")
 
 @dataclass(frozen=True)
 class Phases:
-    """Columns with one entry per host slice."""
+    """The phase of each host slice, and what it belongs to. Each column has one entry per slice."""
 
     of: PhaseIds
     calls: ModuleCalls
     evaluation: Ids
-    """The innermost slice at or around it in which autograd evaluates a node, or -1."""
+    """The innermost slice at or around this one in which autograd evaluates a node, or -1."""
     forward: Ids
-    """For such slices the forward operator of the node, or -1."""
+    """The forward operator of the node that the slice evaluates, or -1 for other slices."""
     recompute: Mask
-    """Whether it is part of a forward pass recomputed within the backward pass."""
+    """Whether the slice is part of a forward pass that is recomputed within the backward pass."""
 
     @property
     def evaluated(self) -> Ids:
-        """For each slice the forward operator of the node that autograd evaluates around it, or -1."""
+        """The forward operator of the node that autograd evaluates around each slice, or -1."""
         return at(self.forward, self.evaluation)
 
 
 def phase_of(program: Program) -> Phases:
-    """Return the phase of every slice.
+    """Returns the phase of every slice.
 
-    It is that of the innermost slice around it that tells one: an annotation's name, autograd's evaluation of a node,
-    or the marks of optimizer and data loader. In other programs, modules and operators that make autograd nodes are
-    forward, and copies to the device host_to_device. Work of autograd's own thread between nodes, as summing gradients,
-    is backward, as are calls that contain calls of its engine.
+    It is that of the innermost slice around it that has one: an annotation's name, autograd's evaluation of a node, or
+    the marks of optimizer and data loader. In other programs, modules and operators that make autograd nodes are
+    forward, and copies to the device host_to_device. Work of autograd's own thread between nodes, such as summing
+    gradients, is backward, as are calls that contain calls of its engine.
     """
     trace, nest = program.trace, program.nest
     backward, calls = evaluations(trace), ModuleCalls.of_trace(trace)
@@ -251,7 +251,7 @@ def phase_of(program: Program) -> Phases:
 
 
 def phases(program: Program, known: Phases) -> list[Phase]:
-    """Return the nanoseconds of each phase: host time adds up to the window, including `other`, which comes last.
+    """Returns the nanoseconds of each phase: host time adds up to the window, including `other`, which comes last.
 
     Device time is the part of the window under work that starts in it and was launched in the phase, so that two phases
     may overlap. In a trace without device work it is 0, and recomputation is the operators' own time.
@@ -277,7 +277,7 @@ def phases(program: Program, known: Phases) -> list[Phase]:
 
 
 def host_spans(program: Program, known: Phases) -> list[Spans]:
-    """Return for each of NAMES when the main thread was in it; together they are the window.
+    """Returns for each of NAMES when the main thread was in it; together they are the window.
 
     Where the main thread is in no other phase, or in Python within the backward pass, waiting for autograd's own thread
     is backward, and waiting for collectives on a thread of their own is exposed communication.
@@ -301,14 +301,14 @@ def _length(program: Program, works: Ids) -> int:
 
 
 def _announced(trace: Trace) -> PhaseIds:
-    """Return the phase that each slice's name tells, if it is an annotation; old traces call annotations operators."""
+    """Returns the phase that each slice's name tells, if it is an annotation; old traces call annotations operators."""
     by_name = np.fromiter((_named(name) for name in trace.names), np.int8, len(trace.names))
     may = (trace.host.kind == HostKind.ANNOTATION) | (trace.host.kind == HostKind.OPERATOR)
     return np.where(may, by_name[trace.host.name], np.int8(OTHER))
 
 
 def _named(name: str) -> int:
-    """Return the phase of a name such as "forward", "## forward:embeddings ##" and "[pl][profile]..."."""
+    """Returns the phase of a name such as "forward", "## forward:embeddings ##" and "[pl][profile]..."."""
     bare = _TAG.sub("", name).strip("#. ").lower()
     for word in (bare, bare.split(":")[0]):
         for phase, pattern in _PATTERNS.items():
@@ -318,7 +318,7 @@ def _named(name: str) -> int:
 
 
 def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids) -> PhaseIds:
-    """Return the phase of modules and operators that are outside all others, and of nothing else."""
+    """Returns the phase of modules and operators that are outside all others, and of nothing else."""
     top = program.operators & (nearest_around(program.nest, program.operator) < 0)
     guesses = np.zeros(len(program.trace.host), np.int8)
     guesses[calls.mask | (top & (_used_by_backward(program, forward) | _before_backward(program, backward)))] = FORWARD
@@ -327,7 +327,7 @@ def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids)
 
 
 def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
-    """Return slices of threads other than the main one that evaluate nodes and have no other phase."""
+    """Returns slices of threads other than the main one that evaluate nodes and have no other phase."""
     host = program.trace.host
     threads = np.arange(len(program.trace.threads))
     own = np.isin(threads, host.thread[marks == BACKWARD]) & (threads != program.main_thread)
@@ -337,13 +337,13 @@ def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
 
 
 def _in_engine(program: Program) -> Mask:
-    """Return slices within Python's call of autograd's engine, from stacks."""
+    """Returns slices within Python's call of autograd's engine, from stacks."""
     host, known = program.trace.host, program.trace.names_where(_ENGINE.match)
     return nearest(program.nest, known[host.name] & (host.kind == HostKind.PYTHON)) >= 0
 
 
 def _used_by_backward(program: Program, forward: Ids) -> Mask:
-    """Return outermost operators that made a node that is evaluated."""
+    """Returns outermost operators that made a node that is evaluated."""
     top = outermost(program.nest, program.operators)[forward[forward >= 0]]
     used = np.zeros(len(forward), np.bool_)
     used[top] = True
@@ -351,7 +351,7 @@ def _used_by_backward(program: Program, forward: Ids) -> Mask:
 
 
 def _before_backward(program: Program, backward: Mask) -> Mask:
-    """Return operators that record gradients before the first backward slice of their step."""
+    """Returns operators that record gradients before the first backward slice of their step."""
     host = program.trace.host
     edges = np.array([step.start for step in program.window.steps], np.int64)
     step = np.searchsorted(edges, host.start, side="right")
@@ -361,7 +361,7 @@ def _before_backward(program: Program, backward: Mask) -> Mask:
 
 
 def _uploads(program: Program) -> Mask:
-    """Return operators of a copy that bring something to the device."""
+    """Returns operators of a copy that bring something to the device."""
     trace = program.trace
     names = trace.names_where(_UPLOADING.__contains__)
     uploading = trace.names_where(lambda name: "HtoD" in name or "HostToDevice" in name)
@@ -380,17 +380,17 @@ class Optimizing:
     """The optimizer's work in the window."""
 
     steps: int
-    """Optimizer steps that the host executed."""
+    """The number of optimizer steps that the host executed."""
     kernels: int
-    """Launches in these and elsewhere in the optimizer's phase; without device work the operators there."""
+    """The number of launches in the optimizer's phase; without device work, the number of operators there."""
     zeroed_gradients: int
-    """Operators with which zero_grad writes zeros."""
+    """The number of operators with which zero_grad writes zeros."""
     zeroing: int
-    """Nanoseconds of these: of the work that they launched, or without device work their own."""
+    """The time of these operators in nanoseconds: of the work that they launched, or without device work their own."""
 
 
 def optimizing(program: Program, phases: Phases) -> Optimizing:
-    """Count steps and launches both on the host, so that their ratio holds if the device is behind."""
+    """Counts steps and launches both on the host, so that their ratio holds if the device is behind."""
     host, lexicon = program.trace.host, program.lexicon
     ours = (phases.of == OPTIMIZER) & program.inside
     launches = program.operators.copy()
@@ -409,7 +409,7 @@ def optimizing(program: Program, phases: Phases) -> Optimizing:
 
 
 def zeroing_idle(program: Program, waiting: Spans) -> int:
-    """Return the part of `waiting`, when the device waits for Python and launches, in which zero_grad writes zeros."""
+    """Returns the part of `waiting`, when the device waits for Python and launches, in which zero_grad writes zeros."""
     host = program.trace.host
     zero_grad = nearest(program.nest, program.lexicon.zero_grad[host.name])
     filling = zero_grad[program.named(ZEROING) & (zero_grad >= 0)]

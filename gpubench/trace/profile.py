@@ -1,4 +1,4 @@
-"""The profile of a rank, as data: everything that the analysis of its trace found. It is persisted as profile.json.
+"""The profile of a rank: everything that the analysis of its trace found. It is persisted as profile.json.
 
 Times are integer nanoseconds of the profiled run; parts add up to their whole exactly. They show where time went, not
 how fast the program is, because recording costs time. Sizes are bytes. None means unknown.
@@ -57,7 +57,7 @@ class Step(Struct, frozen=True):
 
     number: int
     start: int
-    """Nanoseconds since the window began."""
+    """The start in nanoseconds since the window began."""
     wall: int
     device: Breakdown | None
     idle: dict[Cause, int]
@@ -65,16 +65,16 @@ class Step(Struct, frozen=True):
 
 
 class Phase(Struct, frozen=True):
-    """data_wait, host_to_device, forward, backward, optimizer, ... and `other`."""
+    """One phase of a step, such as data_wait, host_to_device, forward, backward, optimizer or other."""
 
     name: str
     host: int
-    """Time of the main thread in it."""
+    """The time of the main thread in the phase."""
     device: int
-    """The union of the work launched from it."""
+    """The union of the times of the work launched from the phase."""
     launches: int
     recompute: int
-    """Forward work recomputed in the backward pass: a part of `device`, or on a CPU of `host`."""
+    """The time of forward work recomputed in the backward pass: a part of `device`, or on a CPU of `host`."""
 
 
 class Module(Struct, frozen=True):
@@ -82,16 +82,16 @@ class Module(Struct, frozen=True):
 
     path: str
     kind: str
-    """The class, if known."""
+    """The name of the class, if known."""
     calls: int
     host: int
-    """Calls of its forward."""
+    """The host time of the calls of its forward."""
     forward: int
-    """Device time, or on a CPU the operators' own time; the next two fields, too."""
+    """The device time of the forward pass, or on a CPU the operators' own time; so in the next two fields."""
     backward: int
     recompute: int
     own: int
-    """forward + backward + recompute, without its children."""
+    """The sum of forward, backward and recompute without the module's children."""
 
 
 class Operator(Struct, frozen=True):
@@ -99,15 +99,15 @@ class Operator(Struct, frozen=True):
 
     name: str
     shapes: str
-    """Shapes as "[64, 3, 224, 224] [64, 3, 7, 7]"; empty if they were not recorded."""
+    """The shapes, such as "[64, 3, 224, 224] [64, 3, 7, 7]"; empty if they were not recorded."""
     dtype: str
     calls: int
     host: int
-    """Its own host time, without the operators that it called."""
+    """The operator's own host time, without the operators that it called."""
     device: int
     kernels: int
     flops: float | None
-    """FLOPs of all calls; None if the formula needs shapes that were not recorded."""
+    """The FLOPs of all calls; None if the formula needs shapes that were not recorded."""
     bytes: float | None
     """The least traffic: inputs read once, output written once."""
     bound: Bound
@@ -123,26 +123,26 @@ class Attention(Struct, frozen=True, kw_only=True):
     """
 
     groups: int | None
-    """Batch x heads, the number of score matrices. This and the sizes below are None if shapes were not recorded."""
+    """The number of score matrices, batch x heads. This and the sizes below are None if shapes were not recorded."""
     queries: int | None
     keys: int | None
     head_size: int | None
     dtype: str
     """The type of the queries; empty if unknown."""
     calls: int
-    """Softmaxes of the forward pass."""
+    """The number of softmaxes in the forward pass."""
     backward_calls: int
     products: int
-    """The matrix products of queries with keys and of probabilities with values, and their gradients."""
+    """The time of the products of queries with keys and of probabilities with values, and of their gradients."""
     softmax: int
     elementwise: int
-    """Work between the products: scaling, mask, dropout, conversions."""
+    """The time of the work between the products: scaling, mask, dropout, conversions."""
     backward: int
-    """The part of the three above in the backward pass."""
+    """The part of the three times above that is in the backward pass."""
     fallback: bool
     """Whether scaled_dot_product_attention was called and fell back to its math backend."""
     obstacles: list[str]
-    """Known reasons why its fused kernels do not take these inputs, a sentence each."""
+    """The known reasons why its fused kernels do not take these inputs, one sentence each."""
 
     @property
     def total(self) -> int:
@@ -169,58 +169,58 @@ class Launches(Struct, frozen=True):
     """Launches of device work by the host, and the queue between the two."""
 
     calls: int
-    """Launches whose device work is in the trace."""
+    """The number of launches whose device work is in the trace."""
     host: int
-    """Time in launch calls."""
+    """The time in launch calls."""
     delay_median: int
-    """Time from the end of the launch call to the start of the work, at least 0."""
+    """The median time from the end of the launch call to the start of the work, at least 0."""
     delay_p95: int
     late: int
-    """Launches whose work began at once, because the queue was empty: the device waited for the host."""
+    """The number of works that began at once because the queue was empty: the device had waited for the host."""
     queue_mean: float
-    """Mean number of works that are launched and have not begun."""
+    """The mean number of works that are launched and have not begun."""
     queue_longest: int
     short: int
-    """Kernels under SHORT_KERNEL."""
+    """The number of works shorter than SHORT_KERNEL."""
     short_total: int
     unlinked: int
-    """Device work whose launch is not in the trace."""
+    """The number of works whose launch is not in the trace."""
     unlinked_total: int
     works: int = 0
-    """Kernels and copies that the calls launched; a CUDA graph launches many per call. `late` and `short` count
-    these."""
+    """The number of kernels and copies that the calls launched; a CUDA graph launches many per call. `late` and
+    `short` count these."""
 
 
 class Copy(Struct, frozen=True):
-    """Copies of one kind: `aten::copy_` and what else moves data."""
+    """Copies of one kind, by `aten::copy_` or anything else that moves data."""
 
     kind: CopyKind
     pinned: bool | None
     """Whether the host's memory was page-locked; None if no host memory is involved or it is unknown."""
     calls: int
     host: int
-    """Time that the calls blocked the host."""
+    """The time for which the calls blocked the host."""
     device: int
     bytes: int | None
     phase: str
     example: str
-    """Operator, shapes, types and strides of the largest copy."""
+    """The operator, shapes, types and strides of the largest copy."""
     where: str | None
     """file:line of the user's code, if stacks were recorded."""
 
 
 class Synchronisation(Struct, frozen=True):
-    """Waits of the host for the device, by place."""
+    """The waits of the host for the device in one place."""
 
     operator: str
-    """The operator that asked for the wait, as aten::item, or the call itself."""
+    """The operator that asked for the wait, such as aten::item, or the call itself."""
     call: str
     where: str | None
     calls: int
     blocked: int
-    """Time that the host waited."""
+    """The time for which the host waited."""
     idle: int
-    """Time that the device was idle because of the wait."""
+    """The time for which the device was idle because of the wait."""
     phase: str
 
 
@@ -231,7 +231,7 @@ class Collective(Struct, frozen=True):
     exposed: int
     bytes: int | None
     kind: CollectiveKind | None = None
-    """What the program requested, or else what the kernel's name says; None in profiles without this field."""
+    """The kind that the program requested, or else that of the kernel's name; None in profiles without this field."""
 
 
 class Compiled(Struct, frozen=True):
@@ -240,22 +240,22 @@ class Compiled(Struct, frozen=True):
     regions: int
     """The largest number of compiled graphs run in one step."""
     graph_breaks: int
-    """Regions of a step beyond the first."""
+    """The number of regions of a step beyond the first."""
     compilations: int
-    """Compilations in the window, which are recompilations."""
+    """The number of compilations in the window, all of which are recompilations."""
     compiling: int
-    """Host time of the compilations."""
+    """The host time of the compilations."""
 
 
 class Stretch(Struct, frozen=True):
-    """Time in which the main thread was in no operator and did not wait: Python, or what Python calls."""
+    """A time in which the main thread was in no operator and did not wait: in Python, or in what Python calls."""
 
     length: int
-    """The longest stretch of its place; the fields after `total` describe it."""
+    """The length of the longest stretch of its place; the fields after `total` describe it."""
     count: int
-    """Stretches of the place that are at least half as long."""
+    """The number of stretches of the place that are at least half as long."""
     total: int
-    """Nanoseconds of these stretches."""
+    """The total time of these stretches."""
     phase: str
     module: str
     """The path of the innermost module around it; empty outside all modules, or if modules are not recorded."""
@@ -266,19 +266,19 @@ class Stretch(Struct, frozen=True):
 
 
 class Python(Struct, frozen=True):
-    """Time of the main thread outside operators, and how operators divide it."""
+    """The time of the main thread outside operators, and its division into stretches by the operators."""
 
     total: int
     stretches: int
     median: int
     half: int
-    """Half of `total` is in stretches at least this long; if it is far above `median`, there are few long stretches."""
+    """The length above which stretches make up half of `total`. If it is far above `median`, few stretches are long."""
     longest: list[Stretch]
     """The longest stretch of each place, at most a few."""
     operators: int
-    """Operators that began in the window, on any thread, without nested ones and those that load data."""
+    """The number of operators that began in the window, on any thread, without nested ones and those that load data."""
     operator_median: int
-    """The median of their durations."""
+    """The median duration of these operators."""
 
 
 class Box(Struct, frozen=True):
@@ -288,7 +288,7 @@ class Box(Struct, frozen=True):
     end: int
     name: str
     style: str
-    """A Cause, a HostPart, a phase, or compute | communication | copy | set."""
+    """The style of the box: a Cause, a HostPart, a phase, or compute | communication | copy | set."""
 
 
 class Lane(Struct, frozen=True):
@@ -315,23 +315,23 @@ class Rank(Struct, frozen=True, kw_only=True):
     device_name: str | None
     host_only: bool
     start: int
-    """When the window began, on the trace's own clock."""
+    """The start of the window on the trace's own clock."""
     wall: int
-    """The window: from the first ProfilerStep to the end of the last one; without steps, of all device work."""
+    """The length of the window: from the first ProfilerStep to the end of the last one, or else all device work."""
     step_numbers: list[int]
     device: Breakdown | None
     idle: dict[Cause, int]
-    """The causes, which add up to device.idle."""
+    """The idle time by cause, which adds up to device.idle."""
     host: dict[HostPart, int]
-    """The parts of the main thread, which add up to wall, in a trace without device work; empty otherwise."""
+    """The main thread's time by part, which adds up to wall, in a trace without device work; empty otherwise."""
     critical_path: dict[str, int]
-    """What determined the step's length, which adds up to wall; empty in a trace without device work."""
+    """The time on the critical path by class, which adds up to wall; empty in a trace without device work."""
     steps: list[Step]
     phases: list[Phase]
     modules: list[Module]
     operators: list[Operator]
     attention: list[Attention] = []
-    """Attention in separate operators, most time first."""
+    """The attention in separate operators, most time first."""
     kernels: list[Kernel]
     fusible: int = 0
     """An upper limit for what fusing neighbours saves: of each run of consecutive memory-moving kernels on a stream,
@@ -342,35 +342,35 @@ class Rank(Struct, frozen=True, kw_only=True):
     collectives: list[Collective]
     compiled: Compiled | None
     python: Python | None = None
-    """None without slices of the host."""
+    """The time outside operators; None without slices of the host."""
     threads: int
     """The number of host threads with operators."""
     unread: list[str] = []
-    """Unread categories of events, as of devices other than CUDA's, ROCm's and XPU's; those with most events first."""
+    """The unread categories, such as those of devices other than CUDA's, ROCm's and XPU's; most events first."""
     work_missing: bool = False
     """Whether the trace launches work of a GPU and has none, because it was not recorded."""
     zeroed_gradients: int
-    """Calls that filled gradients with zeros instead of dropping them."""
+    """The number of calls that filled gradients with zeros instead of dropping them."""
     zeroing: int = 0
-    """Time of those calls: of the work that they launched, or on a CPU their own."""
+    """The time of those calls: of the work that they launched, or on a CPU their own."""
     zeroing_idle: int = 0
     """The part of `idle` that waits for Python and launches while zero_grad writes zeros."""
     optimizer_kernels: int
-    """Device launches, or on a CPU operators, in the window's optimizer steps."""
+    """The number of launches, or on a CPU of operators, in the window's optimizer steps."""
     optimizer_steps: int
     timeline: Timeline | None
     missing: dict[str, str]
-    """What the trace does not tell, and the option that records it: {"shapes": "profiling.record_shapes"}."""
+    """The facts that the trace lacks, and the options that record them: {"shapes": "profiling.record_shapes"}."""
     notes: list[str]
-    """Notes for the reader, as on backlog, compiled regions and events that were dropped."""
+    """Notes for the reader, for example on backlog, compiled regions and dropped events."""
 
 
 class Straggler(Struct, frozen=True):
     rank: int
     late: int
-    """Mean nanoseconds by which it reached collectives after the first rank."""
+    """The mean time in nanoseconds by which it reached collectives after the first rank."""
     waited_for: int
-    """Collectives that it reached last, by more than noise."""
+    """The number of collectives that it reached last by more than noise."""
     of: int
 
 
@@ -390,7 +390,7 @@ class Profile(Struct, frozen=True):
 
 
 def shares(profile: Profile) -> dict[str, float]:
-    """Return the breakdown of the lowest rank by tag, as fractions of its wall time; "profile/step_time" is in seconds.
+    """Returns the breakdown of the lowest rank by tag, as fractions of its wall time; the step time is in seconds.
 
     Tags are "profile/device/compute", "profile/idle/data_loader", "profile/host/python" and so on.
     """

@@ -2,7 +2,7 @@
 
 Clocks of different machines differ, so that starts cannot be compared. Durations can be: the kernels of a collective
 spin until the last rank arrives, and all end together, so that the rank with the shortest kernel came last. The same
-applies to slices of collectives that run on the host, as gloo's, in traces without device work.
+applies to slices of collectives that run on the host, such as gloo's, in traces without device work.
 """
 
 import re
@@ -35,12 +35,12 @@ OTHER = KINDS.index("other")
 
 
 def kind_of(name: str) -> CollectiveKind:
-    """Return the kind of a kernel's, operator's or backend's name."""
+    """Returns the kind of a kernel's, operator's or backend's name."""
     return next((kind for kind, pattern in _PATTERNS if re.search(pattern, name.lower())), "other")
 
 
 def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
-    """Return for each work of the device the index of its kind in KINDS, OTHER for work that does not communicate.
+    """Returns for each work of the device the index of its kind in KINDS, OTHER for work that does not communicate.
 
     It is what the program requested, from the kernel's arguments, or else from the operator or annotation around its
     launch. If both are missing, it is the kind of other kernels of the same name, if they are of one kind, or else what
@@ -64,7 +64,7 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
 
 
 def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) -> list[Collective]:
-    """Return the collectives by kind and kernel name, most exposed first. `exposed` is `Sets.exposed_communication`.
+    """Returns the collectives by kind and kernel name, most exposed first. `exposed` is `Sets.exposed_communication`.
 
     If two with different names run at once, the time is in the `exposed` of both. Bytes are those of the messages on
     this rank, and known if the trace has them for every call.
@@ -90,7 +90,7 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
 
 
 def _operators(trace: Trace, named: Mask, links: Ids) -> Ids:
-    """Return for each work the name of the outermost slice around its launch that has one of these names, or -1."""
+    """Returns for each work the name of the outermost slice around its launch that has one of these names, or -1."""
     host = trace.host
     chosen = np.flatnonzero(named[host.name] & (host.kind != HostKind.PYTHON))
     found = np.full(len(links), MISSING, np.int32)
@@ -109,20 +109,20 @@ def _operators(trace: Trace, named: Mask, links: Ids) -> Ids:
 
 
 NOISE = 20_000
-"""Nanoseconds: ranks that launch at the same instant begin some microseconds apart, because launches take about 10 us,
-and so does the start of a kernel by the device."""
+"""The nanoseconds by which ranks that launch at the same instant may differ, because a launch takes about 10 us, and so
+does the start of a kernel by the device."""
 NOISE_SHARE = 0.05
-"""A fraction of the shortest kernel: links share their bandwidth, and do not finish on all ranks at once."""
+"""The same as a fraction of the shortest kernel, because links share bandwidth and finish at different times."""
 
 _BETWEEN_TWO: CollectiveKind = "send_recv"
-"""Kinds left out: a long receive does not show that its sender is late, as pipelines post receives early, and a stage
-cannot send before it has computed. In an all-to-all, which NCCL also runs as SendRecv, all ranks wait."""
+"""The kind that is left out: a long receive does not show that its sender is late, as pipelines post receives early,
+and a stage cannot send before it has computed. In an all-to-all, which NCCL also runs as SendRecv, all ranks wait."""
 
 HOW = "give traces of one run, one of each rank"
 
 
 def check(traces: Sequence[Trace], lexicons: Sequence[Lexicon]) -> None:
-    """Raise DataError for traces that cannot be of one run, that nothing connects, or that are the same.
+    """Raises DataError for traces that cannot be of one run, that nothing connects, or that are the same.
 
     A trace of several processes raises it, too.
     """
@@ -151,7 +151,7 @@ def check(traces: Sequence[Trace], lexicons: Sequence[Lexicon]) -> None:
 
 
 def apart(traces: Sequence[Trace], windows: Sequence[Window]) -> list[str]:
-    """Return a note if two traces were not recorded at the same time."""
+    """Returns a note if two traces were not recorded at the same time."""
     early = min(range(len(traces)), key=lambda place: windows[place].end)
     late = max(range(len(traces)), key=lambda place: windows[place].start)
     gap = windows[late].start - windows[early].end
@@ -164,7 +164,7 @@ def apart(traces: Sequence[Trace], windows: Sequence[Window]) -> list[str]:
 
 
 def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Sequence[Lexicon]) -> list[Straggler]:
-    """Return each rank, latest first; empty if no collective can be matched.
+    """Returns each rank, latest first; empty if no collective can be matched.
 
     The k-th kernel of a name on a stream in a step is the same collective on every rank that has the same number of
     them; in traces without device work it is the k-th slice of a name in a step. Ranks wait in a collective if the
@@ -198,11 +198,11 @@ def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Seq
 
 
 _Key = tuple[str, int, int, bool]
-"""Name, step, index of the stream among those that communicate, and whether it is a broadcast."""
+"""The name, the step, the index of the stream among those that communicate, and whether it is a broadcast."""
 
 
 def _collectives(trace: Trace, window: Window, lexicon: Lexicon) -> dict[_Key, Ns]:
-    """Return the durations of collectives that were launched in the window, in their order."""
+    """Returns the durations of collectives that were launched in the window, in their order."""
     steps = np.array([step.start for step in window.steps], np.int64)
     numbers = np.array([MISSING, *(step.number for step in window.steps)], np.int64)
     calls = _on_host(trace, lexicon) if trace.host_only else _on_device(trace, lexicon)
@@ -218,7 +218,7 @@ def _collectives(trace: Trace, window: Window, lexicon: Lexicon) -> dict[_Key, N
 
 
 def _on_device(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns, Ns]:
-    """Return when each was launched, its name, its stream, whether it is a broadcast, and its duration."""
+    """Returns launch, name, stream, whether it is a broadcast, and duration of each collective."""
     device, kind = trace.device, kinds(trace, lexicon)
     works = np.flatnonzero(communication_work(trace, lexicon) & (kind != KINDS.index(_BETWEEN_TWO)))
     # By the launch, because a device behind its host starts kernels long after the next step has begun.
@@ -249,7 +249,7 @@ def _launch_times(trace: Trace) -> Ns:
 
 
 def _matched(ranks: Sequence[dict[_Key, Ns]]) -> tuple[NDArray[np.int64], Mask]:
-    """Durations as [rank, collective], of groups that are of one size on all ranks; and which of them broadcast."""
+    """Returns the durations [rank, collective] of groups with one size on all ranks, and which are broadcasts."""
     first = ranks[0]
     common = [key for key in first if {len(rank.get(key, ())) for rank in ranks} == {len(first[key])}]
     broadcast = np.repeat([key[3] for key in common], [len(first[key]) for key in common]).astype(np.bool_)
@@ -266,7 +266,7 @@ def _check_differing(trace: Trace, before: Sequence[Trace]) -> None:
 
 
 def _same(one: Trace, other: Trace) -> bool:
-    """Two processes do nothing at the same nanoseconds."""
+    """Returns whether all times are equal, which two different processes never have to the nanosecond."""
     return all(
         np.array_equal(ours, theirs)
         for ours, theirs in (
@@ -283,7 +283,7 @@ def _communicates(lexicon: Lexicon) -> bool:
 
 
 def _processes(trace: Trace) -> set[str]:
-    """Those that call the runtime: each counts its correlation numbers from the beginning."""
+    """Returns the processes that call the runtime, each of which has its own correlation numbers."""
     threads = trace.host.thread[trace.host.kind == HostKind.RUNTIME]
     return {trace.threads[thread][0] for thread in np.unique(threads).tolist()}
 

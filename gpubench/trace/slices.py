@@ -17,7 +17,7 @@ from gpubench.trace.profile import SHORT_KERNEL, Launches
 
 
 def launchers(trace: Trace) -> Ids:
-    """Return for each work of the device the index of the runtime slice that launched it, -1 if the trace has none.
+    """Returns for each work of the device the index of the runtime slice that launched it, -1 if the trace has none.
 
     Correlations of 0 and below mean none. The works of a CUDA graph have the same launch. Of several calls with one
     number (a runtime call and the driver call in it) the one that began first counts.
@@ -60,7 +60,7 @@ class Segments:
 
 
 def nest(trace: Trace) -> Nest:
-    """Return the forest of `trace`.
+    """Returns the forest of `trace`.
 
     A slice that outlasts the one in which it began has no right nesting: it is cut to that one, or if most of it is
     beyond, the earlier one ends where it begins. An annotation is always cut to the operator in which it began: an
@@ -97,7 +97,7 @@ def _nest_thread(slices: range, starts: list[int], ends: list[int], kinds: list[
 
 
 def nearest(nest: Nest, mask: Mask) -> Ids:
-    """Return for each slice the innermost one of `mask` at or around it, else -1."""
+    """Returns for each slice the innermost one of `mask` at or around it, else -1."""
     found = np.where(mask, np.arange(len(mask), dtype=np.int32), nest.parent)
     # Each round doubles the distance of every open search, because the slices that it jumps to have jumped as far.
     searching = np.flatnonzero((found >= 0) & ~mask[found])
@@ -109,19 +109,19 @@ def nearest(nest: Nest, mask: Mask) -> Ids:
 
 
 def nearest_around(nest: Nest, found: Ids) -> Ids:
-    """Return for each slice its parent's value in `found`, made by `nearest`: the innermost one around it."""
+    """Returns for each slice its parent's value in `found`, made by `nearest`: the innermost one around it."""
     return at(found, nest.parent)
 
 
 def outermost(nest: Nest, mask: Mask) -> Ids:
-    """Return for each slice the outermost one of `mask` at or around it, else -1."""
+    """Returns for each slice the outermost one of `mask` at or around it, else -1."""
     found = nearest(nest, mask)
     roots = mask & (nearest_around(nest, found) < 0)
     return nearest(nest, roots)
 
 
 def reaching(nest: Nest, slices: Ids) -> Mask:
-    """Return a mask over all slices: those that are in `slices`, or around one of them."""
+    """Returns a mask over all slices: those that are in `slices`, or around one of them."""
     found = np.zeros(len(nest.parent), np.bool_)
     rising = np.unique(slices)
     while len(rising):
@@ -133,7 +133,7 @@ def reaching(nest: Nest, slices: Ids) -> Mask:
 
 
 def innermost(trace: Trace, nest: Nest, thread: int, start: int, end: int) -> Segments:
-    """Return what `thread` did in each part of [start, end), which the segments tile."""
+    """Returns what `thread` did in each part of [start, end), which the segments tile."""
     if end <= start:
         return Segments(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
     here = np.flatnonzero((trace.host.thread == thread) & (nest.end > trace.host.start)).astype(np.int32)
@@ -149,12 +149,12 @@ def innermost(trace: Trace, nest: Nest, thread: int, start: int, end: int) -> Se
 
 
 def owner_slice(trace: Trace, nest: Nest, links: Ids) -> Ids:
-    """Return for each work of the device the innermost operator of its launch, as an index of `Trace.host`, or -1."""
+    """Returns for each work of the device the innermost operator of its launch, as an index of `Trace.host`, or -1."""
     return at(nearest(nest, trace.host.kind == HostKind.OPERATOR), links)
 
 
 def owner(trace: Trace, nest: Nest, links: Ids) -> Ids:
-    """Return the same as an index of `Trace.names`."""
+    """Returns the name of the same operator for each work, as an index of `Trace.names`, or -1."""
     return at(trace.host.name, owner_slice(trace, nest, links))
 
 
@@ -162,7 +162,7 @@ NEVER = np.iinfo(np.int64).min
 
 
 def launches(trace: Trace, links: Ids, window: Window) -> Launches | None:
-    """Return the launches of work that starts in the window; None if there is none.
+    """Returns the launches of work that starts in the window; None if there is none.
 
     Work is in the queue from the end of its launch call, when the host is free for the next call, to its start.
     """
@@ -196,13 +196,13 @@ def launches(trace: Trace, links: Ids, window: Window) -> Launches | None:
 
 
 def started_in(trace: Trace, window: Window) -> Mask:
-    """Return a mask over `Trace.device`: work belongs to the window, and to the step, in which it starts."""
+    """Returns a mask over `Trace.device`: work belongs to the window, and to the step, in which it starts."""
     inside: Mask = (trace.device.start >= window.start) & (trace.device.start < window.end)
     return inside
 
 
 def ready(trace: Trace, links: Ids) -> Ns:
-    """Return for each work the instant after which the host did not delay it: the end of its launch call.
+    """Returns for each work the instant after which the host did not delay it: the end of its launch call.
 
     If the work began earlier, it is the beginning of the call, and without a launch in the trace the least integer.
     """
@@ -215,7 +215,7 @@ def ready(trace: Trace, links: Ids) -> Ns:
 
 
 def previous_on_stream(trace: Trace) -> tuple[Ids, Ns]:
-    """Return for each work the previous one on its stream that ended last (-1: none), and that end."""
+    """Returns for each work the previous one on its stream that ended last (-1: none), and that end."""
     device = trace.device
     previous = np.full(len(device), MISSING, np.int32)
     ended = np.zeros(len(device), np.int64)
@@ -227,7 +227,7 @@ def previous_on_stream(trace: Trace) -> tuple[Ids, Ns]:
 
 
 def by_stream(trace: Trace) -> list[NDArray[np.intp]]:
-    """Yield the works of each stream of each device, as indices into `Trace.device`, ordered by start."""
+    """Yields the works of each stream of each device, as indices into `Trace.device`, ordered by start."""
     device = trace.device
     order = np.lexsort((np.arange(len(device)), device.stream, device.device))
     borders = (np.diff(device.stream[order]) != 0) | (np.diff(device.device[order]) != 0)
@@ -235,7 +235,7 @@ def by_stream(trace: Trace) -> list[NDArray[np.intp]]:
 
 
 def _launched_late(trace: Trace, links: Ids) -> Mask:
-    """Return work whose stream was empty when it was launched."""
+    """Returns work whose stream was empty when it was launched."""
     previous, ended = previous_on_stream(trace)
     late: Mask = links != MISSING
     late[late] = (ready(trace, links)[late] >= ended[late]) | (previous[late] == MISSING)
@@ -243,7 +243,7 @@ def _launched_late(trace: Trace, links: Ids) -> Mask:
 
 
 def _queue(launched: Ns, started: Ns, window: Window) -> tuple[float, int]:
-    """Return the queue's mean length over the window, and its largest length."""
+    """Returns the queue's mean length over the window, and its largest length."""
     times = np.concatenate((launched, started))
     changes = np.repeat((1, -1), (len(launched), len(started)))
     order = np.lexsort((changes, times))  # at one instant, starts leave the queue before launches enter it
@@ -254,7 +254,7 @@ def _queue(launched: Ns, started: Ns, window: Window) -> tuple[float, int]:
 
 
 def _quantile(values: Ns, part: float) -> int:
-    """Return the nearest of the values; 0 if there are none."""
+    """Returns the nearest of the values; 0 if there are none."""
     return int(np.quantile(values, part, method="nearest")) if len(values) else 0
 
 
@@ -265,7 +265,7 @@ class Program:
     window: Window
     nest: Nest
     links: Ids
-    """For each work of the device the runtime slice that launched it, or -1."""
+    """The runtime slice that launched each work of the device, or -1."""
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
@@ -277,45 +277,45 @@ class Program:
         return np.equal(self.trace.host.kind, HostKind.OPERATOR)
 
     def named(self, names: Collection[str]) -> Mask:
-        """Return operators with one of these names."""
+        """Returns operators with one of these names."""
         known = self.trace.names_where(lambda name: name in names)
         found: Mask = known[self.trace.host.name] & self.operators
         return found
 
     @cached_property
     def recorder_waits(self) -> Mask:
-        """Waits for the device that only the recording makes."""
+        """The waits for the device that only the recording makes."""
         return recorder_waits(self.trace, self.lexicon, self.links, self.window)
 
     @cached_property
     def operator(self) -> Ids:
-        """For each slice the innermost operator at or around it, or -1."""
+        """The innermost operator at or around each slice, or -1."""
         return nearest(self.nest, self.operators)
 
     @cached_property
     def owner(self) -> Ids:
-        """For each work of the device the operator that launched it, as a slice, or -1."""
+        """The operator that launched each work of the device, as a slice, or -1."""
         return owner_slice(self.trace, self.nest, self.links)
 
     @cached_property
     def inside(self) -> Mask:
-        """Slices that begin in the window."""
+        """The slices that begin in the window."""
         start = self.trace.host.start
         return (start >= self.window.start) & (start < self.window.end)
 
     @cached_property
     def started(self) -> Mask:
-        """Works of the device that start in the window: exactly these count, each as a whole."""
+        """The works of the device that start in the window. Exactly these count, each as a whole."""
         return started_in(self.trace, self.window)
 
     @cached_property
     def launching(self) -> Mask:
-        """Slices from which work of the device was launched, at any depth."""
+        """The slices from which work of the device was launched, at any depth."""
         return reaching(self.nest, self.links[self.links >= 0])
 
     @cached_property
     def counted(self) -> Mask:
-        """Slices whose calls count: those that launched work that counts, or launched none and begin in the window.
+        """The slices whose calls count: they launched work that counts, or launched none and begin in the window.
 
         A device may be far behind its host, so that calls and device time are of the same work.
         """
@@ -329,12 +329,12 @@ class Program:
 
     @cached_property
     def launched_time(self) -> Ns:
-        """For each slice the time of the counted work that it launched itself."""
+        """The time of the counted work that each slice launched itself."""
         return sum_at(self.links, self.work_time, len(self.trace.host))
 
     @cached_property
     def own_time(self) -> Ns:
-        """For each slice that begins in the window its own time."""
+        """The own time of each slice that begins in the window."""
         return np.where(self.inside, self.nest.own, 0)
 
     @cached_property
@@ -355,7 +355,7 @@ class Program:
 
     @cached_property
     def main(self) -> Segments:
-        """What the main thread did, over the whole window."""
+        """The activity of the main thread over the whole window."""
         return innermost(self.trace, self.nest, self.main_thread, self.window.start, self.window.end)
 
 
@@ -370,8 +370,8 @@ _NOT_THE_USERS = re.compile(
 class UserFrames:
     """The user's innermost function around each slice.
 
-    The line is the recorded one: where that function begins, or in old traces, which have stacks at operators, where it
-    makes the call.
+    The line is the recorded one: that at which the function begins, or in old traces, which have stacks at operators,
+    that of the call.
     """
 
     _trace: Trace
@@ -384,7 +384,7 @@ class UserFrames:
         return cls(trace, innermost_frames(program), nearest(program.nest, trace.host.stack >= 0))
 
     def at(self, slice_: int) -> str | None:
-        """Return the place as "train.py:25 in step"; None without a stack or without a function of the user's."""
+        """Returns the place as "train.py:25 in step"; None without a stack or without a function of the user's."""
         if (frame := self._frame[slice_]) >= 0:
             return user_frame(self._trace.names[self._trace.host.name[frame]])
         if (operator := self._stack[slice_]) < 0:
@@ -394,17 +394,17 @@ class UserFrames:
 
 
 def innermost_frames(program: Program) -> Ids:
-    """Return for each slice the user's innermost function around it, as a slice, or -1."""
+    """Returns for each slice the user's innermost function around it, as a slice, or -1."""
     host, users = program.trace.host, program.trace.names_where(user_frame)
     return nearest(program.nest, users[host.name] & (host.kind == HostKind.PYTHON))
 
 
 def user_frame(name: str) -> str | None:
-    """Return the place in a frame's name, such as "train.py(25): step"; None for libraries and other names."""
+    """Returns the place in a frame's name, such as "train.py(25): step"; None for libraries and other names."""
     match = _FRAME.match(name)
     if not match or _NOT_THE_USERS.match(match["path"]):
         return None
-    # The profiler removes entries of sys.path from names, as json/encoder.py; profile.py may be the user's module.
+    # The profiler removes entries of sys.path from names, as in json/encoder.py; profile.py may be the user's module.
     package, inside, _ = match["path"].partition("/")
     if inside and package in sys.stdlib_module_names:
         return None

@@ -3,8 +3,8 @@
 The address is `unix:PATH` on one machine and `tcp:HOST:PORT#SECRET` from another. The host puts it in the environment
 of the workers that it starts, and in the rendezvous store for the workers on other machines.
 
-The connection hardly disturbs the timed process: events are buffered until the loop calls `flush` between steps, the
-listening thread sleeps in the kernel, and the heartbeat takes some tens of microseconds per second.
+The connection takes little time of the timed process: events are buffered until the loop calls `flush` between steps,
+the listening thread sleeps in the kernel, and the heartbeat takes some tens of microseconds per second.
 
 When the connection to the host ends, the worker exits at once, so that it does not keep a GPU occupied. A broken link
 to another machine does not end a connection, so TCP keepalive ends it, after the same time as on the host's side.
