@@ -14,6 +14,7 @@ from running import Finished, gpubench, simulated
 
 # Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
 os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # the threads of several processes share few cores, and need not spin
 TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 for name in list(os.environ):
     if name.startswith("GPUBENCH_") or name in TORCHRUN | {"FORCE_COLOR", "GITHUB_ACTIONS"}:
@@ -71,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: a test for a GPU is marked as `simulated` or as `device`")
         if "device" in told and simulated():
             item.add_marker(pytest.mark.skip(reason="only a real device can judge it"))
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
