@@ -34,8 +34,8 @@ def accident(tmp_path: Path, code: str, *options: str, launcher: Sequence[str] =
     """A run whose model does `code` in the forward pass of step 14."""
     (tmp_path / "unlucky.py").write_text(MODEL.format(accident=code))
     common = ("--model", "unlucky:make", "--performance.cpu_threads=1", "--steps", "40", "--repeats", "2", "-q")
-    places = {"results": tmp_path / "results", "cwd": tmp_path}
-    return gpubench("train-bench", *common, *options, **places, launcher=launcher)
+    results = tmp_path / "results"
+    return gpubench("train-bench", *common, *options, results=results, cwd=tmp_path, launcher=launcher)
 
 
 def error_of(done: Finished) -> str:

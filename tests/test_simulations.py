@@ -17,8 +17,8 @@ from gpubench.compare.explanation import explain
 from gpubench.compare.gate import parse_condition
 from gpubench.compare.result import Comparability, Verdict
 from gpubench.compare.verdicts import Circumstances, judge, judge_all, sample_of
+from gpubench.distributions import student_t_quantile
 from gpubench.metrics import Metric
-from gpubench.runs import stats
 from gpubench.runs.stats import ratio
 
 
@@ -32,11 +32,11 @@ def without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
 def quantiles_once() -> Iterator[None]:
     """The same few degrees of freedom come up in every trial."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stats, "student_t_quantile", functools.cache(stats.student_t_quantile))
+        patch.setattr("gpubench.runs.stats.student_t_quantile", functools.cache(student_t_quantile))
         yield
 
 
-TRIALS = [100, pytest.param(1000, marks=pytest.mark.stress)]
+TRIALS = [50, pytest.param(1000, marks=pytest.mark.stress)]
 CHANGES = {"faster", "slower"}
 
 

@@ -274,8 +274,7 @@ def test_text_is_read_byte_by_byte(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 1  # a dull text is soon learnt
 
 
-def test_compiled_models_run_and_their_first_step_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # they would serve this one model
+def test_compiled_models_run_and_their_first_step_pays(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(
         "import torch\n"
         "from torch import nn\n"
