@@ -41,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "test_pipeline_identity", "test_bad_luck", "test_train_bench", "test_machines", "test_memory", "test_pipe_bad_luck",
-    "test_simulations", "test_gpu_suite", "test_directory", "test_profile", "test_pipe_infer",
+    "test_bad_luck", "test_pipe_bad_luck", "test_train_bench", "test_pipeline_identity", "test_simulations",
+    "test_machines", "test_launch", "test_memory", "test_data", "test_directory", "test_pipe_infer",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
 
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "device" in told and simulated():
             item.add_marker(pytest.mark.skip(reason="only a real device can judge it"))
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # the workers of xdist are as many as the cores
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
