@@ -20,6 +20,8 @@ TORCH_TESTS := $(addprefix tests/, every_command.py test_tracker.py test_tracker
 	test_tracker_sharding.py test_distributed.py test_environment.py test_flops.py test_precision.py test_profiler.py test_timing.py)
 TORCH_GPU_TESTS := $(addprefix tests/, every_command.py test_gpu_memory.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept whatever the environment asks for: hundreds of processes of the tests load the same ones.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: bench test test-cuda test-torch cuda-download cuda-coverage stress benchmarks lint clean
 

@@ -14,6 +14,7 @@ from running import Finished, gpubench, simulated
 
 # Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
 os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # the threads of several processes share few cores, and need not spin
 TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 for name in list(os.environ):
     if name.startswith("GPUBENCH_") or name in TORCHRUN | {"FORCE_COLOR", "GITHUB_ACTIONS"}:
@@ -40,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "test_pipeline_identity", "test_bad_luck", "test_train_bench", "test_machines", "test_memory", "test_pipe_bad_luck",
-    "test_simulations", "test_gpu_suite", "test_directory", "test_profile", "test_pipe_infer",
+    "test_bad_luck", "test_pipe_bad_luck", "test_train_bench", "test_pipeline_identity", "test_simulations",
+    "test_machines", "test_launch", "test_memory", "test_data", "test_directory", "test_pipe_infer",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
 
@@ -71,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: a test for a GPU is marked as `simulated` or as `device`")
         if "device" in told and simulated():
             item.add_marker(pytest.mark.skip(reason="only a real device can judge it"))
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # the workers of xdist are as many as the cores
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 

@@ -5,7 +5,8 @@ diffusers. A server imports them when it is first asked, and forks itself for ea
 subprocess.Popen. The program has its own environment, working directory, open files, session, signals and exit code.
 
 It differs from a process of its own in what is decided as a process starts: the variables that libraries read as they
-are loaded, the hash seed, sitecustomize, and /proc/PID/cmdline. A test that depends on one of these starts a real one.
+are loaded, the hash seed, limits, and /proc/PID/cmdline. A test for which one of these matters to the
+host starts `forked.py -m gpubench`: a real host, whose workers are forked. Where it matters to workers, all are real.
 """
 
 import gc
@@ -105,9 +106,12 @@ class Forked:
             self._server.close()
         return self.returncode
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
@@ -152,8 +156,9 @@ def servers() -> Iterator[None]:
                 number = listening.fileno()
                 # These libraries read their number of threads as they load; a worker sets that of torch by itself.
                 clean = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+                clean["OMP_WAIT_POLICY"] = "PASSIVE"  # threads of several ranks share two cores, and need not spin
                 clean |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-                command = [sys.executable, __file__, name, str(number)]
+                command = [sys.executable, __file__, "serve", name, str(number)]
                 running.append(
                     subprocess.Popen(
                         command, env=clean, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[number]
@@ -241,9 +246,12 @@ def become(request: Mapping[str, Any]) -> None:
     sys.path[0:1] = [request["folder"] if module else str(Path(program[0]).parent), *known]
     sys.argv = program[1:] if module else program
     importlib.invalidate_caches()
+    for customize in (Path(entry, "sitecustomize.py") for entry in known):
+        if customize.exists():
+            runpy.run_path(str(customize))
+            break
     if program[:2] == ["-m", "gpubench"]:
-        launch = importlib.import_module("gpubench.host.launch")
-        launch.__dict__["subprocess"] = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+        fork_workers()
     elif program[:2] == ["-m", "torch.distributed.run"]:
         package = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
         importlib.import_module(package).__dict__["Popen"] = Forked
@@ -254,5 +262,22 @@ def become(request: Mapping[str, Any]) -> None:
         runpy.run_path(program[0], run_name="__main__")
 
 
+def fork_workers() -> None:
+    """Has the host in this process fork its workers."""
+    launch = importlib.import_module("gpubench.host.launch")
+    launch.__dict__["subprocess"] = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+
+
+def host() -> None:
+    """Runs `-m gpubench ...` in this process, with forked workers where there is a server."""
+    if FOLDER in os.environ:
+        fork_workers()
+    sys.argv[:3] = ["gpubench"]
+    runpy.run_module("gpubench", run_name="__main__", alter_sys=True)
+
+
 if __name__ == "__main__":
-    become(serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))))
+    if sys.argv[1] == "serve":
+        become(serve(sys.argv[2], socket.socket(fileno=int(sys.argv[3]))))
+    else:
+        host()

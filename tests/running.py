@@ -2,22 +2,25 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import forked
+import psutil
 import pytest
 
 TINY = ("--model", "gpt2-tiny", "--performance.cpu_threads=1", "--logging.graph=false")
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false")
 """Of our own, without transformers: half as long to start."""
+HOST = (sys.executable, forked.__file__)
+"""Before `-m gpubench`: a real host, whose workers are forked."""
 PATIENCE = 600.0  # of tests that run beside others on a small machine; what should end sooner says so itself
 
 
@@ -66,7 +69,7 @@ def gpubench(
 ) -> Finished:
     """Runs `gpubench ARGUMENTS --results RESULTS` to its end; forks what is Python's, unless it is to be `real`."""
     command = [*launcher, "-m", "gpubench", *arguments, "--results", str(results)]
-    if real or launcher[0] != sys.executable:
+    if real or launcher[0] != sys.executable or launcher == HOST:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment())
     else:
         done = forked.run(command, PATIENCE, cwd=cwd, env=environment())
@@ -83,18 +86,53 @@ def ended(commands: Iterable[Sequence[str]], patience: float = PATIENCE) -> list
             process.kill()
 
 
+@dataclass(frozen=True)
+class Started:
+    """A run that goes on."""
+
+    process: "forked.Forked | subprocess.Popen[Any]"
+    output: IO[str]
+    errors: IO[str]
+    results: Path
+    folder: Path
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """By their working directory, which is the host's: a forked worker is no child of it."""
+        return [
+            one
+            for one in psutil.process_iter(["cwd"])
+            if one.info["cwd"] == str(self.folder) and one.pid != self.process.pid
+        ]
+
+    def wait_for(self, pattern: str) -> None:
+        """Until a file under its results has such a name."""
+        deadline = time.monotonic() + PATIENCE
+        while not list(self.results.glob(pattern)):
+            assert self.process.poll() is None, self.finish(0)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def finish(self, timeout: float) -> Finished:
+        code = self.process.wait(timeout)
+        for file in (self.output, self.errors):
+            file.seek(0)
+        return Finished(code, self.output.read(), self.errors.read(), self.results)
+
+
 @contextmanager
-def started(*arguments: str, results: Path, cwd: Path | None = None) -> Iterator["subprocess.Popen[str]"]:
-    """The same, while it runs; killed at the end if it still does."""
+def started(*arguments: str, results: Path, cwd: Path | None = None) -> Iterator[Started]:
+    """`gpubench ARGUMENTS --results RESULTS` in `cwd` or else RESULTS, killed at the end if it still runs."""
+    folder = cwd or results
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "gpubench", *arguments, "--results", str(results)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment()
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = forked.start(command, stdout=output, stderr=errors, cwd=folder, env=environment())
+        with process:
+            try:
+                yield Started(process, output, errors, results, folder)
+            finally:
+                process.kill()
 
 
 def wait_for_steps(results: Path, count: int = 1) -> Path:

@@ -1,7 +1,6 @@
 """What a run leaves behind when something goes wrong in the middle of it."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import SMALL, Finished, gpubench, started, wait_for_steps
+from running import HOST, SMALL, Finished, gpubench, started, wait_for_steps
 
 from gpubench.runs.reader import Run
 
@@ -31,14 +30,12 @@ def make():
 """
 
 
-def accident(
-    tmp_path: Path, code: str, *options: str, launcher: Sequence[str] = (sys.executable,), real: bool = False
-) -> Finished:
+def accident(tmp_path: Path, code: str, *options: str, launcher: Sequence[str] = (sys.executable,)) -> Finished:
     """A run whose model does `code` in the forward pass of step 14."""
     (tmp_path / "unlucky.py").write_text(MODEL.format(accident=code))
     common = ("--model", "unlucky:make", "--performance.cpu_threads=1", "--steps", "40", "--repeats", "2", "-q")
-    places = {"results": tmp_path / "results", "cwd": tmp_path}
-    return gpubench("train-bench", *common, *options, **places, launcher=launcher, real=real)
+    results = tmp_path / "results"
+    return gpubench("train-bench", *common, *options, results=results, cwd=tmp_path, launcher=launcher)
 
 
 def error_of(done: Finished) -> str:
@@ -112,27 +109,26 @@ def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_a_batch_systems_sigterm_keep_the_repeat_in_hand(tmp_path: Path, number: int) -> None:
     options = ("--steps", "100000", "--repeats", "2", "--experiment", "long")
-    with started("train-bench", *SMALL, *options, results=tmp_path) as process:
+    with started("train-bench", *SMALL, *options, results=tmp_path) as going:
         run = wait_for_steps(tmp_path, 50)
-        process.send_signal(number)
-        process.send_signal(number)  # impatience changes nothing
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
-    assert "error: interrupted" in err
+        going.process.send_signal(number)
+        going.process.send_signal(number)  # impatience changes nothing
+        done = going.finish(30)
+    assert done.code == 130, done.stderr
+    assert "error: interrupted" in done.stderr
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
     summary = json.loads((run / "summary.json").read_text())
     assert next(metric for metric in summary["metrics"] if metric["name"] == "throughput")["estimate"] > 0
-    assert "samples/s" in out
+    assert "samples/s" in done.stdout
 
 
 def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Path) -> None:
     options = ("--steps", "100000", "--world-size", "2", "--experiment", "long")
-    with started("train-bench", *SMALL, *options, results=tmp_path) as process:
+    with started("train-bench", *SMALL, *options, results=tmp_path) as going:
         path = wait_for_steps(tmp_path, 50)
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = going.workers
         assert len(family) >= 2
-        process.kill()
-        process.communicate()
+        going.process.kill()
     _, alive = psutil.wait_procs(family, timeout=15)
     assert not alive
     run = Run.open(path)
@@ -144,21 +140,10 @@ def test_a_killed_host_leaves_a_directory_that_reads_and_no_workers(tmp_path: Pa
 
 
 def test_the_host_ends_a_worker_that_will_not_leave(tmp_path: Path) -> None:
-    done = accident(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise ValueError('no')", real=True)
+    done = accident(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise ValueError('no')")
     assert done.code == 1
     assert "ValueError" in error_of(done)
-    assert not [
-        p
-        for p in psutil.process_iter()
-        if "gpubench.worker.process" in " ".join(_command(p)) and p.cwd() == str(tmp_path)
-    ]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline() if process.pid != os.getpid() else []
-    except psutil.Error:
-        return []
+    assert not [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path)]
 
 
 def test_under_torchrun_the_failing_rank_is_heard_before_all_are_ended(
@@ -173,13 +158,9 @@ def test_under_torchrun_the_failing_rank_is_heard_before_all_are_ended(
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     options = ("--steps", "300", "--repeats", "1", "-vv")
-    with started("train-bench", *SMALL, *options, results=tmp_path) as process:
-        assert process.stderr
-        process.stderr.close()
-        process.communicate(timeout=60)
-    assert process.returncode == 0
-    (run,) = tmp_path.glob("*/*")
-    assert Run.open(run).status == "completed"
+    gone = ("bash", "-c", f'exec {" ".join(HOST)} "$@" 2> >(:)', "bash")
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path, launcher=gone)
+    assert (done.code, Run.open(done.run).status) == (0, "completed")
 
 
 @pytest.mark.parametrize(

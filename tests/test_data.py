@@ -240,7 +240,7 @@ def test_noisy_images_hold_what_denoising_trains_on(images: DataSettings) -> Non
     assert batch["noise"].std() == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_corrupt_image_is_named_with_message_and_hint_intact(images: DataSettings, workers: int) -> None:
     assert images.path is not None
     broken = images.path / "cat" / "0.jpg"
@@ -588,7 +588,7 @@ def test_host_samples_come_from_workers_that_end_with_the_feed() -> None:
 
 
 def test_a_worker_that_aborts_as_it_ends_fails_nothing(own: str) -> None:
-    data = DataSettings(source=f"{own}:Aborting", workers=2)
+    data = DataSettings(source=f"{own}:Aborting", workers=1)
     with feed(data, opened(data, None)) as batches:
         assert len(next(batches.epoch(0))) == 4
     for worker in multiprocessing.active_children():

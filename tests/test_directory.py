@@ -69,9 +69,17 @@ def load(
     return loaded
 
 
-@pytest.mark.parametrize("guidance_scale", [7.5, 1.0])
-@pytest.mark.parametrize("scheduler", [None, *SCHEDULERS])
-@pytest.mark.parametrize("kind", UNETS)
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "guidance_scale"),
+    [
+        *((UNETS[0], scheduler, 7.5) for scheduler in (None, *SCHEDULERS)),
+        (UNETS[0], None, 1.0),
+        (UNETS[1], None, 7.5),
+        (UNETS[1], None, 1.0),
+        *(pytest.param(kind, scheduler, 1.0, marks=pytest.mark.stress) for kind in UNETS for scheduler in SCHEDULERS),
+        *(pytest.param(UNETS[1], scheduler, 7.5, marks=pytest.mark.stress) for scheduler in SCHEDULERS),
+    ],
+)
 def test_evaluations_one_by_one_are_those_of_the_pipeline_of_diffusers(
     made: Made, kind: str, scheduler: str | None, guidance_scale: float
 ) -> None:

@@ -32,7 +32,7 @@ def _gpt2_forward(batch: int, tokens: int, width: int, layers: int, vocabulary: 
 
 @pytest.mark.parametrize(
     ("name", "batch", "tokens", "width", "layers", "vocabulary"),
-    [("gpt2-tiny", 3, 32, 32, 2, 256), ("gpt2", 1, 64, 768, 12, 50257)],
+    [("gpt2-tiny", 3, 32, 32, 2, 256), pytest.param("gpt2", 1, 64, 768, 12, 50257, marks=pytest.mark.stress)],
 )
 def test_gpt2_counts_three_times_its_forward(
     name: str, batch: int, tokens: int, width: int, layers: int, vocabulary: int

@@ -11,7 +11,7 @@ from typing import Any
 import footprints_made
 import msgspec
 import pytest
-from running import PATIENCE, SMALL, environment
+from running import HOST, PATIENCE, SMALL, environment
 
 from gpubench.memory.footprint import Footprint
 
@@ -93,17 +93,22 @@ def test_runs_of_different_settings_are_not_held_to_each_other(memory_check: Any
     assert found.broken == ["precision: measured with bf16, predicted with fp32"]
 
 
-def test_on_a_cpu_both_are_told_and_nothing_is_judged(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "memory_check.py"), f"--results={tmp_path}", "--device=cpu", *SMALL]
+def test_on_a_cpu_both_are_told_and_nothing_is_judged(
+    tmp_path: Path, memory_check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = memory_check.command
+    monkeypatch.setattr(memory_check, "command", lambda *of, **options: [*HOST, *real(*of, **options)[1:]])
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     alike = ("--precision=fp32", "--batch-size=4")
-    done = subprocess.run([*command, *alike], capture_output=True, text=True, timeout=PATIENCE, env=environment())
-    assert done.returncode == 0, done.stdout
+    code = memory_check.main([f"--results={tmp_path}", "--device=cpu", *SMALL, *alike])
+    said = capsys.readouterr().out
+    assert code == 0, said
     found = json.loads((tmp_path / "memory_check.json").read_text())
     assert found["settings"]["model"] == "small_model:build"
     assert found["measured"]["reserved"] is None
     assert found["predicted"]["reserved"] >= found["predicted"]["allocated"] > found["measured"]["allocated"] > 0
     assert found["predicted"]["other"] > 0
-    assert "not judged on a CPU" in done.stdout
+    assert "not judged on a CPU" in said
 
 
 def test_a_run_that_fails_ends_the_check_with_its_error(tmp_path: Path) -> None:

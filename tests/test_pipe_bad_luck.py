@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from hashlib import sha256
@@ -13,7 +12,7 @@ import psutil
 import pytest
 from cli import complaint
 from pipelines_made import stable_diffusion
-from running import PATIENCE, Finished, gpubench, started
+from running import HOST, PATIENCE, Finished, gpubench, started
 from safetensors.torch import load_file, save_file
 
 from gpubench.events import Sample
@@ -189,7 +188,7 @@ def test_a_latent_that_is_not_finite_is_named_with_its_sample_and_evaluation(tmp
 def test_a_disk_that_takes_no_more_ends_the_run_and_what_was_kept_before_is_whole(
     tmp_path: Path, digests: list[str]
 ) -> None:
-    full = ("bash", "-c", f'ulimit -f 40; exec {sys.executable} "$@"', "bash")  # 40 KiB, and a latent has 64
+    full = ("bash", "-c", f'ulimit -f 40; exec {" ".join(HOST)} "$@"', "bash")  # 40 KiB, and a latent has 64
     done = gpubench("pipe-infer", *DUMMY, *ALONE, "--no-verify", results=tmp_path, launcher=full)
     assert re.match(r"cannot write \S+: File too large", failure(done)), done.stderr
     assert_a_beginning(done, digests)
@@ -210,26 +209,26 @@ def wait_for_a_sample(results: Path) -> Path:
 
 
 def test_ctrl_c_ends_ranks_that_wait_for_one_another(tmp_path: Path, digests: list[str]) -> None:
-    with started("pipe-infer", *BLOCKED, results=tmp_path) as process:
+    with started("pipe-infer", *BLOCKED, results=tmp_path) as going:
         run = wait_for_a_sample(tmp_path)
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = going.workers
         assert len(family) >= 2
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
-    assert "error: interrupted" in err
-    assert "Traceback" not in err
+        going.process.send_signal(signal.SIGINT)
+        done = going.finish(30)
+    assert done.code == 130, done.stderr
+    assert "error: interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not psutil.wait_procs(family, timeout=5)[1]
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
     assert [sample.sha256 for sample in Run.open(run).lines("samples.jsonl", Sample)] == digests[:1]
 
 
 def test_a_killed_host_leaves_no_workers_and_a_run_that_can_be_resumed(tmp_path: Path, digests: list[str]) -> None:
-    with started("pipe-infer", *BLOCKED, results=tmp_path / "first") as process:
+    with started("pipe-infer", *BLOCKED, results=tmp_path / "first") as going:
         path = wait_for_a_sample(tmp_path / "first")
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.communicate()
+        family = going.workers
+        assert len(family) >= 2
+        going.process.kill()
     assert not psutil.wait_procs(family, timeout=15)[1]
     assert Run.open(path).status == "interrupted"
     done = Finished(-signal.SIGKILL, "", "", tmp_path / "first")

@@ -221,7 +221,7 @@ def test_two_splits_are_run_side_by_side_and_compared_in_one_document(tmp_path: 
 
 def test_under_torchrun_the_ranks_are_the_workers(tmp_path: Path) -> None:
     options = ("--repeats", "2", "--samples", "2", "-q")
-    done = gpubench("pipe-infer", *CPU, *DUMMY[:-2], *options, results=tmp_path, launcher=TORCHRUN, real=True)
+    done = gpubench("pipe-infer", *CPU, *DUMMY[:-2], *options, results=tmp_path, launcher=TORCHRUN)
     assert done.code == 0, done.stderr
     record = done.document("run.json")
     assert (record["world_size"], record["repeats"], record["repeat_kind"]) == (2, 2, "in-process")

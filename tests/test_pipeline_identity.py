@@ -21,7 +21,13 @@ from gpubench.events import Verified
 from gpubench.pipeline.schedulers import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
-SEVERAL = [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))]
+ONE_LINE, EVERY_LINE = False, True
+"""Of docs/schedulers.md for each scheduler. test_schedulers.py takes every line over every border, in one process."""
+ALONE = (1, ONE_LINE)
+SEVERAL = [
+    (3, ONE_LINE),
+    *(pytest.param(size, EVERY_LINE, marks=pytest.mark.stress) for size in WORLD_SIZES[1:]),
+]
 QUICK = {"measurement.baseline": "off", "verify": True}
 SMALL = QUICK | {"model.height": 64, "model.width": 64}
 DUMMY = SMALL | {"model.unet": "dummy", "model.step_ms": 0}
@@ -78,15 +84,16 @@ class Start:
         return dict(zip(verified.samples, verified.sha256, strict=True))
 
 
-Starts = Callable[[int], Start]
-"""By world size."""
+Starts = Callable[[int, bool], Start]
+"""By world size, and with ONE_LINE or EVERY_LINE."""
 
 
-def cases(folder: Path) -> dict[str, Case]:
-    """Every line of docs/schedulers.md, and a few schedulers with a real UNet under guidance."""
+def cases(folder: Path, lines: bool) -> dict[str, Case]:
+    """Lines of docs/schedulers.md, and a few schedulers with a real UNet under guidance."""
     variance_learner = QUICK | {"model.name": str(save_variance_learner(folder))}
     found = {}
-    for place, row in enumerate(ROWS):
+    one_line = {(row.scheduler, "learned" in row.options): row for row in reversed(ROWS)}
+    for place, row in enumerate(ROWS if lines == EVERY_LINE else one_line.values()):
         model = variance_learner if "learned" in row.options else DUMMY
         found[names(row)] = Case(model | sampling(row) | TERMS[place % len(TERMS)])
     for scheduler in OF_TINY:
@@ -135,10 +142,9 @@ def start(todo: dict[str, Case], world_size: int, folder: Path) -> list[dict[str
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
-    every = cases(tmp_path_factory.mktemp("variance-learner"))
-
     @functools.cache
-    def started(world_size: int) -> Start:
+    def started(world_size: int, lines: bool) -> Start:
+        every = cases(tmp_path_factory.mktemp("variance-learner"), lines)
         todo = {name: case for name, case in every.items() if case.settings["sampling.steps"] >= world_size}
         more = TAMPERED if world_size == TAMPERED_WORLD_SIZE else {}
         return Start(todo, start(todo | more, world_size, tmp_path_factory.mktemp(f"identity-{world_size}")))
@@ -146,25 +152,29 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     return started
 
 
-@pytest.mark.parametrize("world_size", [1, *SEVERAL])
-def test_every_sample_of_every_scheduler_is_the_one_of_a_single_process(world_size: int, starts: Starts) -> None:
-    started = starts(world_size)
+@pytest.mark.parametrize(
+    ("world_size", "lines"), [ALONE, *SEVERAL, pytest.param(1, EVERY_LINE, marks=pytest.mark.stress)]
+)
+def test_every_sample_of_every_scheduler_is_the_one_of_a_single_process(
+    world_size: int, lines: bool, starts: Starts
+) -> None:
+    started = starts(world_size, lines)
     for name, case in started.cases.items():
         assert started.verified(name).divergence is None, name
         assert started.samples(name) == started.references(name), name
         assert sorted(started.samples(name)) == list(range(case.settings["work.samples"])), name
 
 
-@pytest.mark.parametrize("world_size", SEVERAL)
-def test_a_sample_is_the_same_over_any_number_of_ranks(world_size: int, starts: Starts) -> None:
-    alone, started = starts(1), starts(world_size)
+@pytest.mark.parametrize(("world_size", "lines"), SEVERAL)
+def test_a_sample_is_the_same_over_any_number_of_ranks(world_size: int, lines: bool, starts: Starts) -> None:
+    alone, started = starts(1, lines), starts(world_size, lines)
     assert {name: started.samples(name) for name in started.cases} == {
         name: alone.samples(name) for name in started.cases
     }
 
 
 def test_the_samples_of_a_run_are_all_different(starts: Starts) -> None:
-    alone = starts(1)
+    alone = starts(*ALONE)
     for name in alone.cases:
         made = alone.samples(name).values()
         assert len(set(made)) == len(made), name
@@ -174,7 +184,7 @@ def test_the_samples_of_a_run_are_all_different(starts: Starts) -> None:
 def test_every_scheduler_met_steps_that_divide_and_steps_that_do_not(starts: Starts) -> None:
     met: dict[str, set[bool]] = {names(row): set() for row in ROWS if row.evaluations > max(WORLD_SIZES)}
     for world_size in WORLD_SIZES[1:]:
-        ranks = starts(world_size).ranks
+        ranks = starts(world_size, EVERY_LINE).ranks
         for name, kinds in met.items():
             total = ranks[0][name].ranges[-1][1]
             kinds.add(total % world_size == 0)
@@ -188,7 +198,7 @@ def test_every_scheduler_met_steps_that_divide_and_steps_that_do_not(starts: Sta
 def test_verification_names_the_sample_the_evaluation_and_the_rank_where_it_parts(
     name: str, rank: int, starts: Starts
 ) -> None:
-    tampered = starts(TAMPERED_WORLD_SIZE)
+    tampered = starts(TAMPERED_WORLD_SIZE, ONE_LINE)
     made, references = tampered.samples(name), tampered.references(name)
     assert [sample for sample in references if made[sample] != references[sample]] == [TAMPERED_SAMPLE]
     divergence = tampered.verified(name).divergence
@@ -215,7 +225,7 @@ def test_a_run_with_a_sample_that_diffusers_would_not_make_fails(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parent)]))
     size = ("--model.height=64", "--model.width=64", "--steps", "5", "--samples", "2")
     run = ("--device", "cpu", "--world-size", "2", "--repeats", "1", "--baseline", "off", "--performance.cpu_threads=1")
-    done = gpubench("pipe-infer", "--unet", "tiny", "--verify", *size, *run, results=tmp_path / "results", real=True)
+    done = gpubench("pipe-infer", "--unet", "tiny", "--verify", *size, *run, results=tmp_path / "results")
     assert done.code == 1, done.stderr
     message = "1 of 2 samples differ from diffusers StableDiffusionPipeline.__call__"
     assert f"error: {message}" in done.stderr

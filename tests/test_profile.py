@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def finding(done: Finished, name: str) -> dict[str, Any]:
     return by_id[name]
 
 
-@pytest.mark.alone
+@pytest.mark.stress
 def test_an_optimizer_that_loops_is_found_and_the_fused_one_confirmed(tmp_path: Path) -> None:
     done = profiled(
         tmp_path, "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
@@ -145,17 +144,13 @@ def test_an_interrupt_while_fixes_are_tried_keeps_the_diagnosis(tmp_path: Path) 
         "--training.optimizer_impl=loop", "--batch-size", "1",
         "--repeats", "1", "--training.warmup_steps=5", "--steps", "60", "--verify",
     )  # fmt: skip
-    with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as process:
-        deadline = time.monotonic() + 100
-        while not list(tmp_path.glob("results/profile-verify/*/run.json")):
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as going:
+        going.wait_for("profile-verify/*/run.json")
+        going.process.send_signal(signal.SIGINT)
+        done = going.finish(60)
+    assert done.code == 130
     assert "unfused-optimizer" in (next(tmp_path.glob("results/profile/*")) / "findings.json").read_text()
-    assert "the optimizer is not fused" in output
+    assert "the optimizer is not fused" in done.stdout
     assert json.loads((next(tmp_path.glob("results/profile/*")) / "findings.json").read_text())["interrupted"]
 
 

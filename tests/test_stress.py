@@ -4,12 +4,11 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from running import PATIENCE, SMALL, disk, environment, gpubench
+from running import HOST, PATIENCE, SMALL, disk, environment, gpubench
 
 from gpubench.compare.evidence import open_run
 from gpubench.runs.directory import STEPS
@@ -20,7 +19,7 @@ SHORT = ("train-bench", *SMALL, "--steps", "20", "--repeats", "1")
 
 def shell(line: str, results: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[bytes]":
     """`line` in a shell, with the command in place of RUN."""
-    command = shlex.join([sys.executable, "-m", "gpubench", *arguments, "--results", str(results)])
+    command = shlex.join([*HOST, "-m", "gpubench", *arguments, "--results", str(results)])
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", line.replace("RUN", command)],
         env=environment() | variables,
@@ -95,7 +94,7 @@ def test_a_clock_that_is_set_back_changes_no_time_that_was_measured(
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent / 'clock_set_back'}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("RESULTS_WITH_STEPS", str(results))
     options = ("--steps", "2000", "--repeats", "2", "--measurement.telemetry_interval=0.2")
-    done = gpubench("train-bench", *SMALL, *options, results=results, real=True)
+    done = gpubench("train-bench", *SMALL, *options, results=results, launcher=HOST)
     assert done.code == 0, done.stderr
     record = done.document("run.json")
     assert record["ended"] < record["started"]  # what the clock said

@@ -43,8 +43,8 @@ def test_two_hundred_samples_go_through_and_none_is_lost(tmp_path: Path) -> None
 def test_two_runs_that_begin_together_have_a_directory_each_and_both_are_whole(tmp_path: Path) -> None:
     short = ("train-bench", *SMALL, "--steps", "20", "--repeats", "1", "--experiment", "same", "-q")
     with started(*short, results=tmp_path) as one, started(*short, results=tmp_path) as other:
-        said = [process.communicate(timeout=PATIENCE)[1] for process in (one, other)]
-    assert [one.returncode, other.returncode] == [0, 0], said
+        ended = [run.finish(PATIENCE) for run in (one, other)]
+    assert [run.code for run in ended] == [0, 0], ended
     runs = sorted((tmp_path / "same").iterdir())
     assert len(runs) == 2
     for path in runs:

@@ -93,7 +93,7 @@ def train(workload: Workload, mode: Any, steps: int = 2) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Module is None")
-@pytest.mark.parametrize("model", ["gpt2-tiny", "resnet18", "bert-tiny", "unet2d-tiny"])
+@pytest.mark.parametrize("model", ["gpt2-tiny", "resnet-tiny", "bert-tiny", "unet2d-tiny"])
 def test_the_peak_is_the_one_that_torchs_own_tracker_counts(model: str) -> None:
     ours, theirs = Tracker(CPU), MemTracker()
     for mode in (ours, theirs):
@@ -124,7 +124,7 @@ def test_each_optimizer_has_its_state(optimizer: str, states: int) -> None:
     assert end["optimizer_state"] == states * end["parameters"] + extra
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "resnet18", "bert-tiny", "unet2d-tiny", "llama-tiny", "vit-tiny"])
+@pytest.mark.parametrize("model", ["gpt2-tiny", "resnet-tiny", "bert-tiny", "unet2d-tiny", "llama-tiny", "vit-tiny"])
 def test_on_a_cpu_what_is_predicted_is_what_is_measured(model: str) -> None:
     asked = settings(model, training__batch_size=2, training__grad_accumulation=2)
     build(asked.model, asked.data, 0)  # what a library makes once, as it is first used, belongs to neither

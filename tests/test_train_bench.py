@@ -222,7 +222,7 @@ def test_fsdp2_trains_with_accumulation_and_checkpointing(tmp_path: Path) -> Non
 
 def test_under_torchrun_the_ranks_are_the_workers(tmp_path: Path) -> None:
     options = ("--steps", "5", "--repeats", "2", "-q")
-    done = gpubench("train-bench", *SMALL, *options, results=tmp_path, launcher=TORCHRUN, real=True)
+    done = gpubench("train-bench", *SMALL, *options, results=tmp_path, launcher=TORCHRUN)
     assert done.code == 0, done.stderr
     record = done.document("run.json")
     assert (record["world_size"], record["repeats"], record["repeat_kind"]) == (2, 2, "in-process")
