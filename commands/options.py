@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from gpubench.configs import presets
 from gpubench.errors import UsageError
@@ -18,7 +19,27 @@ if TYPE_CHECKING:
 
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
-SAMPLING, PIPELINE = "Sampling", "Pipeline"
+SAMPLING, PIPELINE, PROGRAM = "Sampling", "Pipeline", "Your program"
+
+
+class TakesProgram(TyperCommand):
+    """A command that runs the user's own program, given after `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            border = args.index("--")
+            ctx.meta[PROGRAM] = args[border + 1 :]
+            args = args[:border]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- PROGRAM [ARGUMENTS]...]"]
+
+
+def program(ctx: typer.Context) -> list[str] | None:
+    """Returns the program and its arguments that the user gave after `--`; None without `--`."""
+    found: list[str] | None = ctx.meta.get(PROGRAM)
+    return found
 
 
 def option(metavar: str, help_: str, panel: str, *names: str, values: Iterable[str] = ()) -> Any:
@@ -71,6 +92,21 @@ Vs = Annotated[
         metavar="KEY=VALUE",
         help="Also run with this setting changed, interleaved A B B A, and compare; repeatable.",
         rich_help_panel=MEASUREMENT,
+    ),
+]
+VsArguments = Annotated[
+    str | None,
+    option(
+        "ARGUMENTS",
+        "Also run the program with these arguments added, interleaved A B B A, and compare.",
+        PROGRAM,
+        "--vs-args",
+    ),
+]
+VsRef = Annotated[
+    str | None,
+    option(
+        "COMMIT", "Also run the program as of this git commit, interleaved A B B A, and compare.", PROGRAM, "--vs-ref"
     ),
 ]
 Device = Annotated[str | None, option("cpu|cuda", "Device to run on; by default cuda if there is a GPU.", MEASUREMENT)]

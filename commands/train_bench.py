@@ -1,11 +1,26 @@
 """gpubench train-bench"""
 
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
 import typer
 
 from gpubench.commands import options
 from gpubench.commands.running import complete_all, print_configurations, run_and_report
 from gpubench.configs import presets
+from gpubench.errors import UsageError
+from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
+
+if TYPE_CHECKING:
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import CompletedProgramSettings
 
 EPILOG = f"""Examples:
 
@@ -16,6 +31,12 @@ gpubench train-bench --config resnet50 --training.batch_size=64 --world-size 2
 gpubench train-bench --model my_package.zoo:build --data image-folder --data.path photos/
 
 gpubench train-bench --precision bf16 --vs precision=fp32
+
+gpubench train-bench -- python train.py --epochs 1
+
+gpubench train-bench --vs-args "--compile" -- python train.py
+
+gpubench train-bench --vs-ref main -- torchrun --nproc-per-node 2 train.py
 
 gpubench compare latest~1 latest
 
@@ -41,6 +62,8 @@ def train_bench(
     measure_peak: options.MeasurePeak = False,
     device: options.Device = None,
     vs: options.Vs = None,
+    vs_args: options.VsArguments = None,
+    vs_ref: options.VsRef = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
     json: options.Json = False,
@@ -48,7 +71,16 @@ def train_bench(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Measure how fast a model trains on this machine, and where the time of a step goes."""
+    """Measure how fast a model, or your own program, trains on this machine, and where the time of a step goes."""
+    program = options.program(ctx)
+    if program is not None:
+        measure_program(
+            ctx, config, program, vs, vs_args, vs_ref, print_config, json=json, quiet=quiet, verbose=verbose
+        )
+        return
+    if vs_args or vs_ref:
+        name = "--vs-args" if vs_args else "--vs-ref"
+        raise UsageError(f"{name} needs a program", f"gpubench train-bench {name} ... -- python train.py")
     # Settings are imported here, and the modules that measure and draw only once the settings are valid.
     from gpubench.settings.defaults import complete
     from gpubench.settings.loading import load
@@ -64,3 +96,83 @@ def train_bench(
     from gpubench.host.recorder import TrainRecorder
 
     run_and_report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
+
+
+def measure_program(
+    ctx: typer.Context,
+    config: str | None,
+    words: Sequence[str],
+    vs: Sequence[str] | None,
+    vs_args: str | None,
+    vs_ref: str | None,
+    print_config: bool,
+    **shown: Any,
+) -> None:
+    """Measures a program of the user, or two versions of it interleaved."""
+    from gpubench.host.program import ProgramRecorder, complete_program
+    from gpubench.settings.defaults import completed
+    from gpubench.settings.loading import load
+    from gpubench.settings.schema import ProgramSettings
+
+    if launched_by_torchrun():
+        raise UsageError("torchrun started gpubench", "put it behind --: gpubench train-bench -- torchrun train.py")
+    if vs:
+        raise UsageError("--vs changes a setting of gpubench, and a program has its own", "use --vs-args or --vs-ref")
+    if vs_args and vs_ref:
+        raise UsageError("--vs-args and --vs-ref are two comparisons", "give one of them")
+    given = {**options.overrides(ctx, ProgramSettings), "program.command": shlex.join(words)}
+    run = completed(load(ProgramSettings, config, given), complete_program)
+    with _other_version(run, vs_args, vs_ref) as other:
+        runs = [other, run] if vs_ref and other else [run, other] if other else [run]
+        if print_config:
+            print_configurations(runs, "train-bench")
+            return
+
+        from gpubench.host import live
+
+        run_and_report(runs, ProgramRecorder, live, **shown)
+
+
+@contextmanager
+def _other_version(
+    run: "Configuration[CompletedProgramSettings]", vs_args: str | None, vs_ref: str | None
+) -> "Iterator[Configuration[CompletedProgramSettings] | None]":
+    """Yields the configuration to compare with: more arguments, or another commit in a temporary clone; or None."""
+    if vs_args:
+        command = run.settings.program.command
+        yield run.with_overrides({"program.command": f"{command} {vs_args}"}, "--vs-args")
+    elif vs_ref:
+        with TemporaryDirectory(prefix="gpubench-") as folder:
+            yield run.with_overrides({"program.directory": _check_out(vs_ref, folder)}, "--vs-ref")
+    else:
+        yield None
+
+
+def _check_out(ref: str, folder: str) -> Path:
+    """Clones the repository of the current directory into `folder`, at `ref`. Returns this directory in the clone.
+
+    A clone, unlike a worktree, leaves nothing in the user's repository. Raises UsageError with git's reason.
+    """
+    top = Path(_git("rev-parse", "--show-toplevel"))
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}")
+    _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
+    _git("-C", folder, "checkout", "--quiet", "--detach", commit)
+    if Path(folder, ".gitmodules").exists():
+        raise UsageError(
+            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
+        )
+    directory = Path(folder, os.path.relpath(Path().resolve(), top.resolve()))
+    if not directory.is_dir():
+        raise UsageError(f"--vs-ref {ref} has no directory {directory.relative_to(folder)}", "name a later commit")
+    return directory
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UsageError("--vs-ref needs git", "install git, or use gpubench compare") from None
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["it failed"])[-1].removeprefix("fatal: ")
+        raise UsageError(f"--vs-ref: git {arguments[0]}: {reason}", "name a commit of the current repository") from None
+    return done.stdout.strip()

@@ -13,7 +13,7 @@ import pytest
 from gpubench import devices, releases
 from gpubench.devices import Gpu
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
-from gpubench.host.schedule import thread_environment
+from gpubench.host.launch import thread_environment
 from gpubench.memory.target import complete_memory
 from gpubench.pipeline import defaults
 from gpubench.releases import Release

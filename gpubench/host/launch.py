@@ -29,9 +29,10 @@ from typing import IO, Self
 import msgspec
 import psutil
 
-from gpubench import events
+from gpubench import events, releases
 from gpubench.host.supervision import Peer, blame, stalled
-from gpubench.ranks import STORE_SOCKET, Ranks
+from gpubench.ranks import STORE_SOCKET, Ranks, launched_by_torchrun
+from gpubench.settings.schema import CompletedSettings, Device
 from gpubench.worker import channel
 
 LONGEST_HANDSHAKE = 4096  # bytes
@@ -42,9 +43,12 @@ MOST_UNAUTHENTICATED = 64  # largest number of unauthenticated clients besides t
 class Listener:
     """The listening socket of a run, and the clients that have not completed the handshake yet."""
 
-    def __init__(self, world_size: int, one_machine: bool) -> None:
-        """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port."""
-        self._world_size = world_size
+    def __init__(self, world_size: int | None, one_machine: bool) -> None:
+        """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port.
+
+        If `world_size` is None, it becomes that of the first rank.
+        """
+        self.world_size = world_size
         self._folder = private_folder()
         self._unauthenticated: list[Peer] = []  # oldest first
         self.socket, self.address, self.secret = listen(self._folder if one_machine else None)
@@ -69,12 +73,13 @@ class Listener:
         valid = (
             hello is not None
             and secrets.compare_digest(hello.secret.encode(), self.secret.encode())
-            and hello.world_size == self._world_size
-            and 0 <= hello.rank < self._world_size
+            and hello.world_size == (self.world_size or hello.world_size)
+            and 0 <= hello.rank < hello.world_size
             and hello.rank not in present
         )
         if valid:
-            client.hello = hello
+            assert hello
+            client.hello, self.world_size = hello, hello.world_size
             self._unauthenticated.remove(client)
         return valid
 
@@ -85,7 +90,7 @@ class Listener:
 
     def overdue(self, now: float) -> list[Peer]:
         """Returns the clients to disconnect: those past the time limit, and the oldest if there are too many."""
-        excess = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - self._world_size)
+        excess = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - (self.world_size or 1))
         return [
             client
             for number, client in enumerate(self._unauthenticated)
@@ -135,27 +140,33 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
     return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
 
 
+MOST_READ = 1 << 20  # bytes of output read at once, so that a worker that prints without end does not block the host
 EXIT_TICK = 0.01  # seconds between two checks whether the workers have exited
 TICK = 0.1  # seconds between two checks of the time limits if no event arrives
 GRACE = 1.0  # seconds after the first sign of a failure in which another rank may report the cause
 SHUTDOWN = 10.0  # seconds in which a worker must exit after its last event
 
-output_log = logging.getLogger("gpubench.worker.output")
-
 
 class Workers:
     """The worker processes of one or several repeats: a context manager that ends all of them on exit."""
 
+    output_log = logging.getLogger("gpubench.worker.output")
+    shutdown = SHUTDOWN
+    """The seconds in which the processes must exit after their last event."""
+
     def __init__(
         self,
         job: events.Job,
-        world_size: int,
+        world_size: int | None,
         environment: Mapping[str, str],
         stall_timeout: float,
         under_torchrun: bool = False,
     ) -> None:
-        """Starts the workers. `environment` is added to that of this process; `stall_timeout` is in seconds."""
-        self.world_size = world_size
+        """Starts the workers. `environment` is added to that of this process; `stall_timeout` is in seconds.
+
+        `world_size` is None if the first rank that connects tells it.
+        """
+        self._expected = world_size
         self.peers: dict[int, Peer] = {}
         self._job = job
         self._stall_timeout = stall_timeout
@@ -165,13 +176,23 @@ class Workers:
         self._output: deque[str] = deque(maxlen=60)
         self._unfinished = b""
         self._started = time.monotonic()
+        self._environment = environment
+        self._started_here = 1 if under_torchrun else world_size
         one_machine = not under_torchrun or Ranks.from_environment().local_world_size == world_size
         self._listener: Listener | None = Listener(world_size, one_machine)
         self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
-        self._children, self._printed = _start(
-            1 if under_torchrun else world_size, {**environment, channel.ADDRESS_VARIABLE: self._listener.address}
-        )
+        self._children, self._printed = self._start(self._listener.address)
         self._selector.register(self._printed, selectors.EVENT_READ, self._read_output)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks; 1 while it is unknown."""
+        return self._expected or 1
+
+    def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+        """Starts the processes, which connect to `address`. Returns them, and a pipe with their output."""
+        assert self._started_here
+        return _start_ranks(self._started_here, {**self._environment, channel.ADDRESS_VARIABLE: address})
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +200,7 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(timeout=SHUTDOWN if kind is None else 0.0)
+        self.close(timeout=self.shutdown if kind is None else 0.0)
 
     @property
     def pids(self) -> list[int]:
@@ -208,7 +229,7 @@ class Workers:
         self._close_listener()
         processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
         if not self._wait(timeout) and timeout:
-            output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
+            self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
         for process in processes:
@@ -258,6 +279,7 @@ class Workers:
             self._hang_up(peer)
             return False
         assert peer.hello
+        self._expected = peer.hello.world_size
         peer.heard = peer.progressed = time.monotonic()
         self.peers[peer.hello.rank] = peer
         peer.connection.setblocking(True)
@@ -306,7 +328,7 @@ class Workers:
             peer.lost = time.monotonic()
 
     def _read_output(self, pipe: IO[bytes]) -> Iterator[events.Message]:
-        data = pipe.read()
+        data = pipe.read(MOST_READ)
         if data == b"":
             self._selector.unregister(pipe)
         self._keep_output(data)
@@ -317,7 +339,7 @@ class Workers:
         for line in lines:
             if text := line.decode(errors="replace").rstrip():
                 self._output.append(text)
-                output_log.info("%s", text)
+                self.output_log.info("%s", text)
 
     def _check(self) -> None:
         """Raises the most likely cause if a rank has failed, died or stopped making progress."""
@@ -355,7 +377,7 @@ class Workers:
         while any(child.poll() is None for child in self._children):
             if time.monotonic() >= ends:
                 return False
-            self._keep_output(self._printed.read())
+            self._keep_output(self._printed.read(MOST_READ))
             time.sleep(EXIT_TICK)
         return True
 
@@ -368,7 +390,7 @@ class Workers:
                     key.data(key.fileobj)
 
 
-def _start(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+def _start_ranks(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
     """Starts `ranks` workers. Returns them in order of rank, and a pipe with the output of all of them."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -431,3 +453,28 @@ def _ignore_gone(action: Callable[[], object]) -> None:
     """Calls `action`, and ignores the error if its process or connection no longer exists."""
     with suppress(psutil.NoSuchProcess, OSError):
         action()
+
+
+def thread_environment(settings: CompletedSettings) -> Mapping[str, str]:
+    """Returns the environment variables that a worker needs before it imports torch.
+
+    performance.cpu_threads replaces OMP settings of the user, so that the recorded number of threads is right.
+    """
+    threads = str(settings.performance.cpu_threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": settings.performance.omp_wait_policy,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # models are built from configurations, without a network
+    }
+    if settings.performance.expandable_segments:
+        names = releases.installed().allocator_variables
+        name = next((name for name in names if name in os.environ), names[-1])
+        variables[name] = ",".join(filter(None, [os.environ.get(name), "expandable_segments:True"]))
+    if settings.device is Device.cpu:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    if not launched_by_torchrun() and settings.distributed.world_size > 1:
+        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return variables

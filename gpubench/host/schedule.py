@@ -4,23 +4,21 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from gpubench import devices, releases
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
-from gpubench.host.launch import Workers
+from gpubench.host.launch import Workers, thread_environment
 from gpubench.host.recorder import Recorder, S
 from gpubench.host.supervision import silence
 from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
-from gpubench.settings.defaults import local_ranks
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedSettings, Device, RepeatSettings
+from gpubench.settings.schema import CompletedSettings, RepeatSettings
 from gpubench.telemetry import Telemetry
 from gpubench.worker.channel import calendar
 
@@ -189,15 +187,9 @@ def measure(
         silence=silence(recorder.patience),
         samples=recorder.samples,
     )
-    telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval, calendar(job))
+    telemetry = Telemetry(recorder.watched_gpus, settings.measurement.telemetry_interval, calendar(job))
     try:
-        with Workers(
-            job,
-            recorder.processes,
-            thread_environment(settings),
-            settings.measurement.stall_timeout,
-            under_torchrun=launched_by_torchrun(),
-        ) as workers:
+        with recorder.start(job) as workers:
             _listen(workers, recorder, telemetry, watch)
     finally:
         telemetry.close()
@@ -228,38 +220,6 @@ def _listen(
             flushed = now
         watch(recorder)
     recorder.sample(telemetry.sample(processes=True))  # energy needs a reading at the end of the window
-
-
-def thread_environment(settings: CompletedSettings) -> Mapping[str, str]:
-    """Returns the environment variables that a worker needs before it imports torch.
-
-    performance.cpu_threads replaces OMP settings of the user, so that the recorded number of threads is right.
-    """
-    threads = str(settings.performance.cpu_threads)
-    variables = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": settings.performance.omp_wait_policy,
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",  # models are built from configurations, without a network
-    }
-    if settings.performance.expandable_segments:
-        names = releases.installed().allocator_variables
-        name = next((name for name in names if name in os.environ), names[-1])
-        variables[name] = ",".join(filter(None, [os.environ.get(name), "expandable_segments:True"]))
-    if settings.device is Device.cpu:
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    if not launched_by_torchrun() and settings.distributed.world_size > 1:
-        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
-    return variables
-
-
-def _gpu_indices(settings: CompletedSettings) -> list[int]:
-    if settings.device is not Device.cuda:
-        return []
-    gpus = devices.visible_gpus()[: local_ranks(settings)]
-    return [gpu.index for gpu in gpus if gpu.index is not None]
 
 
 def become_worker(settings: CompletedSettings) -> NoReturn:

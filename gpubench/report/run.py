@@ -162,6 +162,8 @@ def headline(run: RunEvidence) -> str:
         return memory.headline(_fullest(run.footprints))
     if run.pipeline or (run.record and run.record.command == "pipe-infer"):
         what = pipeline.headline(run)
+    elif "program.command" in run.settings:
+        what = clean(comparability.program(run.settings, run.workload, _ranks(run)))
     else:
         device = clean(str(run.settings.get("device", "?")))
         what = f"{clean(comparability.training(run.settings, _ranks(run)))} on {device}"

@@ -27,7 +27,7 @@ from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, TRIALS
 from gpubench.settings import yaml_text
 from gpubench.settings.field import Conflict, aliases, fields
-from gpubench.settings.schema import COMMANDS, RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, KINDS, RunSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def owners(key: str) -> list[str]:
 
 
 def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
-    """Returns whether two commands run the same kind of work: three train a model, and one samples from a model."""
-    return issubclass(cls, TrainSettings) == issubclass(other, TrainSettings)
+    """Returns whether two commands run the same kind of work: training, sampling, or a program of the user."""
+    return any(issubclass(cls, kind) and issubclass(other, kind) for kind in KINDS)
 
 
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
