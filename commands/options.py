@@ -132,7 +132,7 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     from gpubench.settings.loading import canonical, parse_unknown_overrides
 
     known = fields(cls)
-    named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
+    named = {name: value for name, value in given(ctx).items() if canonical(cls, name) in known}
     found = named | parse_unknown_overrides(ctx.args, cls)
     return found | _world_size(found) if launched_by_torchrun() else found
 
@@ -146,12 +146,12 @@ def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allo
 
     settings = parse_unknown_overrides(ctx.args, cls)
     refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
-    for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
+    for key in [*(name for name in given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"
         raise UsageError(f"{option} is for a new run, but {file} reads a finished one", f"leave out {option} or {file}")
 
 
-def _given(ctx: typer.Context) -> dict[str, Any]:
+def given(ctx: typer.Context) -> dict[str, Any]:
     """Returns the named options that the user has set, by setting."""
     given = {
         name: value

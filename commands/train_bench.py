@@ -111,13 +111,21 @@ def measure_program(
     """Measures a program of the user, or two versions of it interleaved."""
     from gpubench.host.program import ProgramRecorder, complete_program
     from gpubench.settings.defaults import completed
-    from gpubench.settings.loading import load
+    from gpubench.settings.field import fields
+    from gpubench.settings.loading import canonical, load, owners
     from gpubench.settings.schema import ProgramSettings
 
+    known = fields(ProgramSettings)
     if launched_by_torchrun():
         raise UsageError("torchrun started gpubench", "put it behind --: gpubench train-bench -- torchrun train.py")
     if vs:
         raise UsageError("--vs changes a setting of gpubench, and a program has its own", "use --vs-args or --vs-ref")
+    foreign = [name for name in options.given(ctx) if owners(name) and canonical(ProgramSettings, name) not in known]
+    if foreign:
+        raise UsageError(
+            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, and {words[0]} is a program of its own",
+            "leave it out, or give the program an argument of its own after --",
+        )
     if vs_args and vs_ref:
         raise UsageError("--vs-args and --vs-ref are two comparisons", "give one of them")
     given = {**options.overrides(ctx, ProgramSettings), "program.command": shlex.join(words)}

@@ -121,10 +121,18 @@ class Program(Workers):
 
     def close(self, timeout: float) -> None:
         super().close(timeout)
-        for process in psutil.process_iter():  # also those that have left the session
+        for process in self._processes():
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _processes(self) -> list[psutil.Process]:
+        """Returns the processes of the program that still run, also those that have left its session."""
+        found = []
+        for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if process.environ().get(probe.ADDRESS_VARIABLE) == self._address:
-                    process.kill()
+                    found.append(process)
+        return found
 
     def _authenticate(self, peer: Peer, line: bytes) -> bool:
         with suppress(msgspec.DecodeError):
@@ -166,9 +174,10 @@ class Program(Workers):
         active = [peer for peer in self.peers.values() if not peer.done and peer.lost is None]
         if code is not None and not active:
             self._exited = self._exited or now
-            if now - self._exited > GRACE / 2:  # what it sent last has been read
-                raise self._failed(code)
-            return
+            if now - self._exited > GRACE:  # what it sent last has been read
+                if code or not self._processes():
+                    raise self._failed(code)
+                self._exited = now  # it has put itself into the background
         lost = [peer for peer in self.peers.values() if peer.lost is not None]
         if lost and now - min(peer.lost or now for peer in lost) > TORCHRUN_SECONDS:
             raise ProgramFailed(f"{lost[0]} ended {lost[0].where}, and the program goes on", self._hint())

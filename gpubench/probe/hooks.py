@@ -51,6 +51,7 @@ class Probe:
         self._sample_shape = ""
         self._host: Host | None = None
         self._repeat = self._sent = 0
+        self._warmup = 0
         self._wanted: int | None = None
         self._time = 0.0
 
@@ -172,7 +173,7 @@ class Probe:
         self._look_for_modules(self._timeline.ended)
         if self._host is None:
             self._join()
-        if self._host and self._host.due():
+        if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
             self._send_steps()
         if self._wanted and self._timeline.complete >= self._wanted:
             self._finish()
@@ -211,8 +212,8 @@ class Probe:
             self._over = True
             return
         settings, (self._repeat, *_) = host.job["settings"], host.job["repeats"]
-        steps, warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
-        self._wanted = None if steps == "all" else steps + warmup
+        steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
+        self._wanted = None if steps == "all" else steps + self._warmup
         self._time = host.unix(self._timeline.began)
         atexit.register(self._leave)
         if host.rank == 0:

@@ -27,7 +27,7 @@ from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, TRIALS
 from gpubench.settings import yaml_text
 from gpubench.settings.field import Conflict, aliases, fields
-from gpubench.settings.schema import COMMANDS, KINDS, RunSettings
+from gpubench.settings.schema import COMMANDS, KINDS, PROGRAM, RunSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:
@@ -386,7 +386,10 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if inside := section(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {inside[0]}"
-        elif others := owners(key):
+        elif (others := owners(key)) and cls.command == PROGRAM:
+            message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
+            hint = "leave it out, or give the program an argument of its own after --"
+        elif others:
             message = f"{key!r} is a setting of {listed(others)}, not of {cls.command}"
             hint = f"leave it out, or use gpubench {others[0]}"
         else:

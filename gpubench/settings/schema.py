@@ -600,13 +600,16 @@ class ProgramTraining(Section):
     )
 
 
+PROGRAM = "program"
+
+
 class ProgramSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench -- PROGRAM`, which measures a program of the user.
 
     The program itself decides on its seed, device, threads and ranks.
     """
 
-    command: ClassVar[str] = "program"
+    command: ClassVar[str] = PROGRAM
     experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
     program: CommandSettings = CommandSettings()
     training: ProgramTraining = ProgramTraining()
