@@ -1,13 +1,8 @@
 """gpubench train-bench"""
 
-import os
 import shlex
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -17,10 +12,6 @@ from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
-
-if TYPE_CHECKING:
-    from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import CompletedProgramSettings
 
 EPILOG = f"""Examples:
 
@@ -130,57 +121,16 @@ def measure_program(
         raise UsageError("--vs-args and --vs-ref are two comparisons", "give one of them")
     given = {**options.overrides(ctx, ProgramSettings), "program.command": shlex.join(words)}
     run = completed(load(ProgramSettings, config, given), complete_program)
-    with _other_version(run, vs_args, vs_ref) as other:
-        runs = [other, run] if vs_ref and other else [run, other] if other else [run]
-        if print_config:
-            print_configurations(runs, "train-bench")
-            return
-
-        from gpubench.host import live
-
-        run_and_report(runs, ProgramRecorder, live, **shown)
-
-
-@contextmanager
-def _other_version(
-    run: "Configuration[CompletedProgramSettings]", vs_args: str | None, vs_ref: str | None
-) -> "Iterator[Configuration[CompletedProgramSettings] | None]":
-    """Yields the configuration to compare with: more arguments, or another commit in a temporary clone; or None."""
+    runs, labels = [run], []
     if vs_args:
-        command = run.settings.program.command
-        yield run.with_overrides({"program.command": f"{command} {vs_args}"}, "--vs-args")
+        more = {"program.command": f"{run.settings.program.command} {vs_args}"}
+        runs, labels = [run, run.with_overrides(more, "--vs-args")], ["as given", f"with {vs_args}"]
     elif vs_ref:
-        with TemporaryDirectory(prefix="gpubench-") as folder:
-            yield run.with_overrides({"program.directory": _check_out(vs_ref, folder)}, "--vs-ref")
-    else:
-        yield None
+        runs, labels = [run.with_overrides({"program.ref": vs_ref}, "--vs-ref"), run], [vs_ref, "this directory"]
+    if print_config:
+        print_configurations(runs, "train-bench")
+        return
 
+    from gpubench.host import live
 
-def _check_out(ref: str, folder: str) -> Path:
-    """Clones the repository of the current directory into `folder`, at `ref`. Returns this directory in the clone.
-
-    A clone, unlike a worktree, leaves nothing in the user's repository. Raises UsageError with git's reason.
-    """
-    top = Path(_git("rev-parse", "--show-toplevel"))
-    commit = _git("rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}")
-    _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
-    _git("-C", folder, "checkout", "--quiet", "--detach", commit)
-    if Path(folder, ".gitmodules").exists():
-        raise UsageError(
-            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
-        )
-    directory = Path(folder, os.path.relpath(Path().resolve(), top.resolve()))
-    if not directory.is_dir():
-        raise UsageError(f"--vs-ref {ref} has no directory {directory.relative_to(folder)}", "name a later commit")
-    return directory
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise UsageError("--vs-ref needs git", "install git, or use gpubench compare") from None
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or ["it failed"])[-1].removeprefix("fatal: ")
-        raise UsageError(f"--vs-ref: git {arguments[0]}: {reason}", "name a commit of the current repository") from None
-    return done.stdout.strip()
+    run_and_report(runs, ProgramRecorder, live, labels=labels, **shown)

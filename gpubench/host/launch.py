@@ -237,7 +237,7 @@ class Workers:
         _kill(self._children)
         self._selector.close()
         self._keep_output(self._printed.read())
-        self._keep_output(b"\n")  # ends the last line
+        self._split(b"\n")  # ends the last line
         self._printed.close()
 
     def _accept(self, _: socket.socket) -> Iterator[events.Message]:
@@ -335,7 +335,10 @@ class Workers:
         return iter(())
 
     def _keep_output(self, data: bytes | None) -> None:
-        *lines, self._unfinished = (self._unfinished + (data or b"")).split(b"\n")
+        self._split(data or b"")
+
+    def _split(self, data: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         for line in lines:
             if text := line.decode(errors="replace").rstrip():
                 self._output.append(text)

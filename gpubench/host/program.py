@@ -9,22 +9,25 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import msgspec
 import psutil
 
 from gpubench import devices, events, machine, probe, units
-from gpubench.errors import GpubenchError, ProgramFailed, SettingsError
+from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
 from gpubench.host.launch import GRACE, TICK, Workers
-from gpubench.host.recorder import PROGRAM_OUTPUT, StepRecorder
+from gpubench.host.recorder import StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
+from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
+from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CommandSettings, CompletedProgramSettings, ProgramSettings
 
 MOST_OUTPUT = 64 * 2**20
@@ -58,6 +61,36 @@ def _why_not(path: Path, name: str) -> str:
     return f"there is no command {name!r}"
 
 
+def check_out(ref: str, directory: Path, folder: str) -> Path:
+    """Clones the repository that has `directory` into `folder`, at the commit `ref`. Returns the clone's `directory`.
+
+    A clone, unlike a worktree, leaves nothing in the user's repository. Raises UsageError with git's reason.
+    """
+    top = Path(_git("-C", str(directory), "rev-parse", "--show-toplevel"))
+    commit = _git("-C", str(directory), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
+    _git("-C", folder, "checkout", "--quiet", "--detach", commit)
+    if Path(folder, ".gitmodules").exists():
+        raise UsageError(
+            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
+        )
+    there = Path(folder, os.path.relpath(directory.resolve(), top.resolve()))
+    if not there.is_dir():
+        raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a later commit")
+    return there
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["there is no such commit"])[-1].removeprefix("fatal: ")
+        raise UsageError(f"the program cannot be checked out: {reason}", "name a commit of its repository") from None
+    return done.stdout.strip()
+
+
 class Program(Workers):
     """The processes of one repeat of a program."""
 
@@ -67,16 +100,18 @@ class Program(Workers):
         self,
         job: events.Job,
         settings: CommandSettings,
+        directory: Path,
         wanted: int | None,
         stall_timeout: float,
         keep: Callable[[bytes], None],
     ) -> None:
-        """Starts the program.
+        """Starts the program in `directory`.
 
         `wanted` is the number of steps after which the probe ends the program; None if the program ends by itself.
         `keep` gets what the program prints.
         """
         self._settings = settings
+        self._directory = directory
         self._wanted = wanted
         self._keep = keep
         self._kept = 0
@@ -95,7 +130,7 @@ class Program(Workers):
         try:
             child = subprocess.Popen(
                 self._settings.words,
-                cwd=self._settings.directory,
+                cwd=self._directory,
                 env={**os.environ, "PYTHONPATH": path, probe.ADDRESS_VARIABLE: self._address},
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
@@ -150,7 +185,7 @@ class Program(Workers):
             self._keep(data[:room])
             if self._kept > MOST_OUTPUT:
                 log.warning("%s has the first %s of what the program printed", OUTPUT, units.size(MOST_OUTPUT))
-        super()._keep_output(data if room > 0 else data[-4096:])
+        self._split(data if room > 0 else data[-4096:])
 
     def _is_over(self) -> bool:
         """Returns whether all ranks have left the run and, unless the probe ended it, the program has ended.
@@ -231,6 +266,20 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     _ranks = 1
     _device: str | None = None
 
+    def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
+        """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
+        program = configuration.settings.program
+        self._directory = program.directory or Path()
+        self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
+        if self._clone and program.ref:
+            self._directory = check_out(program.ref, self._directory, self._clone.name)
+        super().__init__(configuration, argv)
+
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        if self._clone:
+            self._clone.cleanup()
+        super().close(status, summary, error)
+
     @property
     def processes(self) -> int:
         """The number of ranks; 1 until the first rank has told it."""
@@ -238,7 +287,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
 
     @property
     def directory(self) -> Path:
-        return self.settings.program.directory or Path()
+        return self._directory
 
     @property
     def on_gpu(self) -> bool:
@@ -252,7 +301,9 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     def start(self, job: events.Job) -> Workers:
         training, measurement = self.settings.training, self.settings.measurement
         wanted = None if training.steps == "all" else training.warmup_steps + training.steps
-        return Program(job, self.settings.program, wanted, measurement.stall_timeout, self._keep_output)
+        return Program(
+            job, self.settings.program, self._directory, wanted, measurement.stall_timeout, self._keep_output
+        )
 
     def keep(self, event: events.Message) -> bool:
         if isinstance(event, events.Hello):

@@ -17,7 +17,7 @@ from gpubench.errors import DataError, GpubenchError, RunFailed
 from gpubench.findings import Findings
 from gpubench.host.launch import Workers, thread_environment
 from gpubench.host.loggers import MetricLogger
-from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
+from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.ranks import launched_by_torchrun
 from gpubench.runs import warnings
@@ -42,8 +42,6 @@ from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, 
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares
 
-PROGRAM_OUTPUT = "gpubench.program.output"
-"""The logger of what a program of the user prints."""
 LARGE_TRACE = 100 * 2**20  # bytes, compressed
 COMPRESSION = 10  # a trace is at least this many times larger uncompressed, and viewers fail on large traces
 SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.record_shapes or profiling.modules"

@@ -582,6 +582,7 @@ def _words(command: Any) -> Any:
 class CommandSettings(Section):
     command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
     directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
+    ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
     patience: Seconds = protocol(600.0, "seconds that the program may take until its first optimizer step")
     grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
 
