@@ -238,7 +238,7 @@ def test_a_closure_counts_as_forward_and_backward(tmp_path: Path) -> None:
                 loss.backward()
                 return loss
 
-            loop.optimizer.step(closure)  # type: ignore[arg-type]
+            loop.optimizer.step(closure)
 
     found = probed(tmp_path, run)
     assert len(found.steps) == 12
