@@ -7,7 +7,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, memory, pipe_infer, profile, train_bench
+from gpubench.commands import compare, memory, options, pipe_infer, profile, train_bench
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -22,7 +22,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SETTINGS_AS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command("train-bench", epilog=train_bench.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(train_bench.train_bench)
+app.command("train-bench", cls=options.TakesProgram, epilog=train_bench.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
+    train_bench.train_bench
+)
 app.command("pipe-infer", epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(pipe_infer.pipe_infer)
 app.command("profile", epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(profile.profile)
 app.command("memory", epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(memory.memory)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from gpubench.configs import presets
 from gpubench.errors import UsageError
@@ -18,7 +19,27 @@ if TYPE_CHECKING:
 
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
-SAMPLING, PIPELINE = "Sampling", "Pipeline"
+SAMPLING, PIPELINE, PROGRAM = "Sampling", "Pipeline", "Your program"
+
+
+class TakesProgram(TyperCommand):
+    """A command that runs the user's own program, given after `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            border = args.index("--")
+            ctx.meta[PROGRAM] = args[border + 1 :]
+            args = args[:border]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- PROGRAM [ARGUMENTS]...]"]
+
+
+def program(ctx: typer.Context) -> list[str] | None:
+    """Returns the program and its arguments that the user gave after `--`; None without `--`."""
+    found: list[str] | None = ctx.meta.get(PROGRAM)
+    return found
 
 
 def option(metavar: str, help_: str, panel: str, *names: str, values: Iterable[str] = ()) -> Any:
@@ -73,6 +94,21 @@ Vs = Annotated[
         rich_help_panel=MEASUREMENT,
     ),
 ]
+VsArguments = Annotated[
+    str | None,
+    option(
+        "ARGUMENTS",
+        "Also run the program with these arguments added, interleaved A B B A, and compare.",
+        PROGRAM,
+        "--vs-args",
+    ),
+]
+VsRef = Annotated[
+    str | None,
+    option(
+        "COMMIT", "Also run the program as of this git commit, interleaved A B B A, and compare.", PROGRAM, "--vs-ref"
+    ),
+]
 Device = Annotated[str | None, option("cpu|cuda", "Device to run on; by default cuda if there is a GPU.", MEASUREMENT)]
 Experiment = Annotated[str | None, option("NAME", "Subdirectory of results that groups runs.", OUTPUT)]
 Results = Annotated[str | None, option("DIR", "Directory for run directories.", OUTPUT)]
@@ -96,7 +132,7 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     from gpubench.settings.loading import canonical, parse_unknown_overrides
 
     known = fields(cls)
-    named = {name: value for name, value in _given(ctx).items() if canonical(cls, name) in known}
+    named = {name: value for name, value in given(ctx).items() if canonical(cls, name) in known}
     found = named | parse_unknown_overrides(ctx.args, cls)
     return found | _world_size(found) if launched_by_torchrun() else found
 
@@ -110,12 +146,12 @@ def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allo
 
     settings = parse_unknown_overrides(ctx.args, cls)
     refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
-    for key in [*(name for name in _given(ctx) if name not in allowed), *settings]:
+    for key in [*(name for name in given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"
         raise UsageError(f"{option} is for a new run, but {file} reads a finished one", f"leave out {option} or {file}")
 
 
-def _given(ctx: typer.Context) -> dict[str, Any]:
+def given(ctx: typer.Context) -> dict[str, Any]:
     """Returns the named options that the user has set, by setting."""
     given = {
         name: value

@@ -35,15 +35,19 @@ def run_and_report(
     json: bool,
     quiet: bool,
     verbose: int,
+    labels: Sequence[str] = (),
 ) -> None:
-    """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
+    """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error.
+
+    `labels` name the two in their comparison; by default it names the settings in which they differ.
+    """
     from gpubench.report import after_run
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = after_run.judge_pair(paths) if len(paths) == 2 else None
+    pair = after_run.judge_pair(paths, labels) if len(paths) == 2 else None
     finish(outcomes, pair, terminal, json=json)
 
 

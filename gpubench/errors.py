@@ -10,6 +10,7 @@ GpubenchError                 1  the base class
 │   ├── ModelError               the model cannot be found or built, or no batches can be made for it
 │   └── DataError                the data cannot be found, read or batched
 ├── RunFailed                 1  a run started and did not finish
+│   ├── ProgramFailed            a program of the user failed, or takes no optimizer step
 │   ├── WorkerLost               a worker died without a report, or stopped making progress
 │   ├── HostLost                 a worker on another machine cannot reach the host
 │   ├── OutOfMemory              the device has not enough memory
@@ -84,6 +85,10 @@ class RunFailed(GpubenchError):
 
 
 class WorkerLost(RunFailed):
+    pass
+
+
+class ProgramFailed(RunFailed):
     pass
 
 

@@ -131,6 +131,17 @@ class Hello(Event, frozen=True):
     secret: str
 
 
+class Seen(Event, frozen=True):
+    """The only line of a connection with which a process of a measured program says how far it has got.
+
+    `rank` is -1, because the process is not a rank yet.
+    """
+
+    pid: int
+    what: Literal["python", "torch"]
+    """What has been loaded: the probe by a Python process, or torch."""
+
+
 class Heartbeat(Event, frozen=True):
     """Shows that the rank is alive, and what it is doing."""
 
@@ -162,14 +173,19 @@ class EnvironmentCaptured(Event, frozen=True):
 
 
 class ModelBuilt(Event, frozen=True):
-    """The size of the model, and the time to build it with its optimizer and to place both on the device."""
+    """The size of the model, and the time to build it with its optimizer and to place both on the device.
+
+    A program of the user has no such time, because nothing marks where it builds the model.
+    """
 
     repeat: int
     parameters: int
     trainable_parameters: int
     sample_shape: str
     tokens_per_sample: int | None
-    seconds: float
+    seconds: float | None
+    device: str | None = None
+    """The type of the parameters' device, if the worker and not the settings decided on it."""
 
 
 class Planned(Event, frozen=True):
@@ -394,7 +410,7 @@ class Done(Event, frozen=True):
 
 
 Message = (
-    Hello | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
+    Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
     | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound
     | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished | StageDone
     | BaselineMeasured | Verified | Failed | Done

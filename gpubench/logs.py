@@ -12,6 +12,8 @@ from typing import Any
 
 NOTIMPORTANT = 5
 MODIFIABLE = 25
+PROGRAM_OUTPUT = "gpubench.program.output"
+"""The logger of what a program of the user prints. Its lines go to the console only."""
 
 logging.addLevelName(NOTIMPORTANT, "NOTIMPORTANT")
 logging.addLevelName(MODIFIABLE, "MODIFIABLE")

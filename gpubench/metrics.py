@@ -108,6 +108,9 @@ DEFINITIONS: dict[str, Definition] = {
     "phase_optimizer": Definition(
         "s", "lower", "mean time per steady step of the optimizer step and of zeroing the gradients", "step"
     ),
+    "phase_evaluation": Definition(
+        "s", "lower", "mean time per steady step in which a program evaluates its model between two updates", "step"
+    ),
     "phase_other": Definition("s", "lower", "mean time per steady step outside of all other phases", "step"),
     "first_step_time": Definition(
         "s", "lower", "time of the first step of a process, including compilation and autotuning", "step"

@@ -61,18 +61,24 @@ def metrics(run: Finished) -> dict[str, Any]:
 
 
 def gpubench(
+    command: str,
     *arguments: str,
     results: Path,
     cwd: Path | None = None,
     launcher: Sequence[str] = (sys.executable,),
     real: bool = False,
 ) -> Finished:
-    """Runs `gpubench ARGUMENTS --results RESULTS` to its end; forks what is Python's, unless it is to be `real`."""
-    command = [*launcher, "-m", "gpubench", *arguments, "--results", str(results)]
+    """Runs `gpubench COMMAND --results RESULTS ARGUMENTS` to its end.
+
+    The processes of Python are forked unless they are to be `real`.
+    """
+    command_line = [*launcher, "-m", "gpubench", command, "--results", str(results), *arguments]
     if real or launcher[0] != sys.executable or launcher == HOST:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment())
+        done = subprocess.run(
+            command_line, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment()
+        )
     else:
-        done = forked.run(command, PATIENCE, cwd=cwd, env=environment())
+        done = forked.run(command_line, PATIENCE, cwd=cwd, env=environment())
     return Finished(done.returncode, done.stdout, done.stderr, results)
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from fake_nvml import GPUS, FakeDriver, FakeNvml
 
-from gpubench import devices
+from gpubench import devices, machine
+from gpubench.probe.facts import recordable
 from gpubench.worker import environment
-from gpubench.worker.environment import capture_env_metadata, recordable
+from gpubench.worker.environment import capture_env_metadata
 
 SECRETS = (
     "WANDB_API_KEY",
@@ -109,7 +110,7 @@ def test_unreadable_files_leave_facts_out_and_raise_nothing(monkeypatch: pytest.
         raise PermissionError(self)
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    monkeypatch.setattr(environment, "_os_name", lambda: "Linux")
+    monkeypatch.setattr(machine, "_os_name", lambda: "Linux")
     facts = capture_env_metadata()
     assert "model" not in facts["cpu"]
     assert "virtual" not in facts["host"]

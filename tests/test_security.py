@@ -20,12 +20,12 @@ from traces_made import launched, slice_, step, write
 import gpubench as package
 from gpubench.events import Sample
 from gpubench.host.launch import listen, private_folder
+from gpubench.probe.facts import SECRET_PARTS
 from gpubench.report.terminal import Terminal
 from gpubench.runs import directory
 from gpubench.settings.field import fields
 from gpubench.settings.schema import COMMANDS
 from gpubench.text import cell
-from gpubench.worker.environment import SECRET_PARTS
 
 CommandLine = Callable[..., Finished]
 

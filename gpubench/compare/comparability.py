@@ -24,6 +24,16 @@ def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
     return f"{model}, {precision}, batch {batch}" + (f" x {ranks} ranks" if ranks > 1 else "")
 
 
+def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
+    """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
+    samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
+    return (
+        f"{settings['program.command']}, {samples} samples a step"
+        + (f" x {ranks} ranks" if ranks > 1 else "")
+        + f" on {device}"
+    )
+
+
 def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:
     """Returns the headline of a pipeline, as "tiny, fp32, 50 steps of DDIMScheduler, 8 samples over 2 ranks on cpu".
 
@@ -140,7 +150,9 @@ def same_step(baseline: Side, candidate: Side) -> bool:
 
 def samples_per_step(side: Side) -> int | None:
     """Returns the samples of one rank in one optimizer step; None if the settings are unknown."""
-    settings = side.runs[0].settings
+    settings, built = side.runs[0].settings, side.runs[0].workload
+    if isinstance(samples := built.get("samples_per_step"), int):
+        return samples
     batch, accumulation = settings.get("training.batch_size"), settings.get("training.grad_accumulation")
     return batch * accumulation if isinstance(batch, int) and isinstance(accumulation, int) else None
 
@@ -169,6 +181,8 @@ def headline(run: RunEvidence) -> str:
     if run.record.command == "pipe-infer":
         model, scheduler = (run.workload.get(key) for key in ("model", "scheduler"))
         return pipeline(settings, model, scheduler, run.record.world_size)
+    if "program.command" in settings:
+        return program(settings, run.workload, run.record.world_size)
     device = settings.get("device") or "?"
     if _predicted(run):
         named = settings.get("memory.device_model") or (device if device == "cpu" else "a GPU")
@@ -230,7 +244,7 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
         if key == "weights" and other_bits:  # the same model, with weights that differ in their last bits
             continue
         if key in built:
-            yield Difference(key, "workload", ours, theirs)
+            yield Difference(key, "scale" if key == "samples_per_step" else "workload", ours, theirs)
 
 
 def _measured_by(record: RunRecord) -> str:

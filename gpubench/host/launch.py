@@ -43,9 +43,12 @@ MOST_UNAUTHENTICATED = 64  # largest number of unauthenticated clients besides t
 class Listener:
     """The listening socket of a run, and the clients that have not completed the handshake yet."""
 
-    def __init__(self, world_size: int, one_machine: bool) -> None:
-        """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port."""
-        self._world_size = world_size
+    def __init__(self, world_size: int | None, one_machine: bool) -> None:
+        """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port.
+
+        If `world_size` is None, it becomes that of the first rank.
+        """
+        self.world_size = world_size
         self._folder = private_folder()
         self._unauthenticated: list[Peer] = []  # oldest first
         self.socket, self.address, self.secret = listen(self._folder if one_machine else None)
@@ -70,12 +73,13 @@ class Listener:
         valid = (
             hello is not None
             and secrets.compare_digest(hello.secret.encode(), self.secret.encode())
-            and hello.world_size == self._world_size
-            and 0 <= hello.rank < self._world_size
+            and hello.world_size == (self.world_size or hello.world_size)
+            and 0 <= hello.rank < hello.world_size
             and hello.rank not in present
         )
         if valid:
-            client.hello = hello
+            assert hello
+            client.hello, self.world_size = hello, hello.world_size
             self._unauthenticated.remove(client)
         return valid
 
@@ -86,7 +90,7 @@ class Listener:
 
     def overdue(self, now: float) -> list[Peer]:
         """Returns the clients to disconnect: those past the time limit, and the oldest if there are too many."""
-        excess = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - self._world_size)
+        excess = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - (self.world_size or 1))
         return [
             client
             for number, client in enumerate(self._unauthenticated)
@@ -136,27 +140,33 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
     return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
 
 
+MOST_READ = 1 << 20  # bytes of output read at once, so that a worker that prints without end does not block the host
 EXIT_TICK = 0.01  # seconds between two checks whether the workers have exited
 TICK = 0.1  # seconds between two checks of the time limits if no event arrives
 GRACE = 1.0  # seconds after the first sign of a failure in which another rank may report the cause
 SHUTDOWN = 10.0  # seconds in which a worker must exit after its last event
 
-output_log = logging.getLogger("gpubench.worker.output")
-
 
 class Workers:
     """The worker processes of one or several repeats: a context manager that ends all of them on exit."""
 
+    output_log = logging.getLogger("gpubench.worker.output")
+    shutdown = SHUTDOWN
+    """The seconds in which the processes must exit after their last event."""
+
     def __init__(
         self,
         job: events.Job,
-        world_size: int,
+        world_size: int | None,
         environment: Mapping[str, str],
         stall_timeout: float,
         under_torchrun: bool = False,
     ) -> None:
-        """Starts the workers. `environment` is added to that of this process; `stall_timeout` is in seconds."""
-        self.world_size = world_size
+        """Starts the workers. `environment` is added to that of this process; `stall_timeout` is in seconds.
+
+        `world_size` is None if the first rank that connects tells it.
+        """
+        self._expected = world_size
         self.peers: dict[int, Peer] = {}
         self._job = job
         self._stall_timeout = stall_timeout
@@ -166,13 +176,23 @@ class Workers:
         self._output: deque[str] = deque(maxlen=60)
         self._unfinished = b""
         self._started = time.monotonic()
+        self._environment = environment
+        self._started_here = 1 if under_torchrun else world_size
         one_machine = not under_torchrun or Ranks.from_environment().local_world_size == world_size
         self._listener: Listener | None = Listener(world_size, one_machine)
         self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
-        self._children, self._printed = _start(
-            1 if under_torchrun else world_size, {**environment, channel.ADDRESS_VARIABLE: self._listener.address}
-        )
+        self._children, self._printed = self._start(self._listener.address)
         self._selector.register(self._printed, selectors.EVENT_READ, self._read_output)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks; 1 while it is unknown."""
+        return self._expected or 1
+
+    def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+        """Starts the processes, which connect to `address`. Returns them, and a pipe with their output."""
+        assert self._started_here
+        return _start_ranks(self._started_here, {**self._environment, channel.ADDRESS_VARIABLE: address})
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +200,7 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(timeout=SHUTDOWN if kind is None else 0.0)
+        self.close(timeout=self.shutdown if kind is None else 0.0)
 
     @property
     def pids(self) -> list[int]:
@@ -209,7 +229,7 @@ class Workers:
         self._close_listener()
         processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
         if not self._wait(timeout) and timeout:
-            output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
+            self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
         for process in processes:
@@ -217,7 +237,7 @@ class Workers:
         _kill(self._children)
         self._selector.close()
         self._keep_output(self._printed.read())
-        self._keep_output(b"\n")  # ends the last line
+        self._split(b"\n")  # ends the last line
         self._printed.close()
 
     def _accept(self, _: socket.socket) -> Iterator[events.Message]:
@@ -259,6 +279,7 @@ class Workers:
             self._hang_up(peer)
             return False
         assert peer.hello
+        self._expected = peer.hello.world_size
         peer.heard = peer.progressed = time.monotonic()
         self.peers[peer.hello.rank] = peer
         peer.connection.setblocking(True)
@@ -307,18 +328,21 @@ class Workers:
             peer.lost = time.monotonic()
 
     def _read_output(self, pipe: IO[bytes]) -> Iterator[events.Message]:
-        data = pipe.read()
+        data = pipe.read(MOST_READ)
         if data == b"":
             self._selector.unregister(pipe)
         self._keep_output(data)
         return iter(())
 
     def _keep_output(self, data: bytes | None) -> None:
-        *lines, self._unfinished = (self._unfinished + (data or b"")).split(b"\n")
+        self._split(data or b"")
+
+    def _split(self, data: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         for line in lines:
             if text := line.decode(errors="replace").rstrip():
                 self._output.append(text)
-                output_log.info("%s", text)
+                self.output_log.info("%s", text)
 
     def _check(self) -> None:
         """Raises the most likely cause if a rank has failed, died or stopped making progress."""
@@ -356,7 +380,7 @@ class Workers:
         while any(child.poll() is None for child in self._children):
             if time.monotonic() >= ends:
                 return False
-            self._keep_output(self._printed.read())
+            self._keep_output(self._printed.read(MOST_READ))
             time.sleep(EXIT_TICK)
         return True
 
@@ -403,7 +427,7 @@ def become_worker(settings: CompletedSettings) -> NoReturn:
     process.leave(process.main())
 
 
-def _start(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+def _start_ranks(ranks: int, environment: Mapping[str, str]) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
     """Starts `ranks` workers. Returns them in order of rank, and a pipe with the output of all of them."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -11,13 +11,15 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from gpubench import events, units
+from gpubench import devices, events, units
 from gpubench.diagnosis.rules import Diagnosis, of_run
 from gpubench.errors import DataError, GpubenchError, RunFailed
 from gpubench.findings import Findings
+from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger
-from gpubench.logs import MODIFIABLE, NOTIMPORTANT, LogfmtFormatter, render_logfmt
+from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
+from gpubench.ranks import launched_by_torchrun
 from gpubench.runs import warnings
 from gpubench.runs.directory import (
     ENVIRONMENT,
@@ -34,6 +36,7 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise, write_summary
+from gpubench.settings.defaults import local_ranks
 from gpubench.settings.keys import FILLED_IN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
@@ -92,7 +95,7 @@ class Recorder(ABC, Generic[S]):
         self.settings = settings
         self.origins = configuration.origins
         self._values = flatten(settings.model_dump(mode="json"))
-        self._git = git_state(Path())
+        self._git = git_state(self.directory)
         self.clock = (
             time.time(),
             time.monotonic(),
@@ -107,7 +110,7 @@ class Recorder(ABC, Generic[S]):
             text,
             command=self.command,
             argv=argv,
-            world_size=settings.distributed.world_size,
+            world_size=self.processes,
             git=self._git,
         )
         self._handler = _RunLog(self.writer, logging.getLevelName(settings.logging.level))
@@ -171,7 +174,7 @@ class Recorder(ABC, Generic[S]):
             [(window.start, window.end) for window in found.steady],
             known.get("cpu.logical_cores"),
             loaders=bool(self._values.get("data.workers")),
-            on_cpu=self.settings.device is Device.cpu,
+            on_cpu=not self.on_gpu,
         )
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(
@@ -242,6 +245,11 @@ class Recorder(ABC, Generic[S]):
         return {"profile": found.profile, "findings": found.findings} if found else {}
 
     @property
+    def directory(self) -> Path:
+        """The directory whose commit is recorded."""
+        return Path()
+
+    @property
     def processes(self) -> int:
         """The number of worker processes to start: one for each rank."""
         return self.settings.distributed.world_size
@@ -252,9 +260,29 @@ class Recorder(ABC, Generic[S]):
         return float(self.settings.measurement.stall_timeout)
 
     @property
+    def on_gpu(self) -> bool:
+        return self.settings.device is Device.cuda
+
+    @property
     def gpu_name(self) -> str | None:
         """The name of the GPU, or None on a CPU."""
-        return self.device_name if self.settings.device is Device.cuda else None
+        return self.device_name if self.on_gpu else None
+
+    @property
+    def watched_gpus(self) -> list[int]:
+        """The indices in NVML of the GPUs that the ranks of this machine use."""
+        gpus = devices.visible_gpus()[: local_ranks(self.settings)] if self.on_gpu else []
+        return [gpu.index for gpu in gpus if gpu.index is not None]
+
+    def start(self, job: events.Job) -> Workers:
+        """Starts the processes of a repeat."""
+        return Workers(
+            job,
+            self.processes,
+            worker_environment(self.settings),
+            self.settings.measurement.stall_timeout,
+            under_torchrun=launched_by_torchrun(),
+        )
 
     @property
     def gpus(self) -> list[int]:
@@ -364,6 +392,7 @@ class _RunLog(logging.Handler):
     def __init__(self, writer: RunWriter, level: int) -> None:
         super().__init__(level)
         self.setFormatter(LogfmtFormatter())
+        self.addFilter(lambda record: record.name != PROGRAM_OUTPUT)  # output.log has it
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -400,15 +429,12 @@ class TrainProgress(Progress):
         self.steps += steps
 
 
-class TrainRecorder(Recorder[CompletedTrainSettings]):
-    """One run of `gpubench train-bench`."""
+class StepRecorder(Recorder[S]):
+    """One run whose ranks report the steps of a training loop."""
 
-    command = "train-bench"
-    worker = "gpubench.worker.train_bench"
-    lighter = LIGHTER
     progress: TrainProgress
 
-    def __init__(self, configuration: Configuration[CompletedTrainSettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.progress = self.at_start()
         self._repeats: dict[int, Repeat] = {}
@@ -421,11 +447,6 @@ class TrainRecorder(Recorder[CompletedTrainSettings]):
     def begin_repeat(self, number: int, repeats: int) -> None:
         super().begin_repeat(number, repeats)
         self._repeats.setdefault(number, Repeat(number))
-
-    def unit_time(self, summary: Summary) -> float | None:
-        step_time, settings = summary.get("step_time"), self.settings
-        alike = settings.profiling.keep_compile or not settings.performance.compile
-        return step_time.estimate if step_time and alike and settings.profiling.unit == "step" else None
 
     def keep(self, event: events.Message) -> bool:
         if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
@@ -450,20 +471,6 @@ class TrainRecorder(Recorder[CompletedTrainSettings]):
     def completed(self) -> int:
         return sum(bool(repeat.done) for repeat in self._repeats.values())
 
-    def sum_up(self) -> Summary:
-        return summarise(
-            [repeat for _, repeat in sorted(self._repeats.items())],
-            self.settings.training.warmup_steps,
-            self.gpu_name,
-            self.settings.precision,
-            self._flops,
-            self._peak,
-            self.telemetry,
-            self.gpus,
-            matmul_precision=self.settings.performance.matmul_precision,
-            device_memory=self.device_memory,
-        )
-
     def _keep_finding(self, event: events.Message) -> bool:
         """Keeps an event that is sent once a run. Returns False if the command has no use for it."""
         match event:
@@ -480,14 +487,16 @@ class TrainRecorder(Recorder[CompletedTrainSettings]):
     def _start_repeat(self, built: events.ModelBuilt) -> None:
         self.turn_to(built.repeat)
         self._repeats[built.repeat].built = built
-        self.writer.update(
-            workload={
-                "parameters": built.parameters,
-                "trainable_parameters": built.trainable_parameters,
-                "sample_shape": built.sample_shape,
-                "tokens_per_sample": built.tokens_per_sample,
-            }
-        )
+        self.writer.update(workload=self.workload(built))
+
+    def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
+        """Returns the facts of the built model for run.json."""
+        return {
+            "parameters": built.parameters,
+            "trainable_parameters": built.trainable_parameters,
+            "sample_shape": built.sample_shape,
+            "tokens_per_sample": built.tokens_per_sample,
+        }
 
     def _keep_profiled(self, event: events.Message) -> bool:
         """Keeps only the progress of the profiled repeat, because the profiler changes its times."""
@@ -507,6 +516,37 @@ class TrainRecorder(Recorder[CompletedTrainSettings]):
         if event.rank == 0 and event.steps:
             self.progress.take(event.steps)
             self.metrics.steps(event.steps)
+
+    @property
+    def _in_order(self) -> list[Repeat]:
+        return [repeat for _, repeat in sorted(self._repeats.items())]
+
+
+class TrainRecorder(StepRecorder[CompletedTrainSettings]):
+    """One run of `gpubench train-bench`."""
+
+    command = "train-bench"
+    worker = "gpubench.worker.train_bench"
+    lighter = LIGHTER
+
+    def unit_time(self, summary: Summary) -> float | None:
+        step_time, settings = summary.get("step_time"), self.settings
+        alike = settings.profiling.keep_compile or not settings.performance.compile
+        return step_time.estimate if step_time and alike and settings.profiling.unit == "step" else None
+
+    def sum_up(self) -> Summary:
+        return summarise(
+            self._in_order,
+            self.settings.training.warmup_steps,
+            self.gpu_name,
+            self.settings.precision,
+            self._flops,
+            self._peak,
+            self.telemetry,
+            self.gpus,
+            matmul_precision=self.settings.performance.matmul_precision,
+            device_memory=self.device_memory,
+        )
 
 
 class ProfileRecorder(TrainRecorder):

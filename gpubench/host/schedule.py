@@ -8,18 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpubench import devices
 from gpubench.errors import GpubenchError, Interrupted, RunFailed
 from gpubench.events import Job
-from gpubench.host.launch import Workers, worker_environment
+from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
 from gpubench.host.supervision import silence
 from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
-from gpubench.settings.defaults import local_ranks
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedSettings, Device, RepeatSettings
+from gpubench.settings.schema import RepeatSettings
 from gpubench.telemetry import Telemetry
 from gpubench.worker.channel import calendar
 
@@ -188,15 +186,9 @@ def measure(
         silence=silence(recorder.patience),
         samples=recorder.samples,
     )
-    telemetry = Telemetry(_gpu_indices(settings), settings.measurement.telemetry_interval, calendar(job))
+    telemetry = Telemetry(recorder.watched_gpus, settings.measurement.telemetry_interval, calendar(job))
     try:
-        with Workers(
-            job,
-            recorder.processes,
-            worker_environment(settings),
-            settings.measurement.stall_timeout,
-            under_torchrun=launched_by_torchrun(),
-        ) as workers:
+        with recorder.start(job) as workers:
             _listen(workers, recorder, telemetry, watch)
     finally:
         telemetry.close()
@@ -227,13 +219,6 @@ def _listen(
             flushed = now
         watch(recorder)
     recorder.sample(telemetry.sample(processes=True))  # energy needs a reading at the end of the window
-
-
-def _gpu_indices(settings: CompletedSettings) -> list[int]:
-    if settings.device is not Device.cuda:
-        return []
-    gpus = devices.visible_gpus()[: local_ranks(settings)]
-    return [gpu.index for gpu in gpus if gpu.index is not None]
 
 
 def _close(recorder: Recorder[Any], error: BaseException | None, is_own: bool) -> Outcome:

@@ -123,6 +123,10 @@ def _ranks(numbers: Sequence[int], world_size: int) -> str:
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {units.listed(map(str, sorted(numbers)))}: "
 
 
+KILLED = "the kernel kills a process when the machine runs out of memory: see dmesg, or try a smaller batch"
+"""The hint after SIGKILL."""
+
+
 def _lost(
     subject: str, verb: str, when: str, ranks: Sequence[int], exit_codes: Sequence[int | None], output: Sequence[str]
 ) -> WorkerLost:
@@ -130,13 +134,24 @@ def _lost(
     codes = [exit_codes[rank] for rank in ranks if rank < len(exit_codes)]
     code = next((code for code in codes if code is not None), None)
     if code is not None:
-        verb = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        verb = exit_in_words(code)
     hint = "run.log holds the worker's output"
     if code == -signal.SIGKILL:
-        hint = "the kernel kills a process when the machine runs out of memory: see dmesg, or try a smaller batch"
-    elif lines := [line.strip() for line in output if any(character.isalnum() for character in line)]:
-        hint += f"; its last line: {lines[-1][:200]}"
+        hint = KILLED
+    elif line := last_line(output):
+        hint += f"; its last line: {line}"
     return WorkerLost(f"{subject} {verb}{when}", hint)
+
+
+def last_line(output: Sequence[str]) -> str:
+    """Returns the last line with letters or digits, cut to a length for a message; "" if there is none."""
+    lines = (line.strip() for line in reversed(output) if any(character.isalnum() for character in line))
+    return next(lines, "")[:200]
+
+
+def exit_in_words(code: int) -> str:
+    """Returns "exited with code 1" or "was killed by SIGKILL" for a subprocess's return code."""
+    return f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
 def _signal_name(number: int) -> str:

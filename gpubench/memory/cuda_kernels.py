@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from gpubench import releases
+from gpubench.probe.facts import cudnn_version
 from gpubench.releases import Release
-from gpubench.worker.environment import cudnn_version
 
 Capability = tuple[int, int]
 """A compute capability as (major, minor)."""

@@ -175,6 +175,8 @@ def _measured(run: RunEvidence) -> str:
     """Returns what ran and how fast."""
     if run.pipeline or (run.record and run.record.command == "pipe-infer"):
         what = pipeline.headline(run)
+    elif "program.command" in run.settings:
+        what = comparability.program(run.settings, run.workload, _ranks(run))
     else:
         device = str(run.settings.get("device", "?"))
         what = f"{comparability.training(run.settings, _ranks(run))} on {device}"

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gpubench.logs import MODIFIABLE, NOTIMPORTANT
+from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT
 from gpubench.report.document import (
     Block,
     Breakdown,
@@ -77,7 +77,9 @@ class Terminal:
         root = logging.getLogger("gpubench")
         root.setLevel(1)  # run.log filters by itself
         root.propagate = False
-        root.addHandler(_OnConsole(self.err, logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]))
+        level = logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]
+        root.addHandler(_OnConsole(self.err, level))
+        logging.getLogger(PROGRAM_OUTPUT).setLevel(level)  # there may be millions of lines
 
     def render(self, document: Document) -> str:
         """Returns the document as it is printed on stdout, without printing it."""

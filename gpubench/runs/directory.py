@@ -74,6 +74,7 @@ SUMMARY_TABLE = "summary.csv"
 NOISE = "noise.json"
 REPORT = "report.html"
 LOG = "run.log"
+OUTPUT = "output.log"
 TENSORBOARD = "tensorboard"
 SAMPLES = "samples.jsonl"
 HANDOFFS = "handoffs.jsonl"
@@ -200,6 +201,10 @@ class RunWriter:
     def append_text(self, name: str, line: str) -> None:
         self._append(name, line.encode(errors="backslashreplace"))
 
+    def append_bytes(self, name: str, data: bytes) -> None:
+        """Adds bytes to a file as they are."""
+        self._append(name, data, end=b"")
+
     def append_piece(self, name: str, piece: bytes, last: bool) -> None:
         """Adds bytes to a temporary file, which is renamed to `name` after the last piece."""
         path = self.path / name
@@ -266,11 +271,11 @@ class RunWriter:
                 raise
             overwrite(path, to_json(document).encode(errors="backslashreplace"))
 
-    def _append(self, name: str, line: bytes) -> None:
+    def _append(self, name: str, line: bytes, end: bytes = b"\n") -> None:
         with self._writing(name):
             if name not in self._lines:
                 self._lines[name] = (self.path / name).open("ab")
-            self._lines[name].write(line + b"\n")
+            self._lines[name].write(line + end)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:

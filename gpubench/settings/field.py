@@ -50,6 +50,11 @@ uncompared = partial(_declare, "uncompared")
 """A setting without an influence on the measured figures. A difference in it is not listed."""
 
 
+def untaken(default: Any) -> Any:
+    """Returns the field of a setting of the base class that a command does not take."""
+    return Field(default, exclude=True)
+
+
 class Conflict(ValueError):
     """A contradiction between the settings `keys`. Validators raise it."""
 
@@ -67,7 +72,7 @@ class Section(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Raises TypeError for a field with a default that is neither a section nor declared by a function of above."""
         for name, field in cls.model_fields.items():
-            if not (field.is_required() or is_section(field) or field.json_schema_extra):
+            if not (field.is_required() or is_section(field) or field.exclude or field.json_schema_extra):
                 raise TypeError(f"{cls.__name__}.{name}: declare it with the role that it has in a comparison")
 
 

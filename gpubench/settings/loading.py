@@ -28,7 +28,7 @@ from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.field import Conflict, aliases, fields
 from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
-from gpubench.settings.schema import COMMANDS, CompletedSettings, RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, KINDS, PROGRAM, CompletedSettings, RunSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def owners(key: str) -> list[str]:
 
 
 def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
-    """Returns whether two commands run the same kind of work: three train a model, and one samples from a model."""
-    return issubclass(cls, TrainSettings) == issubclass(other, TrainSettings)
+    """Returns whether two commands run the same kind of work: training, sampling, or a program of the user."""
+    return any(issubclass(cls, kind) and issubclass(other, kind) for kind in KINDS)
 
 
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
@@ -350,7 +350,10 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if inside := section(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {inside[0]}"
-        elif others := owners(key):
+        elif (others := owners(key)) and cls.command == PROGRAM:
+            message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
+            hint = "leave it out, or give the program an argument of its own after --"
+        elif others:
             message = f"{key!r} is a setting of {listed(others)}, not of {cls.command}"
             hint = f"leave it out, or use gpubench {others[0]}"
         else:

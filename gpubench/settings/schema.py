@@ -6,6 +6,7 @@ seconds, sizes bytes, unless a name says other.
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
-from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, workload
+from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, untaken, workload
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 DEFAULT_STEPS = 50
@@ -430,7 +431,7 @@ class MemorySettings(TrainSettings[Open], Generic[Open]):
     command: ClassVar[str] = "memory"
     experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
     measurement: OnceSettings = OnceSettings()
-    profiling: ProfilingSettings = Field(ProfilingSettings(), exclude=True)
+    profiling: ProfilingSettings = untaken(ProfilingSettings())
     """Never: what is followed is not profiled, and no setting of it is taken."""
     memory: FollowSettings = FollowSettings()
 
@@ -564,10 +565,75 @@ class PipeSettings(RunSettings[Open], Generic[Open]):
         return self
 
 
-_OF_COMMANDS: Sequence[type[RunSettings]] = (TrainSettings, ProfileSettings, MemorySettings, PipeSettings)
+def _words(command: Any) -> Any:
+    """Accepts a command line as text or as a list of words, and returns it as text."""
+    if isinstance(command, list):
+        return shlex.join(map(str, command))
+    if isinstance(command, str):
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"{command!r} is no command line: {error}") from None
+        if not words:
+            raise ValueError("names no program to run")
+    return command
+
+
+class CommandSettings(Section):
+    command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
+    directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
+    ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
+    patience: Seconds = protocol(600.0, "seconds that the program may take until its first optimizer step")
+    grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
+
+    @property
+    def words(self) -> list[str]:
+        """The program and its arguments."""
+        return shlex.split(self.command)
+
+
+class ProgramTraining(Section):
+    steps: Positive | Literal["all"] = protocol(
+        DEFAULT_STEPS, "optimizer steps measured in each repeat; all: until the program ends by itself", alias="steps"
+    )
+    warmup_steps: Natural = protocol(
+        10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
+    )
+
+
+PROGRAM = "program"
+
+
+class ProgramSettings(RunSettings[Open], Generic[Open]):
+    """Settings of `gpubench train-bench -- PROGRAM`, which measures a program of the user.
+
+    The program itself decides on its seed, device, threads and ranks.
+    """
+
+    command: ClassVar[str] = PROGRAM
+    experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
+    program: CommandSettings = CommandSettings()
+    training: ProgramTraining = ProgramTraining()
+    seed: Natural = untaken(0)
+    device: Device | Open = untaken(None)
+    performance: ProcessSettings[Open] = untaken(ProcessSettings())
+    distributed: RankSettings[Open] = untaken(RankSettings())
+    profiling: ProfilingSettings = untaken(ProfilingSettings())
+
+
+_OF_COMMANDS: Sequence[type[RunSettings]] = (
+    TrainSettings,
+    ProfileSettings,
+    MemorySettings,
+    PipeSettings,
+    ProgramSettings,
+)
+KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)
+"""The kinds of work. A command of one kind can run what another one of the same kind has run."""
 COMMANDS = {cls.command: cls for cls in _OF_COMMANDS}
 
 CompletedSettings = RunSettings[Never]
 CompletedTrainSettings = TrainSettings[Never]
 CompletedMemorySettings = MemorySettings[Never]
 CompletedPipeSettings = PipeSettings[Never]
+CompletedProgramSettings = ProgramSettings[Never]

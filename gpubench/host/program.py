@@ -1,0 +1,349 @@
+"""Runs a program of the user with the probe in it, and keeps the events of its ranks.
+
+The program is started as the user would start it, with two more environment variables. Which of its processes train is
+known once they take their first optimizer step; see `gpubench.probe`.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import msgspec
+import psutil
+
+from gpubench import devices, events, machine, probe, units
+from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
+from gpubench.host.launch import GRACE, TICK, Workers
+from gpubench.host.recorder import StepRecorder
+from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
+from gpubench.logs import PROGRAM_OUTPUT
+from gpubench.runs.directory import OUTPUT
+from gpubench.runs.summary import Summary, summarise
+from gpubench.settings.loading import Configuration
+from gpubench.settings.schema import CommandSettings, CompletedProgramSettings, ProgramSettings
+
+MOST_OUTPUT = 64 * 2**20
+"""The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
+TORCHRUN_SECONDS = 40.0
+"""The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
+
+log = logging.getLogger("gpubench.program")
+
+
+def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSettings, dict[str, str]]:
+    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    program = settings.program
+    directory = program.directory or Path()
+    if not directory.is_dir():
+        message = f"program.directory: there is no directory {directory}"
+        raise SettingsError(message, "give the directory to run the program in", keys=["program.directory"])
+    name = program.words[0]
+    if not shutil.which(name if os.sep not in name else str(directory / name)):
+        raise SettingsError(
+            f"cannot start the program: {_why_not(directory / name, name)}",
+            "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
+            keys=["program.command"],
+        )
+    return CompletedProgramSettings.model_validate(settings.model_dump()), {}
+
+
+def _why_not(path: Path, name: str) -> str:
+    if path.is_file():
+        return f"{name} is not executable" + (f"; start it with python {name}" if path.suffix == ".py" else "")
+    return f"there is no command {name!r}"
+
+
+def check_out(ref: str, directory: Path, folder: str) -> Path:
+    """Clones the repository that has `directory` into `folder`, at the commit `ref`. Returns the clone's `directory`.
+
+    A clone, unlike a worktree, leaves nothing in the user's repository. Raises UsageError with git's reason.
+    """
+    top = Path(_git("-C", str(directory), "rev-parse", "--show-toplevel"))
+    commit = _git("-C", str(directory), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
+    _git("-C", folder, "checkout", "--quiet", "--detach", commit)
+    if Path(folder, ".gitmodules").exists():
+        raise UsageError(
+            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
+        )
+    there = Path(folder, os.path.relpath(directory.resolve(), top.resolve()))
+    if not there.is_dir():
+        raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a later commit")
+    return there
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["there is no such commit"])[-1].removeprefix("fatal: ")
+        raise UsageError(f"the program cannot be checked out: {reason}", "name a commit of its repository") from None
+    return done.stdout.strip()
+
+
+class Program(Workers):
+    """The processes of one repeat of a program."""
+
+    output_log = logging.getLogger(PROGRAM_OUTPUT)
+
+    def __init__(
+        self,
+        job: events.Job,
+        settings: CommandSettings,
+        directory: Path,
+        wanted: int | None,
+        stall_timeout: float,
+        keep: Callable[[bytes], None],
+    ) -> None:
+        """Starts the program in `directory`.
+
+        `wanted` is the number of steps after which the probe ends the program; None if the program ends by itself.
+        `keep` gets what the program prints.
+        """
+        self._settings = settings
+        self._directory = directory
+        self._wanted = wanted
+        self._keep = keep
+        self._kept = 0
+        self._address = ""
+        self._seen: set[str] = set()
+        self._exited: float | None = None
+        self._done: float | None = None
+        self.shutdown = settings.grace
+        super().__init__(job, None, {}, stall_timeout)
+
+    def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+        self._address = address.removeprefix("unix:")
+        path = os.pathsep.join(filter(None, [str(Path(probe.__file__).parent), os.environ.get("PYTHONPATH")]))
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        try:
+            child = subprocess.Popen(
+                self._settings.words,
+                cwd=self._directory,
+                env={**os.environ, "PYTHONPATH": path, probe.ADDRESS_VARIABLE: self._address},
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,  # only the host receives Ctrl-C
+            )
+        except OSError as error:
+            os.close(reading)
+            raise ProgramFailed(f"cannot start the program: {error.strerror}", "check the command after --") from None
+        finally:
+            os.close(writing)
+        return [child], os.fdopen(reading, "rb", buffering=0)
+
+    def stream(self) -> Iterator[events.Message | None]:
+        """Yields the events of the ranks, and None about every `TICK` seconds, until the program has been measured.
+
+        Raises ProgramFailed if the program fails, ends or stops before that.
+        """
+        while not self._is_over():
+            for key, _ in self._selector.select(TICK):
+                yield from key.data(key.fileobj)
+            yield None
+
+    def close(self, timeout: float) -> None:
+        super().close(timeout)
+        for process in self._processes():
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _processes(self) -> list[psutil.Process]:
+        """Returns the processes of the program that still run, also those that have left its session."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(probe.ADDRESS_VARIABLE) == self._address:
+                    found.append(process)
+        return found
+
+    def _authenticate(self, peer: Peer, line: bytes) -> bool:
+        with suppress(msgspec.DecodeError):
+            message = events.decode(line)
+            if isinstance(message, events.Seen):
+                self._seen.add(message.what)
+        return super()._authenticate(peer, line)
+
+    def _keep_output(self, data: bytes | None) -> None:
+        room = MOST_OUTPUT - self._kept
+        if not data:
+            return
+        self._kept += len(data)
+        if room > 0:
+            self._keep(data[:room])
+            if self._kept > MOST_OUTPUT:
+                log.warning("%s has the first %s of what the program printed", OUTPUT, units.size(MOST_OUTPUT))
+        self._split(data if room > 0 else data[-4096:])
+
+    def _is_over(self) -> bool:
+        """Returns whether all ranks have left the run and, unless the probe ended it, the program has ended.
+
+        Raises ProgramFailed if that will not happen any more.
+        """
+        now, code = time.monotonic(), self._children[0].poll()
+        peers = self.peers.values()
+        if len(self.peers) < self.world_size or not all(peer.done for peer in peers):
+            self._check_progress(now, code)
+            return False
+        if self._wanted and all(peer.position[1] == self._wanted for peer in peers):
+            return True
+        self._done = self._done or now
+        if code:
+            raise self._failed(code)
+        return code is not None or now - self._done > self.shutdown
+
+    def _check_progress(self, now: float, code: int | None) -> None:
+        """Raises ProgramFailed if the program has ended, lost a rank or made no progress."""
+        active = [peer for peer in self.peers.values() if not peer.done and peer.lost is None]
+        if code is not None and not active:
+            self._exited = self._exited or now
+            if now - self._exited > GRACE:  # what it sent last has been read
+                if code or not self._processes():
+                    raise self._failed(code)
+                self._exited = now  # it has put itself into the background
+        lost = [peer for peer in self.peers.values() if peer.lost is not None]
+        if lost and now - min(peer.lost or now for peer in lost) > TORCHRUN_SECONDS:
+            raise ProgramFailed(f"{lost[0]} ended {lost[0].where}, and the program goes on", self._hint())
+        if not self.peers and now - self._started > self._settings.patience:
+            raise ProgramFailed(
+                f"the program has taken no optimizer step {self._settings.patience:.0f} s after its start",
+                f"--program.patience sets the limit; {self._hint()}",
+            )
+        if active and now - max(peer.progressed for peer in self.peers.values()) > self._stall_timeout:
+            slowest = min(active, key=lambda peer: peer.position[1] or 0)
+            raise ProgramFailed(
+                f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {slowest.where}",
+                f"measurement.stall_timeout sets the limit; {self._hint()}",
+            )
+
+    def _failed(self, code: int) -> ProgramFailed:
+        """Returns why a program that has ended has not been measured."""
+        if code:
+            peers = list(self.peers.values())
+            where = peers[0].where if peers else "before its first optimizer step"
+            hint = KILLED if code == -9 else self._hint()
+            return ProgramFailed(f"the program {exit_in_words(code)} {where}", hint)
+        if self.peers:
+            where = next(iter(self.peers.values())).where
+            return ProgramFailed(
+                f"the program ended {where} without running Python's exit handlers", "use --steps to end it earlier"
+            )
+        if "python" not in self._seen:
+            return ProgramFailed(
+                "the program cannot be measured: none of its processes is a Python that imports sitecustomize",
+                "start it without the Python options -S, -I and -E; a program in a container needs PYTHONPATH inside",
+            )
+        if "torch" not in self._seen:
+            return ProgramFailed("the program never imported torch", self._hint())
+        return ProgramFailed(
+            "the program ended without an optimizer step",
+            "a step is a call of step() of a torch.optim optimizer; " + self._hint(),
+        )
+
+    def _hint(self) -> str:
+        line = last_line(self.output)
+        return f"{OUTPUT} has what it printed" + (f", last: {line}" if line else "")
+
+
+class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
+    """One run of a program of the user."""
+
+    command = "program"
+    worker = "gpubench.probe"
+    lighter = "give the program a smaller batch"
+    _ranks = 1
+    _device: str | None = None
+
+    def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
+        """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
+        program = configuration.settings.program
+        self._directory = program.directory or Path()
+        self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
+        if self._clone and program.ref:
+            self._directory = check_out(program.ref, self._directory, self._clone.name)
+        super().__init__(configuration, argv)
+
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        if self._clone:
+            self._clone.cleanup()
+        super().close(status, summary, error)
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks; 1 until the first rank has told it."""
+        return self._ranks
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._device == "cuda"
+
+    @property
+    def watched_gpus(self) -> list[int]:
+        """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
+        return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
+
+    def start(self, job: events.Job) -> Workers:
+        training, measurement = self.settings.training, self.settings.measurement
+        wanted = None if training.steps == "all" else training.warmup_steps + training.steps
+        return Program(
+            job, self.settings.program, self._directory, wanted, measurement.stall_timeout, self._keep_output
+        )
+
+    def keep(self, event: events.Message) -> bool:
+        if isinstance(event, events.Hello):
+            if event.world_size != self._ranks:
+                self._ranks = self.progress.ranks = event.world_size
+                self.writer.update(world_size=event.world_size)
+            return True
+        return super().keep(event)
+
+    def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
+        self._device = built.device
+        return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
+
+    def end_repeat(self) -> None:
+        if (built := self._in_order[-1].built) is not None:
+            self.writer.update(workload=self.workload(built))
+        super().end_repeat()
+
+    def sum_up(self) -> Summary:
+        return summarise(
+            self._in_order, self.settings.training.warmup_steps, None, "", None, None, self.telemetry, self.gpus
+        )
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        if summary.metrics:
+            return None
+        steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
+        warmup = self.settings.training.warmup_steps
+        return ProgramFailed(
+            f"the program ended after {units.counted(steps, 'optimizer step')}, and the warm-up takes {warmup}",
+            "let the program take more steps, or lower --training.warmup_steps",
+        )
+
+    def _samples_per_step(self) -> int | None:
+        """Returns the usual number of samples of one rank in one step, or None before the first step."""
+        samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
+        return int(median(samples[0].tolist())) if samples else None
+
+    def _keep_output(self, data: bytes) -> None:
+        self.writer.append_bytes(OUTPUT, data)
+
+    def _take_environment(self, environment: dict[str, Any]) -> None:
+        super()._take_environment(machine.facts() | environment)

@@ -1,0 +1,13 @@
+"""The probe: measures a foreign training program from inside, without a change to the program.
+
+The host puts this folder at the front of PYTHONPATH. Every Python process of the program then imports
+`sitecustomize.py`, which loads this package under the name `_gpubench_probe` once the process has imported torch. So
+the package imports the standard library and torch only, and runs on Python 3.9 and torch 2.1 or later, because the
+program may live in another environment than gpubench.
+
+The probe computes nothing that the program computes, never waits for a device before the last measured step, and writes
+no file. It sends the events of `gpubench.events` to the host.
+"""
+
+ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
+"""The environment variable with the address of the host's socket."""

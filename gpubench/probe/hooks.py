@@ -1,0 +1,315 @@
+"""Installs the probe in a process that has imported torch, and measures its training loop.
+
+The process becomes a rank of the run with the first update of an optimizer. Until then, and in processes that never
+train, such as torchrun and the workers of a DataLoader, the probe only sets marks. The outermost modules are looked for
+in the second step, so that a model is usually compiled before any of its classes is changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from typing import Any, Callable
+from weakref import WeakValueDictionary, ref
+
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader
+
+from .facts import facts, peak_memory
+from .host import Host
+from .timeline import EVALUATION, OTHER, Part, Timeline
+
+DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
+LONGEST_SETUP = 4096
+"""Marks without an update after which what they measure counts as set-up and not as the first step."""
+
+
+def install(address: str) -> None:
+    """Installs the hooks. `address` is that of the host's socket."""
+    Probe(address).install()
+
+
+class Probe:
+    """The measurement of this process. Its hooks do nothing outside of the thread that trains."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._timeline = Timeline()
+        self._thread = 0
+        self._over = False
+        self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
+        """The outermost modules that are called in training, by identity."""
+        self._module_call: Any = None
+        """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
+        self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
+        """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
+        self._updates = 0
+        self._draws = False
+        self._sample_shape = ""
+        self._host: Host | None = None
+        self._repeat = self._sent = 0
+        self._warmup = 0
+        self._wanted: int | None = None
+        self._time = 0.0
+
+    def install(self) -> None:
+        os.register_at_fork(after_in_child=self._stop_watching)
+        _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        _wrap(torch.autograd, "backward", self._backward)
+        _wrap(optimizers.Optimizer, "zero_grad", self._zero_gradients)
+        scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+        _wrap(scaler, "scale", self._scale)
+        _wrap(scaler, "step", self._scaler_step)
+        optimizers.register_optimizer_step_pre_hook(self._before_update)
+        optimizers.register_optimizer_step_post_hook(self._after_update)
+
+    # What stands in for the functions of torch; `call` is the original.
+
+    def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
+        if not self._watches() or self._timeline.is_in(DATA_WAIT) or self._evaluates():
+            return call(iterator)
+        if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
+            self._timeline = Timeline()
+        with self._timeline.phase(DATA_WAIT):
+            batch = call(iterator)
+        self._draws = True
+        self._timeline.part.drawn += self._size(batch)
+        return batch
+
+    def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling() or id(module) not in self._roots or not self._watches():
+            return call(module, *args, **kwargs)
+        if self._timeline.is_in(FORWARD) or self._evaluates() or not torch.is_grad_enabled():
+            return call(module, *args, **kwargs)
+        self._timeline.part.forwarded += self._size((args, kwargs))
+        with self._timeline.phase(FORWARD):
+            return call(module, *args, **kwargs)
+
+    def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._watches() or self._timeline.is_in(BACKWARD):
+            return call(tensors, *args, **kwargs)
+        for loss in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+            self._keep_loss(loss)
+        with self._timeline.phase(BACKWARD):
+            return call(tensors, *args, **kwargs)
+
+    def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._watches() or self._timeline.is_in(OPTIMIZER):
+            return call(optimizer, *args, **kwargs)
+        with self._timeline.phase(OPTIMIZER):
+            return call(optimizer, *args, **kwargs)
+
+    def _scale(self, call: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        scaled = call(scaler, outputs)
+        if type(outputs) is torch.Tensor and scaled is not outputs and self._watches():
+            self._scaled[id(scaled)] = ref(scaled), outputs.detach()
+        return scaled
+
+    def _scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._watches() or not scaler.is_enabled():
+            return call(scaler, optimizer, *args, **kwargs)
+        updates = self._updates
+        with self._timeline.phase(OPTIMIZER):
+            found = call(scaler, optimizer, *args, **kwargs)
+        if self._updates == updates:  # the gradients have infinities, so that the optimizer was not called
+            self._end_part(optimizer, skipped=True)
+        return found
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._host:
+            self._thread = threading.get_ident()
+        if self._watches():
+            self._timeline.enter(OPTIMIZER)
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._watches():
+            self._timeline.leave()
+            self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
+            self._updates += 1
+            self._end_part(optimizer)
+
+    # What they share.
+
+    def _watches(self) -> bool:
+        """Returns whether the calling thread is the one to measure: the one that trains, or else the first one seen."""
+        if self._over or _is_compiling():
+            return False
+        here = threading.get_ident()
+        self._thread = self._thread or here
+        return self._thread == here
+
+    def _stop_watching(self) -> None:
+        self._over = True
+
+    def _evaluates(self) -> bool:
+        """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
+        evaluates = bool(self._roots) and not any(root.training for root in self._roots.values())
+        self._timeline.rebase(EVALUATION if evaluates else OTHER)
+        return evaluates
+
+    def _size(self, batch: Any) -> int:
+        """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
+        tensor = _first_tensor(batch)
+        if tensor is None or not tensor.dim():
+            return 0
+        self._sample_shape = self._sample_shape or " x ".join(map(str, tensor.shape[1:]))
+        return int(tensor.shape[0])
+
+    def _keep_loss(self, loss: Any) -> None:
+        result, unscaled = self._scaled.pop(id(loss), (None, None))
+        if result and result() is loss:
+            loss = unscaled
+        if type(loss) is torch.Tensor and loss.numel() == 1:
+            loss = loss.detach()
+            self._timeline.part.losses.append((loss, loss._version))
+
+    def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
+        """Ends a part of the loop and, with the last one to measure, the program."""
+        self._scaled.clear()
+        self._timeline.end_part(id(optimizer), skipped=skipped)
+        self._look_for_modules(self._timeline.ended)
+        if self._host is None:
+            self._join()
+        if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
+            self._send_steps()
+        if self._wanted and self._timeline.complete >= self._wanted:
+            self._finish()
+            raise SystemExit(0)
+
+    # The outermost modules.
+
+    def _look_for_modules(self, ended: int) -> None:
+        """Looks for the outermost modules during the second part of the loop, then wraps the calls of their classes.
+
+        Hooks on the modules would be copied and saved with them, and global hooks make compiled modules warn.
+        """
+        if ended == 1:
+            self._module_call = torch.nn.Module.__call__
+            _wrap(torch.nn.Module, "__call__", self._find)
+        elif self._module_call:
+            torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
+            self._module_call = None
+            for cls in {type(root) for root in self._roots.values()}:
+                _wrap(cls, "__call__", self._call_module)
+            self._report_model()
+
+    def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        trains = module.training and torch.is_grad_enabled() and not self._timeline.is_in(FORWARD)
+        if trains and self._watches() and any(parameter.requires_grad for parameter in module.parameters()):
+            self._roots[id(module)] = module
+        return self._call_module(call, module, *args, **kwargs)
+
+    # What the host is told.
+
+    def _join(self) -> None:
+        """Makes this process a rank of the run. Without a host the program runs on, unmeasured."""
+        try:
+            self._host = host = Host(self._address, *_place())
+        except (OSError, ValueError, KeyError):
+            self._over = True
+            return
+        settings, (self._repeat, *_) = host.job["settings"], host.job["repeats"]
+        steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
+        self._wanted = None if steps == "all" else steps + self._warmup
+        self._time = host.unix(self._timeline.began)
+        atexit.register(self._leave)
+        if host.rank == 0:
+            host.put("environmentcaptured", environment=facts())
+        if self._wanted:
+            host.put("planned", repeat=self._repeat, steps=self._wanted)
+        host.flush()
+
+    def _report_model(self) -> None:
+        if self._host:
+            parameters = {id(each): each for root in self._roots.values() for each in root.parameters()}.values()
+            self._host.put(
+                "modelbuilt",
+                repeat=self._repeat,
+                parameters=sum(each.numel() for each in parameters),
+                trainable_parameters=sum(each.numel() for each in parameters if each.requires_grad),
+                sample_shape=self._sample_shape,
+                tokens_per_sample=None,
+                seconds=None,
+                device=next((each.device.type for each in parameters), None),
+            )
+
+    def _send_steps(self, *, ended: bool = False) -> None:
+        """Sends the steps that the device has finished; `ended` after the last one."""
+        assert self._host
+        steps = [self._step(parts) for parts in self._timeline.steps(ended=ended)]
+        if steps:
+            self._host.put("stepsmeasured", steps=steps)
+        self._host.flush()
+
+    def _step(self, parts: list[Part]) -> dict[str, Any]:
+        """Returns a step as the fields of `gpubench.events.Step`."""
+        assert self._host
+        phases, loss, skipped = self._timeline.measure(parts)
+        total = sum(phases.values())
+        step = {
+            "repeat": self._repeat,
+            "rank": self._host.rank,
+            "epoch": 0,
+            "step": self._sent,
+            "time": self._time,
+            "total": total,
+            "phases": phases,
+            "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
+            "samples": sum(part.drawn if self._draws else part.forwarded for part in parts),
+            "loss": loss,
+            "starved": parts[0].device_idle,
+            "skipped": skipped,
+        }
+        self._sent += 1
+        self._time += total
+        return step
+
+    def _finish(self) -> None:
+        """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
+        self._over = True
+        wall = self._timeline.end()
+        self._send_steps(ended=True)
+        assert self._host
+        self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
+        self._host.put("done")
+        self._host.flush()
+
+    def _leave(self) -> None:
+        """Leaves the run at the end of a program that ends before all steps were measured."""
+        if not self._over:
+            self._finish()
+
+
+def _place() -> tuple[int, int]:
+    """Returns (rank, world size) of this process: of the process group, or according to torchrun's variables."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replaces a function of a module or a class by `around`, which gets the original as its first argument."""
+    call = getattr(owner, name)
+
+    @functools.wraps(call)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(call, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
+
+
+def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
+    """Returns the first tensor in nested sequences and mappings, or None."""
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if (depth and isinstance(batch, dict)) or hasattr(batch, "values"):
+        batch = tuple(batch.values())
+    if depth and isinstance(batch, (tuple, list)):
+        return next((found for part in batch if (found := _first_tensor(part, depth - 1)) is not None), None)
+    return None

@@ -1,0 +1,227 @@
+"""Turns the marks that the hooks set into steps, without waiting for the device.
+
+A mark holds the host's time and, in a process that uses CUDA, an event on the current stream. Phases nest: a forward
+pass inside of an optimizer's closure counts as forward. Each update of an optimizer ends a part of the loop. A part is
+a step, unless several optimizers take turns: then the parts of one period are a step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Iterator, NamedTuple
+
+import torch
+
+OTHER, EVALUATION = "other", "evaluation"
+LONGEST_PERIOD = 16
+"""The largest number of optimizer updates in one step of a program with several optimizers."""
+CERTAIN = 4
+"""Updates by one optimizer alone after which the program counts as having only this one."""
+
+
+class Mark(NamedTuple):
+    """A point in time: `ns` by `time.monotonic_ns`, and on the device's timeline if there is an event."""
+
+    ns: int
+    event: Any = None
+
+
+@dataclass
+class Part:
+    """The loop from one update of an optimizer to the next. The last mark is the first one of the next part."""
+
+    marks: list[tuple[str, Mark]]
+    optimizer: int = 0
+    """The identity of the optimizer whose update ends the part."""
+    losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """What the backward passes were called on, detached, each with its version at that time."""
+    infinities: torch.Tensor | None = None
+    """What a fused optimizer reads to decide whether it skips the update; None without a gradient scaler."""
+    drawn: int = 0
+    """The samples that came from a DataLoader."""
+    forwarded: int = 0
+    """The samples that went through the outermost modules."""
+    skipped: bool = False
+    device_idle: bool | None = None
+    """Whether the device was idle when the part began; None without a device."""
+
+
+class Clock:
+    """Sets marks, and reads the times between them."""
+
+    def __init__(self) -> None:
+        self._spare: list[Any] = []
+        self._stream: Any = None
+
+    def mark(self) -> Mark:
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            return Mark(time.monotonic_ns())
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return Mark(time.monotonic_ns(), event)
+
+    def release(self, mark: Mark) -> None:
+        """Allows the event of a mark to be reused."""
+        if mark.event is not None:
+            self._spare.append(mark.event)
+
+    @staticmethod
+    def passed(mark: Mark) -> bool:
+        return mark.event is None or bool(mark.event.query())
+
+    @staticmethod
+    def seconds(marks: list[tuple[str, Mark]]) -> Iterator[tuple[str, float]]:
+        """Yields each phase with its duration: on the device if all marks have an event, and otherwise on the host."""
+        on_device = all(mark.event is not None for _, mark in marks)
+        for (phase, start), (_, end) in zip(marks, marks[1:]):
+            yield phase, start.event.elapsed_time(end.event) / 1e3 if on_device else (end.ns - start.ns) / 1e9
+
+    def read(self, values: list[torch.Tensor]) -> list[float | None]:
+        """Returns the values of scalars that the device has computed; None for those that cannot be read."""
+        with torch.no_grad():
+            if not any(value.is_cuda for value in values):
+                return [_item(value) for value in values]
+            self._stream = self._stream or torch.cuda.Stream(priority=-1)  # does not wait for later work
+            with torch.cuda.stream(self._stream):
+                return [_item(value) for value in values]
+
+
+def _item(value: torch.Tensor) -> float | None:
+    try:
+        number = float(value.item())
+    except RuntimeError:  # the output of a CUDA graph that has been replayed since
+        return None
+    return number if math.isfinite(number) else None
+
+
+class Timeline:
+    """The marks of the program's loop so far, and the steps that they make."""
+
+    def __init__(self) -> None:
+        self._clock = Clock()
+        self._open: list[str] = []
+        self._parts: deque[Part] = deque()
+        self._period: int | None = None
+        self._part: Part | None = None
+        self.base = OTHER
+        self.began = 0
+        """The host's time of the first mark in nanoseconds; 0 before it."""
+        self.ended = 0
+        """The number of parts so far."""
+
+    @property
+    def part(self) -> Part:
+        """The current part. The first one begins with its first use."""
+        if self._part is None:
+            mark = self._clock.mark()
+            self.began = mark.ns
+            self._part = Part([(self.base, mark)])
+        return self._part
+
+    def is_in(self, phase: str) -> bool:
+        """Returns whether a phase is running, also if it is not the innermost one."""
+        return phase in self._open
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures what runs in the context as a phase."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, phase: str) -> None:
+        """Begins a phase, inside of the current one if there is one."""
+        self.part.marks.append((phase, self._clock.mark()))
+        self._open.append(phase)
+
+    def leave(self) -> None:
+        """Ends the phase that was entered last."""
+        if self._open:
+            self._open.pop()
+        self.part.marks.append((self._open[-1] if self._open else self.base, self._clock.mark()))
+
+    def rebase(self, base: str) -> None:
+        """Sets the phase of the time outside of all others."""
+        if base != self.base:
+            self.base = base
+            if not self._open:
+                self.part.marks.append((base, self._clock.mark()))
+
+    def end_part(self, optimizer: int, *, skipped: bool = False) -> None:
+        """Ends the current part with an update of `optimizer`, or with its place where the scaler has skipped it."""
+        part, before = self.part, self.part.marks[-1][1]
+        idle = self._clock.passed(before) if before.event is not None else None
+        mark = self._clock.mark()
+        part.optimizer, part.skipped = optimizer, skipped
+        part.marks.append(("end", mark))
+        self._parts.append(part)
+        self.ended += 1
+        self._part = Part([(self._open[-1] if self._open else self.base, mark)], device_idle=idle)
+
+    @property
+    def complete(self) -> int:
+        """The number of complete steps so far; 0 while it is unknown how many parts a step has."""
+        period = self._length_of_step(ended=False)
+        return self.ended // period if period else 0
+
+    def steps(self, *, ended: bool = False) -> Iterator[list[Part]]:
+        """Yields the steps that the device has finished since the last call; `ended` after the last one."""
+        period = self._length_of_step(ended)
+        while period and len(self._parts) >= period and self._clock.passed(self._parts[period - 1].marks[-1][1]):
+            yield [self._parts.popleft() for _ in range(period)]
+
+    def measure(self, step: list[Part]) -> tuple[dict[str, float], float | None, bool]:
+        """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
+
+        The loss is the sum of what the backward passes were called on. It is None if that cannot be read any more.
+        """
+        phases: dict[str, float] = {}
+        for part in step:
+            for phase, seconds in self._clock.seconds(part.marks):
+                phases[phase] = phases.get(phase, 0.0) + seconds
+            for _, mark in part.marks[:-1]:  # the last one is the first one of the next part
+                self._clock.release(mark)
+        losses = [loss for part in step for loss, _ in part.losses]
+        infinities = [part.infinities for part in step if part.infinities is not None]
+        values = self._clock.read(losses + infinities)
+        known = [value for value in values[: len(losses)] if value is not None]
+        unchanged = all(loss._version == version for part in step for loss, version in part.losses)
+        loss = math.fsum(known) if losses and unchanged and len(known) == len(losses) else None
+        return phases, loss, any(part.skipped for part in step) or any(values[len(losses) :])
+
+    def end(self) -> float:
+        """Waits for the device, and returns the time from the first mark to the last update in seconds."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        now, last = self._clock.mark(), self.part.marks[0][1]
+        if now.event is None or last.event is None:
+            return (last.ns - self.began) / 1e9
+        now.event.synchronize()
+        return (now.ns - self.began) / 1e9 - float(last.event.elapsed_time(now.event)) / 1e3
+
+    def _length_of_step(self, ended: bool) -> int | None:
+        """Returns the number of parts of a step; None while it is unknown."""
+        if self._period is None:
+            order = [part.optimizer for part in self._parts]
+            several = len(set(order)) > 1
+            if ended or len(order) >= (2 * LONGEST_PERIOD if several else CERTAIN):
+                self._period = period(order)
+        return self._period
+
+
+def period(order: Iterable[int]) -> int:
+    """Returns the length of the shortest sequence that `order` repeats; 1 without one of at most LONGEST_PERIOD.
+
+    For example it is 2 for the updates of two optimizers in turns, and 6 for five of one and then one of the other.
+    """
+    sequence = list(order)
+    for length in range(1, min(LONGEST_PERIOD, len(sequence) // 2) + 1):
+        if all(one == other for one, other in zip(sequence, sequence[length:])):
+            return length
+    return 1

@@ -1,0 +1,357 @@
+"""The probe: what it sees of training loops of all kinds, and that it changes none of them.
+
+Each loop runs in a fork of this process, in which the probe is installed as it is in a program of the user, and is the
+only rank of a host in this process. One test runs a real program.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import gpubench
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpubench.probe import timeline
+from gpubench.probe.hooks import Probe
+from gpubench.probe.timeline import Timeline, period
+from gpubench.ranks import machine
+
+WARMUP = 3
+
+
+class Measured:
+    """The events of a rank by their names, and the exit code of its process."""
+
+    def __init__(self, events: list[dict[str, Any]], code: int) -> None:
+        self.code = code
+        self.names = [event["event"] for event in events]
+        self.events = {event["event"]: event for event in events}
+        self.steps = [step for event in events if event["event"] == "stepsmeasured" for step in event["steps"]]
+
+    def phases(self, since: int = 2) -> set[str]:
+        """Returns the phases of the steps from number `since` on: the modules are looked for in step 1."""
+        return {phase for step in self.steps[since:] for phase in step["phases"]}
+
+
+def probed(folder: Path, loop: Callable[[], object], steps: int | str = "all") -> Measured:
+    """Runs `loop` with the probe in a fork of this process, as the only rank of a host."""
+    address = str(folder / "host")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        listener.settimeout(60)
+        child = os.fork()
+        if not child:
+            os._exit(_run(address, loop))
+        found: list[dict[str, Any]] = []
+        serving = threading.Thread(target=_serve, args=(listener, steps, found))
+        serving.start()
+        _, status = os.waitpid(child, 0)
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join()
+    return Measured(found, os.waitstatus_to_exitcode(status))
+
+
+def _run(address: str, loop: Callable[[], object]) -> int:
+    torch.set_num_threads(1)
+    probe = Probe(address)
+    probe.install()
+    try:
+        loop()
+        if probe._host:
+            probe._leave()  # in a process of its own, an exit handler does this
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:  # the fork must never return to pytest
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _serve(listener: socket.socket, steps: int | str, found: list[dict[str, Any]]) -> None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return
+    job = {
+        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}},
+        "repeats": [0],
+        "clock": [time.time(), time.monotonic()],
+        "machine": machine(),
+    }
+    with connection, connection.makefile("rb") as lines:
+        found.append(json.loads(lines.readline()))
+        connection.sendall(json.dumps(job).encode() + b"\n")
+        found += map(json.loads, lines)
+
+
+def batches(number: int = 12, size: int = 4, workers: int = 0) -> "DataLoader[Any]":
+    return DataLoader(TensorDataset(torch.randn(number * size, 3)), batch_size=size, num_workers=workers)
+
+
+class Loop:
+    """A plain training loop, which keeps its losses."""
+
+    def __init__(self, steps: int = 12) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(nn.Linear(3, 5), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.Linear(5, 1))
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
+        self.data = batches(steps)
+        self.losses: list[float] = []
+
+    def __call__(self) -> None:
+        for (batch,) in self.data:
+            self.step(batch)
+
+    def step(self, batch: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+
+def test_the_steps_of_a_plain_loop_with_their_phases_and_losses(tmp_path: Path) -> None:
+    alone = Loop()
+    alone()
+    found = probed(tmp_path, Loop())
+    assert found.code == 0
+    assert found.names[:2] == ["hello", "environmentcaptured"]
+    assert found.names[-2:] == ["repeatdone", "done"]
+    assert [step["step"] for step in found.steps] == list(range(12))
+    assert [step["loss"] for step in found.steps] == alone.losses  # to the bit: the probe changes nothing
+    assert found.phases() == {"data_wait", "forward", "backward", "optimizer", "other"}
+    assert {step["samples"] for step in found.steps} == {4}
+    assert found.events["modelbuilt"]["parameters"] == 26
+    assert found.events["modelbuilt"]["sample_shape"] == "3"
+    for step in found.steps:
+        assert sum(step["phases"].values()) == pytest.approx(step["total"])
+    assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
+
+
+def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> None:
+    loop = Loop(100)
+    marks = tmp_path / "marks"
+
+    def run() -> None:
+        try:
+            loop()
+        except Exception:  # a program's own handler for errors does not keep it going
+            marks.write_text("caught")
+        finally:
+            marks.write_text(marks.read_text() + "cleaned up" if marks.exists() else "cleaned up")
+
+    found = probed(tmp_path, run, steps=5)
+    assert found.code == 0
+    assert len(found.steps) == WARMUP + 5
+    assert found.names[-1] == "done"
+    assert marks.read_text() == "cleaned up"
+
+
+def test_accumulated_passes_are_one_step_and_their_losses_are_added(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        for number, (batch,) in enumerate(loop.data):
+            (loop.model(batch).mean() * 0 + number).backward()
+            if number % 3 == 2:
+                loop.optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert [step["loss"] for step in found.steps] == [3.0, 12.0, 21.0, 30.0]
+    assert {step["samples"] for step in found.steps} == {12}
+
+
+def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
+    def run() -> None:
+        first, second = nn.Linear(3, 3), nn.Linear(3, 1)
+        one, other = torch.optim.SGD(first.parameters()), torch.optim.SGD(second.parameters())
+        for (batch,) in batches(30):
+            for optimizer in (one, one, other):
+                second(first(batch)).mean().backward()
+                optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == 30
+    assert {step["samples"] for step in found.steps} == {4}
+
+
+@pytest.mark.parametrize(
+    ("order", "length"), [("", 1), ("aaaa", 1), ("abab", 2), ("aaabaaab", 4), ("abcabcab", 3), ("abba", 1), ("aab", 1)]
+)
+def test_the_period_of_a_sequence(order: str, length: int) -> None:
+    assert period(map(ord, order)) == length
+
+
+def test_evaluation_is_a_phase_of_its_own(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        for number, (batch,) in enumerate(loop.data):
+            loop.step(batch)
+            if number == 6:
+                loop.model.eval()
+                with torch.no_grad():
+                    for (other,) in batches(5):
+                        loop.model(other)
+                        time.sleep(0.01)
+                loop.model.train()
+
+    steps = probed(tmp_path, run).steps
+    assert [number for number, step in enumerate(steps) if "evaluation" in step["phases"]] == [7]
+    assert steps[7]["phases"]["evaluation"] > 0.04
+    assert {step["samples"] for step in steps} == {4}
+
+
+def test_skipped_updates_end_a_step_and_losses_are_unscaled(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+        for number, (batch,) in enumerate(batches()):
+            scaler.scale(model(batch).mean() * 0 + (torch.inf if number in (2, 5) else number)).backward()
+            model.weight.grad = torch.full_like(model.weight, torch.inf if number in (2, 5) else 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    steps = probed(tmp_path, run).steps
+    assert [number for number, step in enumerate(steps) if step["skipped"]] == [2, 5]
+    assert [step["loss"] for step in steps] == [0, 1, None, 3, 4, None, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_closure_counts_as_forward_and_backward(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        loop.optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2)
+        for (batch,) in loop.data:
+
+            def closure(batch: Tensor = batch) -> Tensor:
+                loss: Tensor = loop.model(batch).square().mean()
+                loss.backward()
+                return loss
+
+            loop.optimizer.step(closure)
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == 12
+    assert found.phases() == {"data_wait", "forward", "backward", "optimizer", "other"}
+
+
+def test_the_workers_of_a_loader_and_a_process_without_updates_are_no_ranks(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.data = batches(workers=1)
+    assert len(probed(tmp_path, loop).steps) == 12
+    (tmp_path / "host").unlink()
+    assert probed(tmp_path, lambda: [nn.Linear(3, 1)(batch) for (batch,) in batches()]).names == []
+
+
+def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+
+    def run() -> None:
+        loop = Loop()
+        loop()
+        torch.save(loop.model, path)
+        assert not loop.model._forward_pre_hooks
+        assert not loop.model._forward_hooks
+        assert "probe" not in repr(nn.Module.__call__)
+
+    assert probed(tmp_path, run).code == 0
+    assert b"probe" not in path.read_bytes()
+    assert isinstance(torch.load(path, weights_only=False), nn.Sequential)
+
+
+def test_what_comes_long_before_the_first_update_is_set_up(tmp_path: Path) -> None:
+    def run() -> None:
+        for _ in batches(3000):
+            pass
+        Loop()()
+
+    found = probed(tmp_path, run)
+    assert found.steps[0]["samples"] < 4 * timeline.LONGEST_PERIOD * 200
+    assert len(found.steps) == 12
+
+
+def test_a_program_without_a_host_runs_on(tmp_path: Path) -> None:
+    loop = Loop()
+    child = os.fork()
+    if not child:
+        os._exit(_run(str(tmp_path / "nobody"), loop) or len(loop.losses) != 12)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+class Device:
+    """Stands in for torch.cuda, on whose timeline an event comes later than on the host's."""
+
+    now = 0.0
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = -1.0
+
+        def record(self) -> None:
+            Device.now += 0.25
+            self.at = Device.now
+
+        def query(self) -> bool:
+            return self.at <= Device.now - 2
+
+        def elapsed_time(self, end: "Device.Event") -> float:
+            return 1e3 * (end.at - self.at)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", Device.Event)
+    monkeypatch.setattr(Device, "now", 0.0)
+
+
+def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
+    made = Timeline()
+    for number in range(timeline.CERTAIN):
+        with made.phase("optimizer"), made.phase("forward"):
+            pass
+        assert not list(made.steps()), number
+        made.end_part(1)
+    Device.now += 10
+    steps = list(made.steps())
+    assert len(steps) == timeline.CERTAIN
+    assert made.measure(steps[0])[0] == {"other": 0.5, "optimizer": 0.5, "forward": 0.25}
+
+
+def test_a_real_program_prints_the_same_losses_with_the_probe(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sitecustomize, torch\n"
+        "assert sitecustomize.OWN\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "for _ in range(30):\n"
+        "    loss = model(torch.randn(4, 3)).square().mean()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    print(repr(loss.item()))\n"
+        "import sys\n"
+        "print([entry for entry in sys.path if 'probe' in entry])\n"
+    )
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("OWN = True\n")
+    command = f"PYTHONPATH=$PYTHONPATH:{own} {sys.executable} {script}"
+    options = ("--repeats", "1", "--steps", "all")
+    run = gpubench("train-bench", *options, "--", "sh", "-c", command, results=tmp_path)
+    assert run.code == 0
+    *losses, path = (run.run / "output.log").read_text().splitlines()
+    assert path == "[]"
+    assert [step["loss"] for step in run.lines("steps.jsonl")] == [float(loss) for loss in losses]

@@ -1,0 +1,197 @@
+"""`gpubench train-bench -- PROGRAM`: what the host makes of a program of the user."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from running import Finished, gpubench, metrics
+
+PROGRAM = str(Path(__file__).with_name("training_program.py"))
+
+
+def measure(results: Path, *words: str, options: Sequence[str] = (), cwd: Path | None = None) -> Finished:
+    few = ("--repeats", "1", "--steps", "20", "-q")
+    return gpubench("train-bench", *few, *options, "--", *words, results=results, cwd=cwd)
+
+
+def takes(steps: int, end: str | int = 0) -> list[str]:
+    return [sys.executable, PROGRAM, str(steps), str(end)]
+
+
+def running(words: Sequence[str]) -> list[psutil.Process]:
+    """Returns the processes with this command line."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline() == [*words]:
+                found.append(process)
+    return found
+
+
+def errors(run: Finished) -> tuple[str, str]:
+    """Returns the error and its hint, which must be the only two lines on stderr but for warnings."""
+    error, hint = (line for line in run.stderr.splitlines() if not line.startswith("warning: "))
+    return error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+def test_a_program_leaves_a_run_directory_like_any_other_run(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(500))
+    assert run.code == 0
+    assert metrics(run)["step_time"]["estimate"] == pytest.approx(0.002)
+    assert metrics(run)["throughput"]["estimate"] == pytest.approx(4 / 0.002)
+    assert run.document("run.json")["workload"]["samples_per_step"] == 4
+    assert run.document("environment.json")["torch"]["version"] == "2.1.0"  # the program's, not that of gpubench
+    assert run.document("environment.json")["host"]["name"]
+    assert "took 30 steps" in (run.run / "output.log").read_text()
+    assert "took 30 steps" not in (run.run / "run.log").read_text()
+    assert len(run.lines("steps.jsonl")) == 30
+    assert f"{PROGRAM} 500 0, 4 samples a step on cpu" in run.stdout
+    assert (run.run / "report.html").is_file()
+
+
+def test_a_program_can_take_all_of_its_steps(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(45), options=["--steps", "all"])
+    assert (run.code, len(run.lines("steps.jsonl"))) == (0, 45)
+
+
+def test_fewer_steps_than_asked_for_are_measured(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(25))
+    assert (run.code, len(run.lines("steps.jsonl"))) == (0, 25)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (takes(8), "the program ended after 8 optimizer steps, and the warm-up takes 10", "--training.warmup_steps"),
+        (takes(7, 3), "the program exited with code 3 in step 7", "the last line it printed"),
+        ([sys.executable, "-c", "print(1)"], "the program never imported torch", "last: 1"),
+        ([sys.executable, "-c", "raise SystemExit('no data')"], "exited with code 1 before its first", "no data"),
+        ([sys.executable, "-I", "-c", "1"], "none of its processes is a Python that imports sitecustomize", "-I"),
+        (["true"], "none of its processes is a Python that imports sitecustomize", "-S"),
+        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "was killed by SIGKILL", "out of memory"),
+    ],
+    ids=["ends early", "fails", "no torch", "fails before", "isolated", "no Python", "killed"],
+)
+def test_a_program_that_cannot_be_measured_gets_one_error(
+    tmp_path: Path, words: list[str], error: str, hint: str
+) -> None:
+    run = measure(tmp_path, *words)
+    assert run.code == 1
+    said, advice = errors(run)
+    assert error in said
+    assert hint in advice
+    assert run.document("run.json")["status"] == "failed"
+    assert run.document("run.json")["error"]["message"] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "error"),
+    [
+        (["nosuch"], (), "there is no command 'nosuch'"),
+        (["./train.py"], (), "./train.py is not executable; start it with python ./train.py"),
+        ([], (), "names no program"),
+        (["true"], ("--program.directory=nosuch",), "there is no directory nosuch"),
+        (["true"], ("--precision", "bf16"), "--precision configures a model of gpubench"),
+        (["true"], ("--training.optimizer=sgd",), "'training.optimizer' is a setting of train-bench"),
+        (["true"], ("--vs", "precision=bf16"), "--vs changes a setting of gpubench"),
+        (["true"], ("--vs-ref", "HEAD"), "not a git repository"),
+        (["true"], ("--vs-ref", "HEAD", "--vs-args", "x"), "two comparisons"),
+        (["true"], ("--steps", "none"), "training.steps"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_is_written(
+    tmp_path: Path, words: list[str], options: tuple[str, ...], error: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    run = measure(tmp_path / "results", *words, options=options, cwd=tmp_path)
+    assert run.code == 2
+    assert error in errors(run)[0]
+    assert not run.runs
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "error"),
+    [
+        (takes(7, "hang"), ("--measurement.stall_timeout=1",), "has made no progress for 1 s, in step 7"),
+        (["sleep", "7653"], ("--program.patience=1",), "has taken no optimizer step 1 s after its start"),
+        (takes(500, "hang"), ("--program.grace=1",), None),
+    ],
+    ids=["a step", "before the first step", "after the last step"],
+)
+def test_a_program_that_does_not_go_on_is_ended(
+    tmp_path: Path, words: list[str], options: tuple[str, ...], error: str | None
+) -> None:
+    run = measure(tmp_path, *words, options=options)
+    assert run.code == (1 if error else 0)
+    assert error is None or error in errors(run)[0]
+    assert not running(words)
+
+
+def test_the_processes_that_a_program_leaves_behind_are_ended(tmp_path: Path) -> None:
+    stray = "import subprocess; subprocess.Popen(['sleep', '7654'], start_new_session=True)"
+    own = f"import runpy, sys; sys.argv[1:] = ['500', '0']; runpy.run_path({PROGRAM!r}, run_name='__main__')"
+    run = measure(tmp_path, sys.executable, "-c", f"{stray}; {own}")
+    assert run.code == 0
+    assert not running(["sleep", "7654"])
+
+
+def test_all_ranks_of_a_program_are_measured(tmp_path: Path) -> None:
+    ranks = [f"RANK={rank} WORLD_SIZE=2 {sys.executable} {PROGRAM} 500 0 &" for rank in (0, 1)]
+    run = measure(tmp_path, "sh", "-c", f"{' '.join(ranks)} wait")
+    assert run.code == 0
+    assert run.document("run.json")["world_size"] == 2
+    assert metrics(run)["throughput"]["estimate"] == pytest.approx(2 * 4 / 0.002)
+
+
+def test_output_is_kept_up_to_a_limit_and_does_not_stop_the_program(tmp_path: Path) -> None:
+    much = "import os; [os.write(1, b'x' * 99 + b'\\n') for _ in range(700_000)]; print('the end')"
+    run = measure(tmp_path, sys.executable, "-c", f"{much}; raise SystemExit(3)")
+    assert "last: the end" in errors(run)[1]
+    assert (run.run / "output.log").stat().st_size == 64 * 2**20
+
+
+def test_a_program_is_compared_with_itself_given_more_arguments(tmp_path: Path) -> None:
+    more = "more 'two words'"
+    run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs-args", more, "--json"])
+    assert run.code == 0
+    (compared,) = json.loads(run.stdout)["comparisons"]
+    assert [compared[side]["label"] for side in ("baseline", "candidate")] == ["as given", f"with {more}"]
+    assert compared["comparability"]["comparable"]
+    assert {each["key"] for each in compared["comparability"]["differences"]} == {"program.command"}
+
+
+def test_a_directory_is_compared_with_a_commit_and_left_as_it_is(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e")
+        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    own = tmp_path / "folder" / "train.py"
+    own.parent.mkdir()
+    own.write_text(Path(PROGRAM).read_text())
+    git("init", "-q", "-b", "main")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    own.write_text(own.read_text().replace('"samples": 4', '"samples": 5'))
+    (tmp_path / ".gitignore").write_text("results\n")
+    before = git("status", "--porcelain"), git("worktree", "list")
+    words = (sys.executable, "train.py", "500", "0")
+    run = measure(tmp_path / "results", *words, options=["--vs-ref", "main"], cwd=own.parent)
+    assert run.code == 0
+    old, new = (json.loads((each / "run.json").read_text()) for each in run.runs)
+    assert [each["workload"]["samples_per_step"] for each in (old, new)] == [4, 5]
+    assert [each["git"]["dirty"] for each in (old, new)] == [False, True]
+    assert old["git"]["commit"] == git("rev-parse", "HEAD").strip()
+    assert (git("status", "--porcelain"), git("worktree", "list")) == before
+
+
+def test_print_config_shows_what_would_be_run(tmp_path: Path) -> None:
+    run = measure(tmp_path, "true", "a b", options=["--print-config"])
+    assert run.code == 0
+    assert "command: true 'a b'" in run.stdout
+    assert not run.runs

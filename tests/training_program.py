@@ -1,0 +1,60 @@
+"""A stand-in for a training program: the host sees the same of it, and it starts without torch, in a tenth of the time.
+
+    python training_program.py STEPS END
+
+takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang".
+"""
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+STEP_SECONDS = 0.002
+PHASES = {"data_wait": 0.0005, "forward": 0.001, "backward": 0.0005}
+
+
+def host_of_the_probe() -> ModuleType:
+    """Loads the module as the probe does, under a name of its own."""
+    folder = next(entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry.endswith("probe"))
+    spec = importlib.util.spec_from_file_location("probe_host", Path(folder, "host.py"))
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    steps, end = int(sys.argv[1]), sys.argv[2]
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    host = host_of_the_probe().Host(os.environ["_GPUBENCH_PROBE"], rank, world_size)
+    training, (repeat,) = host.job["settings"]["training"], host.job["repeats"]
+    wanted = steps if training["steps"] == "all" else training["steps"] + training["warmup_steps"]
+    if rank == 0:
+        host.put("environmentcaptured", environment={"python": {"version": "3.9.0"}, "torch": {"version": "2.1.0"}})
+    model = {"parameters": 7, "trainable_parameters": 7, "sample_shape": "3", "tokens_per_sample": None}
+    host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu")
+    began = time.monotonic_ns()
+    for step in range(min(steps, wanted)):
+        one = {"repeat": repeat, "rank": rank, "epoch": 0, "step": step, "time": host.unix(began) + step * STEP_SECONDS}
+        numbers = {"total": STEP_SECONDS, "phases": PHASES, "host": STEP_SECONDS, "samples": 4, "loss": 1 / (step + 1)}
+        host.put("stepsmeasured", steps=[one | numbers])
+    host.flush()
+    print("took", min(steps, wanted), "steps")
+    print("\x1b[2Jthe last line it printed", flush=True)
+    if steps < wanted and end == "hang":
+        time.sleep(600)
+    memory = {"peak_allocated": None, "peak_reserved": None, "peak_rss": 1}
+    host.put("repeatdone", repeat=repeat, wall=STEP_SECONDS * min(steps, wanted), **memory)
+    host.put("done")
+    host.flush()
+    if end == "hang":
+        time.sleep(600)
+    sys.exit(0 if steps >= wanted else int(end))
+
+
+if __name__ == "__main__":
+    main()
