@@ -64,7 +64,7 @@ def train_bench(
 ) -> None:
     """Measure how fast a model, or your own program, trains on this machine, and where the time of a step goes."""
     program = options.program(ctx)
-    if program is not None:
+    if program is not None or runs_program(config):
         measure_program(
             ctx, config, program, vs, vs_args, vs_ref, print_config, json=json, quiet=quiet, verbose=verbose
         )
@@ -89,17 +89,25 @@ def train_bench(
     run_and_report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
 
 
+def runs_program(config: str | None) -> bool:
+    """Returns whether `config` is the file of a run that measured a program of the user."""
+    from gpubench.settings.loading import find_config, writer_of
+    from gpubench.settings.schema import PROGRAM
+
+    return config is not None and writer_of(find_config(config)) == PROGRAM
+
+
 def measure_program(
     ctx: typer.Context,
     config: str | None,
-    words: Sequence[str],
+    words: Sequence[str] | None,
     vs: Sequence[str] | None,
     vs_args: str | None,
     vs_ref: str | None,
     print_config: bool,
     **shown: Any,
 ) -> None:
-    """Measures a program of the user, or two versions of it interleaved."""
+    """Measures a program of the user, or two versions interleaved. `words` is None if `config` has the command."""
     from gpubench.host.program import ProgramRecorder, complete_program
     from gpubench.settings.field import fields
     from gpubench.settings.loading import canonical, completed, load, owners
@@ -113,12 +121,14 @@ def measure_program(
     foreign = [name for name in options.given(ctx) if owners(name) and canonical(ProgramSettings, name) not in known]
     if foreign:
         raise UsageError(
-            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, and {words[0]} is a program of its own",
+            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
             "leave it out, or give the program an argument of its own after --",
         )
     if vs_args and vs_ref:
         raise UsageError("--vs-args and --vs-ref are two comparisons", "give one of them")
-    given = {**options.overrides(ctx, ProgramSettings), "program.command": shlex.join(words)}
+    given = options.overrides(ctx, ProgramSettings)
+    if words is not None:
+        given["program.command"] = shlex.join(words)
     run = completed(load(ProgramSettings, config, given), complete_program)
     runs, labels = [run], []
     if vs_args:

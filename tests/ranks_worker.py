@@ -55,6 +55,7 @@ def main(strategy: str, accumulation: int, folder: Path) -> None:
     if ranks.is_rank_zero:
         torch.save(gradients, folder / "gradients.pt")
     (folder / f"calls-{ranks.rank}").write_text(str(len(calls)))
+    del module, loss  # before the group: freed after it, the reducer joins a thread that waits for the GIL
     distributed.cleanup_ddp()
 
 

@@ -15,7 +15,7 @@ from gpubench.commands import app
 from gpubench.metrics import DEFINITIONS
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import canonical
-from gpubench.settings.schema import COMMANDS, RunSettings
+from gpubench.settings.schema import COMMANDS, PROGRAM, RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -112,7 +112,12 @@ def settings() -> str:
             defaults.setdefault(setting, {})[command] = default
     lines: list[str] = []
     for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
-        lines += [f"## {listed(group)}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"## {listed('a program after --' if each == PROGRAM else each for each in group)}",
+            "",
+            "| setting | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
         rows = [(setting, by_command) for setting, by_command in defaults.items() if tuple(by_command) == group]
         for setting, by_command in sorted(rows, key=lambda row: "." in row[0].key):
             names = ", ".join(f"`{name}`" for name in [setting.key, *_aliases(setting.key, group)])

@@ -190,6 +190,13 @@ def test_a_directory_is_compared_with_a_commit_and_left_as_it_is(tmp_path: Path)
     assert (git("status", "--porcelain"), git("worktree", "list")) == before
 
 
+def test_the_run_of_a_program_is_repeated_from_its_configuration(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(500))
+    again = gpubench("train-bench", "--config", str(run.run / "config.yaml"), "-q", results=tmp_path / "again")
+    assert again.code == 0
+    assert len(again.lines("steps.jsonl")) == 30
+
+
 def test_print_config_shows_what_would_be_run(tmp_path: Path) -> None:
     run = measure(tmp_path, "true", "a b", options=["--print-config"])
     assert run.code == 0

@@ -16,6 +16,7 @@ from rich.console import Console
 from gpubench import events, units
 from gpubench.errors import RunFailed
 from gpubench.host import live, live_pipeline, schedule
+from gpubench.host import recorder as recorders
 from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
@@ -112,7 +113,7 @@ def test_both_ends_of_a_link_between_machines_give_up_after_the_deadline_of_a_pi
         jobs.append(job)
         raise RunFailed("far enough")
 
-    monkeypatch.setattr(schedule, "Workers", workers)
+    monkeypatch.setattr(recorders, "Workers", workers)
     for deadline in (8.0, 1.0, 60.0):
         given = {"results": str(tmp_path), "pipeline.deadline": deadline} | ON_CPU
         recorder = PipeRecorder(completed(load(PipeSettings, None, given), defaults.complete), ["gpubench"])
