@@ -26,7 +26,9 @@ app.command("train-bench", cls=options.TakesProgram, epilog=train_bench.EPILOG, 
     train_bench.train_bench
 )
 app.command("pipe-infer", epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(pipe_infer.pipe_infer)
-app.command("profile", epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(profile.profile)
+app.command("profile", cls=options.TakesProgram, epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
+    profile.profile
+)
 app.command("memory", epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(memory.memory)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 

@@ -4,7 +4,7 @@ Their values stay text, because the settings parse and check them.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
 SAMPLING, PIPELINE, PROGRAM = "Sampling", "Pipeline", "Your program"
+
+
+class Shown(NamedTuple):
+    """What is printed of a result."""
+
+    json: bool
+    quiet: bool
+    verbose: int
 
 
 class TakesProgram(TyperCommand):

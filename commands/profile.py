@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output
+from gpubench.commands import options, output, program
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
@@ -20,6 +20,8 @@ EPILOG = """Examples:
 gpubench profile
 
 gpubench profile --config gpt2 --precision bf16 --verify
+
+gpubench profile -- python train.py --epochs 1
 
 gpubench profile --trace run.pt.trace.json.gz
 
@@ -88,7 +90,7 @@ def profile(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Find the bottleneck of a training run, and estimate what fixing it saves."""
+    """Find the bottleneck of a training run or of your own program, and estimate what fixing it saves."""
     from gpubench.settings.schema import ProfileSettings
 
     if trace or against:
@@ -96,6 +98,16 @@ def profile(
         if launched_by_torchrun() and not is_rank_zero():
             return
         _of_files(trace or [], against or [], html, json=json, verbose=verbose)
+        return
+    if program.is_given(ctx, config):
+        if verify or html:
+            name = "--verify" if verify else "--html"
+            raise UsageError(
+                f"{name} is not available for a program", "try a fix with train-bench --vs-args or --vs-ref"
+            )
+        defaults = {"profiling.enabled": "true", "experiment": "profile"}
+        shown = {"json": json, "quiet": quiet, "verbose": verbose}
+        program.measure(ctx, config, defaults, print_config=print_config, **shown)
         return
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")

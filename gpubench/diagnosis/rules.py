@@ -93,19 +93,21 @@ def of_files(paths: Sequence[Path]) -> Diagnosis:
 
 def of_run(
     paths: Sequence[Path],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
     metrics: Mapping[str, Metric],
     environment: Mapping[str, Any],
     unit_time: float | None,
 ) -> Diagnosis:
-    """Diagnoses a run of our own, with the settings, metrics and environment of its clean repeats, by dot-key.
+    """Diagnoses a run, with the settings, metrics and environment of its clean repeats, by dot-key.
+
+    `settings` is None for a program of the user, whose findings propose no settings.
 
     `paths` are all traces of the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a
     clean step, in seconds. Raises DataError as `of_files` does.
     """
     latest = _latest(paths)
     profile = analyse([read(path) for path in latest])
-    if settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
+    if settings and settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
         profile = _noted(profile, EAGER)
     overhead = _overhead(profile, unit_time)
     case = ProfileCase(profile, metrics, environment, overhead, settings=settings)

@@ -294,6 +294,10 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         return self._device == "cuda"
 
     @property
+    def diagnosed_settings(self) -> None:
+        return None
+
+    @property
     def watched_gpus(self) -> list[int]:
         """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
         return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
@@ -336,6 +340,10 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
             f"the program ended after {units.counted(steps, 'optimizer step')}, and the warm-up takes {warmup}",
             "let the program take more steps, or lower --training.warmup_steps",
         )
+
+    def unit_time(self, summary: Summary) -> float | None:
+        step_time = summary.get("step_time")
+        return step_time.estimate if step_time else None
 
     def _samples_per_step(self) -> int | None:
         """Returns the usual number of samples of one rank in one step, or None before the first step."""

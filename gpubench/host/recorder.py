@@ -324,7 +324,7 @@ class Recorder(ABC, Generic[S]):
             summary = self.summary()
             self.diagnosis = found = of_run(
                 self.traces,
-                self._values,
+                self.diagnosed_settings,
                 {metric.name: metric for metric in summary.metrics},
                 flatten(self.environment),
                 self.unit_time(summary),
@@ -336,6 +336,11 @@ class Recorder(ABC, Generic[S]):
             log.warning("no diagnosis: %s", error)
         finally:
             self.listen_to_log(False)
+
+    @property
+    def diagnosed_settings(self) -> Mapping[str, Any] | None:
+        """The settings of the recorded program by dot-key; None if they are not those of gpubench."""
+        return self._values
 
     @property
     def findings(self) -> Findings | None:

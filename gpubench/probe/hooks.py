@@ -20,6 +20,7 @@ from torch.utils.data import dataloader
 
 from .facts import facts, peak_memory
 from .host import Host
+from .recording import Recording, is_profiled
 from .timeline import EVALUATION, OTHER, Part, Timeline
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
@@ -51,6 +52,10 @@ class Probe:
         self._sample_shape = ""
         self._host: Host | None = None
         self._repeat = self._sent = 0
+        self._recording: Recording | None = None
+        self._recorded = 0
+        """The number of complete steps that the recording knows of."""
+        self._profiler_reported = False
         self._warmup = 0
         self._wanted: int | None = None
         self._time = 0.0
@@ -175,9 +180,20 @@ class Probe:
             self._join()
         if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
             self._send_steps()
+        if self._recording:
+            self._record(self._recording, self._timeline.complete)
         if self._wanted and self._timeline.complete >= self._wanted:
             self._finish()
             raise SystemExit(0)
+
+    def _record(self, recording: Recording, complete: int) -> None:
+        """Starts the recording with the first complete step, and advances it with every further one."""
+        if complete and not self._recorded:
+            recording.start(list(self._roots.values()))
+            self._wanted = complete + recording.steps  # on all ranks, so that they end together
+        elif complete > self._recorded:
+            recording.advance()
+        self._recorded = complete
 
     # The outermost modules.
 
@@ -218,6 +234,9 @@ class Probe:
         atexit.register(self._leave)
         if host.rank == 0:
             host.put("environmentcaptured", environment=facts())
+        profiling = settings["profiling"]
+        if self._repeat == host.job["profiled"]:
+            self._recording = Recording(profiling, host, self._repeat)
         if self._wanted:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
@@ -239,6 +258,9 @@ class Probe:
     def _send_steps(self, *, ended: bool = False) -> None:
         """Sends the steps that the device has finished; `ended` after the last one."""
         assert self._host
+        if not self._profiler_reported and not self._recording and is_profiled():
+            self._profiler_reported = True
+            self._host.warn("the program runs a profiler of its own, which slows it down")
         steps = [self._step(parts) for parts in self._timeline.steps(ended=ended)]
         if steps:
             self._host.put("stepsmeasured", steps=steps)
@@ -273,6 +295,8 @@ class Probe:
         wall = self._timeline.end()
         self._send_steps(ended=True)
         assert self._host
+        if self._recording:
+            self._recording.close()
         self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
         self._host.put("done")
         self._host.flush()

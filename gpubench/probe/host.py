@@ -51,6 +51,10 @@ class Host:
         """Buffers an event until the next flush."""
         self._pending.append(_line({"event": event, "rank": self.rank, **fields}))
 
+    def warn(self, message: str) -> None:
+        """Adds a warning to the run's log."""
+        self.put("log", time=time.time(), level=30, logger="gpubench.program", message=message)
+
     def due(self) -> bool:
         """Returns whether the last flush was more than FLUSH_SECONDS ago."""
         return time.monotonic() - self._flushed_at > FLUSH_SECONDS

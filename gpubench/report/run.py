@@ -46,6 +46,7 @@ from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMM
 from gpubench.runs.reader import Run
 from gpubench.runs.summary import Summary
 from gpubench.runs.warnings import on_noise
+from gpubench.settings.schema import PROGRAM
 from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
@@ -162,13 +163,20 @@ def headline(run: RunEvidence) -> str:
     """Returns the answer in one line: what ran and how fast; what takes the time of a profiled run; what fills the
     memory of a memory run, or which batch fits.
     """
-    if run.record and run.record.command == "profile" and run.findings:
+    if _diagnosed(run) and run.findings:
         return run.findings.headline.rstrip(".")
     if run.batch_sizes:
         return memory.batch_sizes_sentence(run.batch_sizes)
     if run.footprints and run.footprints.ranks:
         return memory.headline(_fullest(run.footprints))
     return _measured(run)
+
+
+def _diagnosed(run: RunEvidence) -> bool:
+    """Returns whether the run was made for its profile, so that findings come before metrics."""
+    recorded = bool(run.settings.get("profiling.enabled"))
+    command = run.record.command if run.record else ""
+    return command == "profile" or (command == PROGRAM and recorded)
 
 
 def _measured(run: RunEvidence) -> str:
@@ -196,9 +204,10 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     if run.trades:
         made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
-    if command != "profile" and run.profile and run.findings:
+    diagnosing = _diagnosed(run)
+    if not diagnosing and run.profile and run.findings:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
-    if command == "profile":
+    if diagnosing:
         ran = Paragraph(_measured(run), "strong")
         made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
     elif command == "memory" and not (run.batch_sizes or run.footprints or run.trades):
@@ -206,7 +215,7 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     made += pipeline.before_metrics(run.pipeline, run) if run.pipeline else []
     made += _metrics(run)
     made += pipeline.after_metrics(run.pipeline, run) if run.pipeline else _steps(run)
-    if command != "profile" and diagnosed:
+    if not diagnosing and diagnosed:
         made += _diagnosis(run, *diagnosed)
     return made
 
@@ -275,7 +284,7 @@ def _diagnosis(run: RunEvidence, found: Profile, findings: Findings) -> list[Blo
 def _metrics(run: RunEvidence) -> Iterator[Block]:
     """Yields the metrics: the leading ones in a terminal, all of them on a page."""
     yield Heading("Metrics")
-    untimed = run.untimed or (run.record is not None and run.record.command == "profile")
+    untimed = run.untimed or _diagnosed(run)
     leading = () if untimed else pipeline.METRICS if run.pipeline else OF_TRAINING
     listed = [run.metrics[name] for name in leading if name in run.metrics]
     news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
@@ -360,8 +369,7 @@ def _steps(run: RunEvidence) -> Iterator[Block]:
     if drawing is not None and not run.untimed:
         yield Heading("Phases of a step")
         yield Figure("", drawing, shape="wide")
-        clean_step = run.record is not None and run.record.command == "profile"
-        of = "phase of a clean step" if clean_step else "phase"
+        of = "phase of a clean step" if _diagnosed(run) else "phase"
         yield Breakdown("", of, "time", [_phase(name, found[name], found[name] / whole) for name in ordered])
     yield _rank_table(run)
 

@@ -618,7 +618,12 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     device: Device | Open = untaken(None)
     performance: ProcessSettings[Open] = untaken(ProcessSettings())
     distributed: RankSettings[Open] = untaken(RankSettings())
-    profiling: ProfilingSettings = untaken(ProfilingSettings())
+
+    @model_validator(mode="after")
+    def _counts_steps(self) -> Self:
+        if self.profiling.enabled and self.profiling.unit == "epoch":
+            raise Conflict("profiling.unit=epoch: the epochs of a program are not known", "profiling.unit")
+        return self
 
 
 _OF_COMMANDS: Sequence[type[RunSettings]] = (

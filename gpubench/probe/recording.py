@@ -1,0 +1,115 @@
+"""Records steps of the program with torch.profiler, and sends the traces to the host."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
+
+from .host import Host
+
+CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
+
+
+class Recording:
+    """The recording of one repeat of this process, from its first complete step on."""
+
+    def __init__(self, settings: dict[str, Any], host: Host, repeat: int) -> None:
+        """`settings` are those of `gpubench.settings.schema.ProfilingSettings`."""
+        self.steps = settings["wait"] + (settings["warmup"] + settings["active"]) * (settings["repeat"] + 1)
+        """The number of steps that the recording takes."""
+        self._settings = settings
+        self._host = host
+        self._repeat = repeat
+        self._folder = TemporaryDirectory(prefix="gpubench-")
+        self._profile: profile | None = None
+        self._paths: dict[int, str] = {}
+
+    def start(self, roots: list[torch.nn.Module]) -> None:
+        """Starts the profiler's schedule, unless this rank is not recorded, or the program runs a profiler of its own.
+
+        The calls of the modules in `roots` are annotated, if they run uncompiled.
+        """
+        settings = self._settings
+        if is_profiled():
+            self._host.warn("the program runs a profiler of its own, so that it cannot be recorded")
+            return
+        if self._host.rank and not settings["all_ranks"]:
+            return
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_initialized(),
+            # torch's `wait` applies to each cycle, `skip_first` only to the start.
+            schedule=schedule(
+                skip_first=settings["wait"],
+                wait=0,
+                warmup=settings["warmup"],
+                active=settings["active"],
+                repeat=settings["repeat"] + 1,
+            ),
+            on_trace_ready=tensorboard_trace_handler(
+                self._folder.name, worker_name=f"rank{self._host.rank}", use_gzip=settings["compress"]
+            ),
+            record_shapes=settings["record_shapes"],
+            profile_memory=settings["profile_memory"],
+            with_stack=settings["with_stack"],
+        )
+        if settings["modules"] and not any(hasattr(root, "_orig_mod") for root in roots):
+            for root in roots:
+                for path, module in root.named_modules():
+                    self._paths.setdefault(id(module), f"module: {path} ({type(module).__name__})")
+            self._annotate()
+        self._call(self._profile.start)
+
+    def advance(self) -> None:
+        """Advances the schedule by one step."""
+        if self._profile:
+            self._call(self._profile.step)
+
+    def close(self) -> None:
+        """Stops the profiler, and sends the traces of the complete cycles."""
+        if self._profile:
+            self._call(self._profile.stop)
+            self._profile = None
+        for path in sorted(Path(self._folder.name).iterdir()):
+            data = path.read_bytes()
+            for start in range(0, len(data), CHUNK):
+                self._host.put(
+                    "tracerecorded",
+                    repeat=self._repeat,
+                    name=path.name,
+                    data=base64.b64encode(data[start : start + CHUNK]).decode(),
+                    last=start + CHUNK >= len(data),
+                )
+                self._host.flush()
+        self._folder.cleanup()
+
+    def _annotate(self) -> None:
+        """Annotates the calls of the known modules, by wrapping the call of every module."""
+        call = torch.nn.Module.__call__
+
+        @functools.wraps(call)
+        def annotated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = self._paths.get(id(module))
+            if name is None:
+                return call(module, *args, **kwargs)
+            with record_function(name):
+                return call(module, *args, **kwargs)
+
+        torch.nn.Module.__call__ = annotated  # type: ignore[method-assign]
+
+    @staticmethod
+    def _call(action: Callable[[], object]) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Profiler")  # on events that are in the files already
+            action()
+
+
+def is_profiled() -> bool:
+    """Returns whether a profiler records this thread."""
+    return bool(torch._C._autograd._profiler_enabled())
