@@ -105,9 +105,9 @@ def profile(
             raise UsageError(
                 f"{name} is not available for a program", "try a fix with train-bench --vs-args or --vs-ref"
             )
+        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
         defaults = {"profiling.enabled": "true", "experiment": "profile"}
-        shown = {"json": json, "quiet": quiet, "verbose": verbose}
-        program.measure(ctx, config, defaults, print_config=print_config, **shown)
+        program.measure(ctx, config, shown, defaults, print_config=print_config)
         return
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
