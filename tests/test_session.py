@@ -59,7 +59,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, steps: ModuleType) -> Sess
     folder = tmp_path_factory.mktemp("session") / "program"
     shutil.copytree(SESSION, folder, ignore=shutil.ignore_patterns("results", "__pycache__"))
     found = Session(folder, steps)
-    done = found.run("DIAGNOSE", *QUICK, *RECORDED)
+    done = found.run("FINDINGS", *QUICK, *RECORDED)
     assert not done.code, done.stderr
     (folder / "shown.txt").write_text(done.stdout)
     return found
@@ -146,13 +146,17 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(se
     assert {"profile/host/data_loader", "profile/host/operators"} <= tags
 
 
-@pytest.mark.parametrize("name", ["MEASURE", "FINDINGS"])
-def test_a_picture_holds_the_lines_that_it_is_told_to(steps: ModuleType, name: str, tmp_path: Path) -> None:
-    step = getattr(steps, name)
+@pytest.mark.parametrize(
+    ("name", "lines"), [("MEASURE", slice(0, 5)), ("FINDINGS", slice(0, 2)), ("PARTS", slice(2, 4))]
+)
+def test_a_picture_holds_the_lines_that_it_is_told_to(
+    steps: ModuleType, name: str, lines: slice, tmp_path: Path
+) -> None:
     cut: Callable[..., str] = steps.cut
-    shown = cut("\nhead\n1. \x1b[31mfirst\x1b[0m\n2. second\nnot judged for want of\n", step)
-    assert shown == {"MEASURE": "head\n1. \x1b[31mfirst\x1b[0m\n2. second\nnot judged for want of",
-                     "FINDINGS": "1. \x1b[31mfirst\x1b[0m\n2. second"}[name]  # fmt: skip
+    text = ["head", "1. \x1b[31mfirst\x1b[0m", "part of a step", "python", "-v also shows"]
+    shown = cut("\n" + "\n".join(text) + "\n", getattr(steps, name))
+    assert shown == "\n".join(text[lines])
+    shown = f"{shown} first"
     steps.picture("title", shown, tmp_path / "one.svg")
     svg = (tmp_path / "one.svg").read_text()
     assert "first" in svg

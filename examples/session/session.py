@@ -43,8 +43,8 @@ class Step:
 
 
 MEASURE = Step("measure", "gpubench train-bench --config my_training.yaml")
-FINDINGS = Step("findings", "gpubench profile --config my_training.yaml --verify", until="not judged")
-PARTS = Step("diagnose", FINDINGS.command, since="of a step", until="Phases")
+FINDINGS = Step("findings", "gpubench profile --config my_training.yaml --verify", until="part of a step")
+PARTS = Step("diagnose", FINDINGS.command, since="part of a step", until="-v also shows")
 MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until=r"1\. ")
 CHANGE = Step("", "gpubench train-bench --config my_training.yaml KEEP")
 JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html")
