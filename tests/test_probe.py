@@ -4,6 +4,7 @@ Each loop runs in a fork of this process, in which the probe is installed as it 
 only rank of a host in this process. One test runs a real program.
 """
 
+import base64
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from gpubench.probe import timeline
 from gpubench.probe.hooks import Probe
 from gpubench.probe.timeline import Timeline, period
 from gpubench.ranks import machine
+from gpubench.settings.schema import ProfilingSettings
 
 WARMUP = 3
 
@@ -34,6 +36,7 @@ class Measured:
 
     def __init__(self, events: list[dict[str, Any]], code: int) -> None:
         self.code = code
+        self.all = events
         self.names = [event["event"] for event in events]
         self.events = {event["event"]: event for event in events}
         self.steps = [step for event in events if event["event"] == "stepsmeasured" for step in event["steps"]]
@@ -43,8 +46,13 @@ class Measured:
         return {phase for step in self.steps[since:] for phase in step["phases"]}
 
 
-def probed(folder: Path, loop: Callable[[], object], steps: int | str = "all") -> Measured:
-    """Runs `loop` with the probe in a fork of this process, as the only rank of a host."""
+def probed(
+    folder: Path, loop: Callable[[], object], steps: int | str = "all", profiling: dict[str, Any] | None = None
+) -> Measured:
+    """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
+
+    `profiling` are the settings of a repeat that is recorded; None for one that is measured.
+    """
     address = str(folder / "host")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -54,7 +62,7 @@ def probed(folder: Path, loop: Callable[[], object], steps: int | str = "all") -
         if not child:
             os._exit(_run(address, loop))
         found: list[dict[str, Any]] = []
-        serving = threading.Thread(target=_serve, args=(listener, steps, found))
+        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
         serving.start()
         _, status = os.waitpid(child, 0)
         listener.shutdown(socket.SHUT_RDWR)
@@ -78,14 +86,17 @@ def _run(address: str, loop: Callable[[], object]) -> int:
     return 0
 
 
-def _serve(listener: socket.socket, steps: int | str, found: list[dict[str, Any]]) -> None:
+def _serve(
+    listener: socket.socket, steps: int | str, profiling: dict[str, Any] | None, found: list[dict[str, Any]]
+) -> None:
     try:
         connection, _ = listener.accept()
     except OSError:
         return
     job = {
-        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}},
+        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}, "profiling": profiling},
         "repeats": [0],
+        "profiled": 0 if profiling else None,
         "clock": [time.time(), time.monotonic()],
         "machine": machine(),
     }
@@ -267,6 +278,34 @@ def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path:
     assert probed(tmp_path, run).code == 0
     assert b"probe" not in path.read_bytes()
     assert isinstance(torch.load(path, weights_only=False), nn.Sequential)
+
+
+RECORDED = ProfilingSettings(enabled=True, wait=1, active=2, repeat=0, compress=False)
+
+
+def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path) -> None:
+    found = probed(tmp_path, Loop(100), profiling=RECORDED.model_dump())
+    assert found.code == 0
+    assert len(found.steps) == timeline.CERTAIN + RECORDED.units
+    pieces = [event for event in found.all if event["event"] == "tracerecorded"]
+    assert [piece["last"] for piece in pieces] == [True]
+    trace = json.loads(base64.b64decode(pieces[0]["data"]))
+    names = [event["name"] for event in trace["traceEvents"]]
+    assert len([name for name in names if name.startswith("ProfilerStep#")]) == RECORDED.active
+    assert names.count("module: 1.0 (ReLU)") == RECORDED.active
+
+
+def test_a_program_with_a_profiler_of_its_own_is_not_recorded_and_says_so(tmp_path: Path) -> None:
+    def run() -> None:
+        with torch.profiler.profile():
+            Loop(100)()
+
+    found = probed(tmp_path, run, profiling=RECORDED.model_dump())
+    assert found.code == 0
+    assert "cannot be recorded" in found.events["log"]["message"]
+    assert "tracerecorded" not in found.names
+    (tmp_path / "host").unlink()
+    assert "slows it down" in probed(tmp_path, run, steps=8).events["log"]["message"]
 
 
 def test_what_comes_long_before_the_first_update_is_set_up(tmp_path: Path) -> None:
