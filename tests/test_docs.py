@@ -142,7 +142,11 @@ def test_every_number_in_the_table_of_settings_has_a_bound() -> None:
 
 def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
     groups = {group.splitlines()[0] for group in reference.settings().split("## ") if "`profiling." in group}
-    assert groups == {"train-bench, profile and pipe-infer", "train-bench and pipe-infer", "profile"}
+    assert groups == {
+        "train-bench, profile, pipe-infer and a program after --",
+        "train-bench, pipe-infer and a program after --",
+        "profile",
+    }
 
 
 def test_no_page_and_no_reference_holds_a_figure_of_the_simulated_gpu() -> None:

@@ -197,6 +197,33 @@ def test_the_run_of_a_program_is_repeated_from_its_configuration(tmp_path: Path)
     assert len(again.lines("steps.jsonl")) == 30
 
 
+def test_a_program_is_recorded_and_diagnosed_with_advice_instead_of_settings(tmp_path: Path) -> None:
+    options = ("--repeats", "1", "--steps", "20", "-q")
+    run = gpubench("profile", *options, "--", *takes(500), results=tmp_path)
+    assert run.code == 0
+    assert run.run.parent.name == "profile"
+    assert run.stdout.splitlines()[0] == "CPU: 50 % of the step waits for the data, 45 % in operators"
+    (finding,) = run.document("findings.json")["findings"]
+    assert "DataLoader(num_workers=" in finding["advice"]
+    assert not finding["fix"]
+    assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
+
+
+def test_a_recording_needs_enough_steps(tmp_path: Path) -> None:
+    run = gpubench("profile", "--repeats", "1", "-q", "--steps", "1", "--", *takes(11), results=tmp_path)
+    assert run.code == 1
+    error, hint = errors(run)
+    assert error == "the program ended before its recording was complete"
+    assert "profiling.active" in hint
+
+
+@pytest.mark.parametrize("option", [("--verify",), ("--html", "page.html")])
+def test_what_profile_cannot_do_for_a_program_is_refused(tmp_path: Path, option: tuple[str, ...]) -> None:
+    run = gpubench("profile", *option, "--", "true", results=tmp_path)
+    assert run.code == 2
+    assert f"{option[0]} is not available for a program" in errors(run)[0]
+
+
 def test_print_config_shows_what_would_be_run(tmp_path: Path) -> None:
     run = measure(tmp_path, "true", "a b", options=["--print-config"])
     assert run.code == 0

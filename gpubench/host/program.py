@@ -332,8 +332,14 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         )
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
-        if summary.metrics:
+        if summary.metrics and (self.profiled is None or self.traces):
             return None
+        if summary.metrics:
+            return ProgramFailed(
+                "the program ended before its recording was complete",
+                f"let the program take {self.settings.profiling.units + 4} steps or more, or lower profiling.wait, "
+                "profiling.warmup, profiling.active or profiling.repeat",
+            )
         steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
         warmup = self.settings.training.warmup_steps
         return ProgramFailed(
