@@ -100,14 +100,10 @@ def profile(
         _of_files(trace or [], against or [], html, json=json, verbose=verbose)
         return
     if program.is_given(ctx, config):
-        if verify or html:
-            name = "--verify" if verify else "--html"
-            raise UsageError(
-                f"{name} is not available for a program", "try a fix with train-bench --vs-args or --vs-ref"
-            )
+        if html:
+            raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
         shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        defaults = {"profiling.enabled": "true", "experiment": "profile"}
-        program.measure(ctx, config, shown, defaults, print_config=print_config)
+        program.diagnose(ctx, config, shown, verify=verify, print_config=print_config)
         return
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
@@ -165,12 +161,13 @@ def _of_run(
     run: "Configuration[CompletedTrainSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int
 ) -> None:
     from gpubench.host import live
-    from gpubench.host.recorder import ProfileRecorder
+    from gpubench.host.recorder import ProfileRecorder, TrainRecorder
     from gpubench.report.terminal import Terminal
+    from gpubench.settings.defaults import complete
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure([run], ProfileRecorder, live, terminal)
-    stopped = try_fixes(run, outcomes[0], terminal) if verify else None
+    stopped = try_fixes(run, outcomes[0], terminal, complete, TrainRecorder) if verify else None
     finish(outcomes, None, terminal, json=json, unfolded=verbose > 1)
     if stopped:
         raise stopped

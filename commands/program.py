@@ -1,15 +1,18 @@
 """Runs a program of the user, which stands behind `--` on the command line of train-bench and profile."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpubench.commands import options
-from gpubench.commands.running import print_configurations, run_and_report
+from gpubench.commands import options, running
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
+
+if TYPE_CHECKING:
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import ProgramSettings
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
@@ -27,50 +30,84 @@ def measure(
     ctx: typer.Context,
     config: str | None,
     shown: options.Shown,
-    defaults: Mapping[str, Any] | None = None,
     *,
     print_config: bool,
-    vs: Sequence[str] | None = None,
-    vs_args: str | None = None,
-    vs_ref: str | None = None,
+    vs: list[str] | None,
+    vs_args: str | None,
+    vs_ref: str | None,
 ) -> None:
-    """Measures the program, or two versions of it interleaved. `defaults` are settings of the command by dot-key.
+    """Measures the program, or two versions of it interleaved.
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
     from gpubench.host.program import ProgramRecorder, complete_program
-    from gpubench.settings.field import fields
-    from gpubench.settings.loading import canonical, completed, load, owners
-    from gpubench.settings.schema import ProgramSettings
+    from gpubench.settings.loading import complete_all
 
-    known, words = fields(ProgramSettings), options.program(ctx)
-    if launched_by_torchrun():
-        command = f"gpubench {ctx.info_name} -- torchrun train.py"
-        raise UsageError("torchrun started gpubench, and the program is started by gpubench", command)
-    if vs:
-        raise UsageError("--vs changes a setting of gpubench, and a program has its own", "use --vs-args or --vs-ref")
-    if vs_args and vs_ref:
-        raise UsageError("--vs-args and --vs-ref are two comparisons", "give one of them")
-    foreign = [name for name in options.given(ctx) if owners(name) and canonical(ProgramSettings, name) not in known]
-    if foreign:
-        raise UsageError(
-            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
-            "leave it out, or give the program an argument of its own after --",
-        )
-    given = {**(defaults or {}), **options.overrides(ctx, ProgramSettings)}
-    if words is not None:
-        given["program.command"] = shlex.join(words)
-    run = completed(load(ProgramSettings, config, given), complete_program)
-    runs, labels = [run], []
+    base = _configuration(ctx, config, {})
+    if sum(map(bool, (vs, vs_args, vs_ref))) > 1:
+        raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
+    runs, labels = complete_all(base, vs, complete_program), []
+    (first, *_) = runs
     if vs_args:
-        more = {"program.command": f"{run.settings.program.command} {vs_args}"}
-        runs, labels = [run, run.with_overrides(more, "--vs-args")], ["as given", f"with {vs_args}"]
+        more = {"program.command": f"{first.settings.program.command} {vs_args}"}
+        runs, labels = [first, first.with_overrides(more, "--vs-args")], ["as given", f"with {vs_args}"]
     elif vs_ref:
-        runs, labels = [run.with_overrides({"program.ref": vs_ref}, "--vs-ref"), run], [vs_ref, "this directory"]
+        runs, labels = [first.with_overrides({"program.ref": vs_ref}, "--vs-ref"), first], [vs_ref, "this directory"]
     if print_config:
-        print_configurations(runs, ctx.info_name or "")
+        running.print_configurations(runs, "train-bench")
         return
 
     from gpubench.host import live
 
-    run_and_report(runs, ProgramRecorder, live, labels=labels, **shown._asdict())
+    running.run_and_report(runs, ProgramRecorder, live, labels=labels, **shown._asdict())
+
+
+def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, verify: bool, print_config: bool) -> None:
+    """Measures and records the program, and diagnoses the recording; with `verify`, tries each fix without an edit.
+
+    Raises the errors of `measure`.
+    """
+    from gpubench.host import live
+    from gpubench.host.program import ProgramRecorder, complete_program
+    from gpubench.report.terminal import Terminal
+    from gpubench.settings.loading import completed
+
+    base = _configuration(ctx, config, {"profiling.enabled": "true", "experiment": "profile"})
+    run = completed(base, complete_program)
+    if not run.settings.profiling.enabled:
+        raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
+    if verify:
+        running.check_trial_name(run)
+    if print_config:
+        running.print_configurations([run], "profile")
+        return
+    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    outcomes = running.measure([run], ProgramRecorder, live, terminal)
+    stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder) if verify else None
+    running.finish(outcomes, None, terminal, json=shown.json, unfolded=shown.verbose > 1)
+    if stopped:
+        raise stopped
+
+
+def _configuration(
+    ctx: typer.Context, config: str | None, defaults: Mapping[str, Any]
+) -> "Configuration[ProgramSettings]":
+    """Returns the settings of the program from all sources; `defaults` are those of the command, by dot-key."""
+    from gpubench.settings.field import fields
+    from gpubench.settings.loading import canonical, load
+    from gpubench.settings.schema import ProgramSettings, TrainSettings
+
+    if launched_by_torchrun():
+        command = f"gpubench {ctx.info_name} -- torchrun train.py"
+        raise UsageError("torchrun started gpubench, and the program is started by gpubench", command)
+    words = options.program(ctx)
+    others = fields(TrainSettings).keys() - fields(ProgramSettings)
+    if foreign := [name for name in options.given(ctx) if canonical(TrainSettings, name) in others]:
+        raise UsageError(
+            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
+            "leave it out, or give the program an argument of its own after --",
+        )
+    given = {**defaults, **options.overrides(ctx, ProgramSettings)}
+    if words is not None:
+        given["program.command"] = shlex.join(words)
+    return load(ProgramSettings, config, given)

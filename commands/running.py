@@ -115,19 +115,25 @@ def check_trial_name(run: "Configuration[Any]") -> None:
             )
 
 
-def try_fixes(run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal") -> GpubenchError | None:
+def try_fixes(
+    run: "Configuration[Any]",
+    outcome: "Outcome",
+    terminal: "Terminal",
+    complete: "Callable[[Any], tuple[Any, dict[str, str]]]",
+    timed_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
+) -> GpubenchError | None:
     """Runs each fix that a profile proposes, and records its saving. Returns the error that ended the trials, or None.
 
-    Nothing is run if the profiled run failed.
+    `complete` completes the settings of a run with a fix, and `timed_by` is its recorder. Nothing is run if the
+    profiled run failed.
     """
-    from gpubench.settings.defaults import complete
     from gpubench.settings.loading import completed
     from gpubench.trials import Bench, verify_speed
 
     recorder = outcome.recorder
     if recorder.findings is None or outcome.error:
         return None
-    bench = Bench(lambda fixed: completed(fixed, complete), _timing(terminal), _judge)
+    bench = Bench(lambda fixed: completed(fixed, complete), _timing(terminal, timed_by), _judge)
     return _record(verify_speed(run, recorder.findings, bench), recorder.conclude, recorder)
 
 
@@ -139,6 +145,7 @@ def try_memory_advice(
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
     from gpubench.host.memory_recorder import MemoryRecorder
+    from gpubench.host.recorder import TrainRecorder
     from gpubench.memory.defaults import complete_memory
     from gpubench.settings.loading import completed
     from gpubench.trials import MemoryBench, confirm, verify_memory
@@ -158,7 +165,7 @@ def try_memory_advice(
     if outcome.error or run.settings.memory.predict:
         return None
     bench = MemoryBench(
-        lambda fixed: completed(fixed, complete_memory), _timing(terminal), _judge, _following(terminal)
+        lambda fixed: completed(fixed, complete_memory), _timing(terminal, TrainRecorder), _judge, _following(terminal)
     )
     if recorder.batch_sizes:
         return _record(confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
@@ -208,9 +215,10 @@ def _following(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]]
     return follow
 
 
-def _timing(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
-    """Returns a function that times configurations, interleaved."""
+def _timing(
+    terminal: "Terminal", timed_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]"
+) -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
+    """Returns a function that times configurations, interleaved. `timed_by` is their recorder."""
     from gpubench.host import live
-    from gpubench.host.recorder import TrainRecorder
 
-    return lambda runs: measure(runs, TrainRecorder, live, terminal, independent=True)
+    return lambda runs: measure(runs, timed_by, live, terminal, independent=True)

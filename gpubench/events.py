@@ -186,6 +186,8 @@ class ModelBuilt(Event, frozen=True):
     seconds: float | None
     device: str | None = None
     """The type of the parameters' device, if the worker and not the settings decided on it."""
+    settings: dict[str, Any] = {}
+    """How a program of the user runs, by the dot-keys of the settings that can change it."""
 
 
 class Planned(Event, frozen=True):

@@ -147,7 +147,8 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
         "measurement.count_flops": False,
         "measurement.measure_peak": False,
     }
-    return trial_of(profiled, changes)
+    known: Mapping[str, Any] = flatten(profiled.settings.model_dump())
+    return trial_of(profiled, {key: value for key, value in changes.items() if key in known})
 
 
 def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:

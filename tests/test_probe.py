@@ -47,7 +47,11 @@ class Measured:
 
 
 def probed(
-    folder: Path, loop: Callable[[], object], steps: int | str = "all", profiling: dict[str, Any] | None = None
+    folder: Path,
+    loop: Callable[[], object],
+    steps: int | str = "all",
+    profiling: dict[str, Any] | None = None,
+    treatments: dict[str, Any] | None = None,
 ) -> Measured:
     """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
 
@@ -60,7 +64,7 @@ def probed(
         listener.settimeout(60)
         child = os.fork()
         if not child:
-            os._exit(_run(address, loop))
+            os._exit(_run(address, loop, treatments))
         found: list[dict[str, Any]] = []
         serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
         serving.start()
@@ -70,9 +74,9 @@ def probed(
     return Measured(found, os.waitstatus_to_exitcode(status))
 
 
-def _run(address: str, loop: Callable[[], object]) -> int:
+def _run(address: str, loop: Callable[[], object], treatments: dict[str, Any] | None = None) -> int:
     torch.set_num_threads(1)
-    probe = Probe(address)
+    probe = Probe(address, treatments or {})
     probe.install()
     try:
         loop()

@@ -4,12 +4,13 @@ The program is started as the user would start it, with two more environment var
 known once they take their first optimizer step; see `gpubench.probe`.
 """
 
+import json
 import logging
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -34,6 +35,10 @@ MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
 TORCHRUN_SECONDS = 40.0
 """The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
+
+CHANGED = ("data.workers", "data.pin_memory", "data.prefetch", "training.optimizer_impl", "performance.compile",
+           "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads")  # fmt: skip
+"""The settings that the probe changes in the program."""
 
 log = logging.getLogger("gpubench.program")
 
@@ -101,17 +106,19 @@ class Program(Workers):
         job: events.Job,
         settings: CommandSettings,
         directory: Path,
+        treatments: Mapping[str, Any],
         wanted: int | None,
         stall_timeout: float,
         keep: Callable[[bytes], None],
     ) -> None:
-        """Starts the program in `directory`.
+        """Starts the program in `directory` with `treatments`, which are values by dot-key.
 
         `wanted` is the number of steps after which the probe ends the program; None if the program ends by itself.
         `keep` gets what the program prints.
         """
         self._settings = settings
         self._directory = directory
+        self._treatments = treatments
         self._wanted = wanted
         self._keep = keep
         self._kept = 0
@@ -131,7 +138,7 @@ class Program(Workers):
             child = subprocess.Popen(
                 self._settings.words,
                 cwd=self._directory,
-                env={**os.environ, "PYTHONPATH": path, probe.ADDRESS_VARIABLE: self._address},
+                env=os.environ | self._variables(path),
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -143,6 +150,16 @@ class Program(Workers):
         finally:
             os.close(writing)
         return [child], os.fdopen(reading, "rb", buffering=0)
+
+    def _variables(self, path: str) -> dict[str, str]:
+        """Returns the environment variables to add. `path` is the PYTHONPATH with the probe."""
+        threads = self._treatments.get("performance.cpu_threads")
+        return {
+            "PYTHONPATH": path,
+            probe.ADDRESS_VARIABLE: self._address,
+            probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
+            **({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}),
+        }
 
     def stream(self) -> Iterator[events.Message | None]:
         """Yields the events of the ranks, and None about every `TICK` seconds, until the program has been measured.
@@ -265,6 +282,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     lighter = "give the program a smaller batch"
     _ranks = 1
     _device: str | None = None
+    _found: Mapping[str, Any] | None = None
 
     def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
@@ -294,8 +312,13 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         return self._device == "cuda"
 
     @property
-    def diagnosed_settings(self) -> None:
-        return None
+    def diagnosed_settings(self) -> Mapping[str, Any] | None:
+        """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
+        return self._found
+
+    def _treatments(self) -> dict[str, Any]:
+        """Returns the values that are given of the settings that the probe changes in the program."""
+        return {key: value for key in CHANGED if (value := self._values.get(key)) is not None}
 
     @property
     def watched_gpus(self) -> list[int]:
@@ -306,7 +329,13 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         training, measurement = self.settings.training, self.settings.measurement
         wanted = None if training.steps == "all" else training.warmup_steps + training.steps
         return Program(
-            job, self.settings.program, self._directory, wanted, measurement.stall_timeout, self._keep_output
+            job,
+            self.settings.program,
+            self._directory,
+            self._treatments(),
+            wanted,
+            measurement.stall_timeout,
+            self._keep_output,
         )
 
     def keep(self, event: events.Message) -> bool:
@@ -318,7 +347,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         return super().keep(event)
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device = built.device
+        self._device, self._found = built.device, built.settings
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:

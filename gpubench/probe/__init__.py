@@ -11,3 +11,5 @@ no file. It sends the events of `gpubench.events` to the host.
 
 ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
 """The environment variable with the address of the host's socket."""
+TREATMENTS_VARIABLE = "_GPUBENCH_TREATMENTS"
+"""The environment variable with the treatments as JSON; see `treatments.py`."""

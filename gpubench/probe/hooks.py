@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 from weakref import WeakValueDictionary, ref
 
 import torch
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
+from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE, treatments
 from .facts import facts, peak_memory
 from .host import Host
 from .recording import Recording, is_profiled
@@ -28,16 +30,20 @@ LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 
 
-def install(address: str) -> None:
-    """Installs the hooks. `address` is that of the host's socket."""
-    Probe(address).install()
+def install(variables: Mapping[str, str]) -> None:
+    """Installs the hooks and the treatments that the environment variables name."""
+    Probe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}"))).install()
 
 
 class Probe:
     """The measurement of this process. Its hooks do nothing outside of the thread that trains."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, treatments: dict[str, Any]) -> None:
+        """`treatments` are values by dot-key."""
         self._address = address
+        self._treatments = treatments
+        self._loader: Any = None
+        """The first iterator of a DataLoader that was used for training."""
         self._timeline = Timeline()
         self._thread = 0
         self._over = False
@@ -61,6 +67,7 @@ class Probe:
         self._time = 0.0
 
     def install(self) -> None:
+        treatments.install(self._treatments)
         os.register_at_fork(after_in_child=self._stop_watching)
         _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         _wrap(torch.autograd, "backward", self._backward)
@@ -81,6 +88,7 @@ class Probe:
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
         self._draws = True
+        self._loader = self._loader or iterator
         self._timeline.part.drawn += self._size(batch)
         return batch
 
@@ -175,7 +183,7 @@ class Probe:
         """Ends a part of the loop and, with the last one to measure, the program."""
         self._scaled.clear()
         self._timeline.end_part(id(optimizer), skipped=skipped)
-        self._look_for_modules(self._timeline.ended)
+        self._look_for_modules(self._timeline.ended, optimizer)
         if self._host is None:
             self._join()
         if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
@@ -197,12 +205,13 @@ class Probe:
 
     # The outermost modules.
 
-    def _look_for_modules(self, ended: int) -> None:
+    def _look_for_modules(self, ended: int, optimizer: Any) -> None:
         """Looks for the outermost modules during the second part of the loop, then wraps the calls of their classes.
 
         Hooks on the modules would be copied and saved with them, and global hooks make compiled modules warn.
         """
         if ended == 1:
+            treatments.apply_again(self._treatments)
             self._module_call = torch.nn.Module.__call__
             _wrap(torch.nn.Module, "__call__", self._find)
         elif self._module_call:
@@ -210,7 +219,9 @@ class Probe:
             self._module_call = None
             for cls in {type(root) for root in self._roots.values()}:
                 _wrap(cls, "__call__", self._call_module)
-            self._report_model()
+            treatments.compile_modules(self._treatments, list(self._roots.values()))
+            self._report_model(optimizer)
+            self._loader = None
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         trains = module.training and torch.is_grad_enabled() and not self._timeline.is_in(FORWARD)
@@ -241,7 +252,7 @@ class Probe:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
 
-    def _report_model(self) -> None:
+    def _report_model(self, optimizer: Any) -> None:
         if self._host:
             parameters = {id(each): each for root in self._roots.values() for each in root.parameters()}.values()
             self._host.put(
@@ -253,6 +264,7 @@ class Probe:
                 tokens_per_sample=None,
                 seconds=None,
                 device=next((each.device.type for each in parameters), None),
+                settings=treatments.current(list(self._roots.values()), self._loader, optimizer),
             )
 
     def _send_steps(self, *, ended: bool = False) -> None:

@@ -36,7 +36,7 @@ class _WaitForTorch(MetaPathFinder):
         def execute_and_install(module: ModuleType) -> None:
             execute(module)
             _tell("torch")
-            _load("hooks").install(os.environ[ADDRESS_VARIABLE])
+            _load("hooks").install(os.environ)
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec

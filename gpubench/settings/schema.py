@@ -592,6 +592,11 @@ class CommandSettings(Section):
         return shlex.split(self.command)
 
 
+def _of_program(meaning: str) -> Any:
+    """Returns the field of a setting that the probe changes in a program."""
+    return treatment(None, f"{meaning}; default: as the program does")
+
+
 class ProgramTraining(Section):
     steps: Positive | Literal["all"] = protocol(
         DEFAULT_STEPS, "optimizer steps measured in each repeat; all: until the program ends by itself", alias="steps"
@@ -599,6 +604,22 @@ class ProgramTraining(Section):
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
     )
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program("optimizer implementation")
+
+
+class ProgramData(Section):
+    workers: Natural | None = _of_program("DataLoader worker processes per rank")
+    pin_memory: bool | None = _of_program("copy batches to page-locked memory first")
+    prefetch: Positive | None = _of_program("batches that each DataLoader worker loads ahead")
+
+
+class ProgramPerformance(Section):
+    compile: bool | None = _of_program("torch.compile the outermost modules")
+    cudnn_benchmark: bool | None = _of_program("let cuDNN time its algorithms and use the fastest")
+    matmul_precision: Literal["highest", "high", "medium"] | None = _of_program(
+        "value for torch.set_float32_matmul_precision"
+    )
+    cpu_threads: Threads | None = _of_program("CPU threads of each rank")
 
 
 PROGRAM = "program"
@@ -614,9 +635,10 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
     program: CommandSettings = CommandSettings()
     training: ProgramTraining = ProgramTraining()
+    data: ProgramData = ProgramData()
+    performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     seed: Natural = untaken(0)
     device: Device | Open = untaken(None)
-    performance: ProcessSettings[Open] = untaken(ProcessSettings())
     distributed: RankSettings[Open] = untaken(RankSettings())
 
     @model_validator(mode="after")
