@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 import torch
 from running import gpubench
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gpubench.probe import timeline
 from gpubench.probe.hooks import Probe
@@ -310,6 +310,66 @@ def test_a_program_with_a_profiler_of_its_own_is_not_recorded_and_says_so(tmp_pa
     assert "tracerecorded" not in found.names
     (tmp_path / "host").unlink()
     assert "slows it down" in probed(tmp_path, run, steps=8).events["log"]["message"]
+
+
+def test_treatments_change_how_a_program_runs_and_the_probe_tells_how_it_does(tmp_path: Path) -> None:
+    changes = {
+        "data.workers": 1,
+        "data.prefetch": 3,
+        "training.optimizer_impl": "foreach",
+        "performance.cpu_threads": 2,
+        "performance.matmul_precision": "high",
+        "performance.cudnn_benchmark": True,
+    }
+
+    def run() -> None:
+        torch.set_num_threads(1)  # a treatment has priority over the program
+        torch.backends.cudnn.benchmark = False
+        Loop()()
+
+    plain = probed(tmp_path, run)
+    (tmp_path / "host").unlink()
+    changed = probed(tmp_path, run, treatments=changes)
+    assert plain.events["modelbuilt"]["settings"] == {
+        "data.workers": 0,
+        "data.pin_memory": False,
+        "training.optimizer_impl": "auto",
+        "performance.compile": False,
+        "performance.cpu_threads": 1,
+        "performance.matmul_precision": "highest",
+        "performance.cudnn_benchmark": False,
+    }
+    assert changed.events["modelbuilt"]["settings"] == plain.events["modelbuilt"]["settings"] | changes
+    assert [step["loss"] for step in changed.steps] == pytest.approx([step["loss"] for step in plain.steps])
+
+
+def test_compiling_is_a_treatment_of_the_outermost_modules(tmp_path: Path) -> None:
+    compiled = tmp_path / "compiled"
+
+    def stand_in(module: nn.Module) -> None:
+        compiled.write_text(type(module).__name__)
+
+    def run() -> None:
+        nn.Module.compile = stand_in  # type: ignore[assignment, method-assign]
+        Loop()()
+
+    assert probed(tmp_path, run, treatments={"performance.compile": True}).code == 0
+    assert compiled.read_text() == "Sequential"
+
+
+def test_the_workers_of_a_stream_are_not_changed(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(torch.randn(48, 3))
+
+    def run() -> None:
+        loop = Loop()
+        for batch in DataLoader(Stream(), batch_size=4):
+            loop.step(batch)
+
+    found = probed(tmp_path, run, treatments={"data.workers": 2})
+    assert len(found.steps) == 12
+    assert "data.workers" not in found.events["modelbuilt"]["settings"]
 
 
 def test_what_comes_long_before_the_first_update_is_set_up(tmp_path: Path) -> None:

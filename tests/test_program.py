@@ -204,9 +204,27 @@ def test_a_program_is_recorded_and_diagnosed_with_advice_instead_of_settings(tmp
     assert run.run.parent.name == "profile"
     assert run.stdout.splitlines()[0] == "CPU: 50 % of the step waits for the data, 45 % in operators"
     (finding,) = run.document("findings.json")["findings"]
-    assert "DataLoader(num_workers=" in finding["advice"]
-    assert not finding["fix"]
+    assert finding["fix"] == {"data.workers": 1}
+    assert "DataLoader(..., num_workers=1)" in finding["advice"]
     assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
+
+
+def test_the_fixes_of_a_recorded_program_are_tried_without_an_edit(tmp_path: Path) -> None:
+    options = ("--repeats", "1", "--steps", "20", "-q", "--verify")
+    run = gpubench("profile", *options, "--", *takes(500), results=tmp_path)
+    assert run.code == 0
+    (profiled,) = (tmp_path / "profile").iterdir()
+    (finding,) = json.loads((profiled / "findings.json").read_text())["findings"]
+    assert finding["measured"]["outcome"] == "confirmed"  # the stand-in waits less with workers
+    assert json.loads((profiled / "findings.json").read_text())["keep"] == {"data.workers": 1}
+
+
+def test_a_setting_that_the_probe_changes_can_be_compared(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs", "data.workers=1", "--json"])
+    assert run.code == 0
+    (compared,) = json.loads(run.stdout)["comparisons"]
+    assert {each["key"] for each in compared["comparability"]["differences"]} == {"data.workers"}
+    assert compared["verdicts"][0]["verdict"] == "faster"
 
 
 def test_a_recording_needs_enough_steps(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from types import ModuleType
 
 STEP_SECONDS = 0.002
 RECORDED = 20  # steps that the recording takes
-PHASES = {"data_wait": 0.0005, "forward": 0.001, "backward": 0.0005}
+DATA_WAIT = 0.0005
+PHASES = {"data_wait": DATA_WAIT, "forward": 0.001, "backward": 0.0005}
 
 
 def trace() -> dict[str, object]:
@@ -53,12 +54,16 @@ def main() -> None:
     wanted = steps if training["steps"] == "all" else training["steps"] + training["warmup_steps"]
     if rank == 0:
         host.put("environmentcaptured", environment={"python": {"version": "3.9.0"}, "torch": {"version": "2.1.0"}})
+    treatments = json.loads(os.environ["_GPUBENCH_TREATMENTS"])
+    step_seconds = STEP_SECONDS - (DATA_WAIT if treatments.get("data.workers") else 0)
+    phases = PHASES | ({"data_wait": 0.0} if treatments.get("data.workers") else {})
     model = {"parameters": 7, "trainable_parameters": 7, "sample_shape": "3", "tokens_per_sample": None}
-    host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu")
+    settings = {"data.workers": 0} | treatments
+    host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu", settings=settings)
     began = time.monotonic_ns()
     for step in range(min(steps, wanted)):
-        one = {"repeat": repeat, "rank": rank, "epoch": 0, "step": step, "time": host.unix(began) + step * STEP_SECONDS}
-        numbers = {"total": STEP_SECONDS, "phases": PHASES, "host": STEP_SECONDS, "samples": 4, "loss": 1 / (step + 1)}
+        one = {"repeat": repeat, "rank": rank, "epoch": 0, "step": step, "time": host.unix(began) + step * step_seconds}
+        numbers = {"total": step_seconds, "phases": phases, "host": step_seconds, "samples": 4, "loss": 1 / (step + 1)}
         host.put("stepsmeasured", steps=[one | numbers])
     host.flush()
     print("took", min(steps, wanted), "steps")
@@ -69,7 +74,7 @@ def main() -> None:
         data = base64.b64encode(json.dumps(trace()).encode()).decode()
         host.put("tracerecorded", repeat=repeat, name="rank0.1.pt.trace.json", data=data, last=True)
     memory = {"peak_allocated": None, "peak_reserved": None, "peak_rss": 1}
-    host.put("repeatdone", repeat=repeat, wall=STEP_SECONDS * min(steps, wanted), **memory)
+    host.put("repeatdone", repeat=repeat, wall=step_seconds * min(steps, wanted), **memory)
     host.put("done")
     host.flush()
     if end == "hang":

@@ -22,6 +22,7 @@ import psutil
 
 from gpubench import devices, events, machine, probe, units
 from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
+from gpubench.findings import Findings
 from gpubench.host.launch import GRACE, TICK, Workers
 from gpubench.host.recorder import StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
@@ -36,9 +37,17 @@ MOST_OUTPUT = 64 * 2**20
 TORCHRUN_SECONDS = 40.0
 """The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
 
-CHANGED = ("data.workers", "data.pin_memory", "data.prefetch", "training.optimizer_impl", "performance.compile",
-           "performance.cudnn_benchmark", "performance.matmul_precision", "performance.cpu_threads")  # fmt: skip
-"""The settings that the probe changes in the program."""
+IN_CODE = {
+    "data.workers": "DataLoader(..., num_workers={})",
+    "data.pin_memory": "DataLoader(..., pin_memory={})",
+    "data.prefetch": "DataLoader(..., prefetch_factor={})",
+    "training.optimizer_impl": "torch.optim.<Optimizer>(..., {}=True)",
+    "performance.compile": "model = torch.compile(model)",
+    "performance.cudnn_benchmark": "torch.backends.cudnn.benchmark = {}",
+    "performance.matmul_precision": "torch.set_float32_matmul_precision({!r})",
+    "performance.cpu_threads": "torch.set_num_threads({})",
+}
+"""The settings that the probe changes in the program, each with the code that does the same."""
 
 log = logging.getLogger("gpubench.program")
 
@@ -94,6 +103,10 @@ def _git(*arguments: str) -> str:
         reason = (error.stderr.strip().splitlines() or ["there is no such commit"])[-1].removeprefix("fatal: ")
         raise UsageError(f"the program cannot be checked out: {reason}", "name a commit of its repository") from None
     return done.stdout.strip()
+
+
+def _code(fix: Mapping[str, Any]) -> str:
+    return ", ".join(IN_CODE[key].format(value) for key, value in fix.items())
 
 
 class Program(Workers):
@@ -316,9 +329,19 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
         return self._found
 
+    def addressed(self, findings: Findings) -> Findings:
+        """Returns the findings with the code for each fix, which the probe can try without it."""
+        found = [
+            msgspec.structs.replace(finding, advice=f"{finding.advice}; in the code: {_code(finding.fix)}")
+            if finding.fix
+            else finding
+            for finding in findings.findings
+        ]
+        return msgspec.structs.replace(findings, findings=found)
+
     def _treatments(self) -> dict[str, Any]:
         """Returns the values that are given of the settings that the probe changes in the program."""
-        return {key: value for key in CHANGED if (value := self._values.get(key)) is not None}
+        return {key: value for key in IN_CODE if (value := self._values.get(key)) is not None}
 
     @property
     def watched_gpus(self) -> list[int]:

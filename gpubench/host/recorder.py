@@ -330,12 +330,16 @@ class Recorder(ABC, Generic[S]):
                 self.unit_time(summary),
             )
             self.writer.replace(PROFILE, found.profile)
-            self.conclude(found.findings)
+            self.conclude(self.addressed(found.findings))
             self.metrics.scalars(self.progress.repeat, 0, time.time(), shares(found.profile))
         except (DataError, RunFailed) as error:
             log.warning("no diagnosis: %s", error)
         finally:
             self.listen_to_log(False)
+
+    def addressed(self, findings: Findings) -> Findings:
+        """Returns the findings in the words of who has to act on them."""
+        return findings
 
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:

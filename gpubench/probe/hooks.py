@@ -42,8 +42,8 @@ class Probe:
         """`treatments` are values by dot-key."""
         self._address = address
         self._treatments = treatments
-        self._loader: Any = None
-        """The first iterator of a DataLoader that was used for training."""
+        self._facts: dict[str, Any] = {}
+        """How the first DataLoader runs, by the dot-keys of the treatments."""
         self._timeline = Timeline()
         self._thread = 0
         self._over = False
@@ -88,7 +88,7 @@ class Probe:
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
         self._draws = True
-        self._loader = self._loader or iterator
+        self._facts = self._facts or treatments.of_loader(iterator)
         self._timeline.part.drawn += self._size(batch)
         return batch
 
@@ -221,7 +221,6 @@ class Probe:
                 _wrap(cls, "__call__", self._call_module)
             treatments.compile_modules(self._treatments, list(self._roots.values()))
             self._report_model(optimizer)
-            self._loader = None
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         trains = module.training and torch.is_grad_enabled() and not self._timeline.is_in(FORWARD)
@@ -264,7 +263,7 @@ class Probe:
                 tokens_per_sample=None,
                 seconds=None,
                 device=next((each.device.type for each in parameters), None),
-                settings=treatments.current(list(self._roots.values()), self._loader, optimizer),
+                settings=self._facts | treatments.of_process(list(self._roots.values()), optimizer),
             )
 
     def _send_steps(self, *, ended: bool = False) -> None:

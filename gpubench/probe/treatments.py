@@ -62,22 +62,24 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def current(roots: list[torch.nn.Module], iterator: Any, optimizer: Any) -> dict[str, Any]:
-    """Returns how the program runs, by the dot-keys of the treatments. A fact that is unknown is left out.
+def of_loader(iterator: Any) -> dict[str, Any]:
+    """Returns how the DataLoader of an iterator runs, by dot-key; {} for one whose samples depend on its workers."""
+    if isinstance(iterator._dataset, IterableDataset):
+        return {}
+    found = {"data.workers": iterator._num_workers, "data.pin_memory": bool(iterator._pin_memory)}
+    if isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+        found["data.prefetch"] = iterator._prefetch_factor
+    return found
 
-    `iterator` is that of its DataLoader, or None.
-    """
+
+def of_process(roots: list[torch.nn.Module], optimizer: Any) -> dict[str, Any]:
+    """Returns how this process runs the outermost modules and an optimizer, by dot-key, without what is unknown."""
     found: dict[str, Any] = {
         "performance.compile": any(map(is_compiled, roots)),
         "performance.cpu_threads": torch.get_num_threads(),
         "performance.matmul_precision": torch.get_float32_matmul_precision(),
         "performance.cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
     }
-    if iterator is not None and not isinstance(iterator._dataset, IterableDataset):
-        found["data.workers"] = iterator._num_workers
-        found["data.pin_memory"] = bool(iterator._pin_memory)
-        if isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
-            found["data.prefetch"] = iterator._prefetch_factor
     defaults = getattr(optimizer, "defaults", {})
     if {"fused", "foreach"} <= defaults.keys():
         loop = "loop" if defaults["foreach"] is False else "auto"
