@@ -84,8 +84,9 @@ def _serve(listener: socket.socket, steps: int | str, found: list[dict[str, Any]
     except OSError:
         return
     job = {
-        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}},
+        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}, "profiling": {}},
         "repeats": [0],
+        "profiled": None,
         "clock": [time.time(), time.monotonic()],
         "machine": machine(),
     }
