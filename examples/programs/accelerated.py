@@ -6,7 +6,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -34,7 +33,7 @@ def main() -> None:
     for epoch in range(arguments.epochs):
         for inputs, labels in training:
             with accelerator.accumulate(model):
-                loss = F.cross_entropy(model(inputs), labels)
+                loss = nn.functional.cross_entropy(model(inputs), labels)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)

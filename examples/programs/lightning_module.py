@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 import lightning
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -18,7 +17,7 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
         inputs, labels = batch
-        loss = F.cross_entropy(self.net(inputs), labels)
+        loss = nn.functional.cross_entropy(self.net(inputs), labels)
         print(f"batch {number} loss {loss.item()!r}")
         return loss
 
@@ -53,9 +52,7 @@ def main() -> None:
             enable_progress_bar=False,
             logger=False,
         )
-        trainer.fit(
-            Classifier(compiled=arguments.compile), loader(640, shuffle=True), loader(160, shuffle=False)
-        )
+        trainer.fit(Classifier(compiled=arguments.compile), loader(640, shuffle=True), loader(160, shuffle=False))
         print(f"steps {trainer.global_step}")
 
 

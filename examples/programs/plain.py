@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 ACCUMULATED = 2
@@ -42,7 +41,7 @@ def main() -> None:
         for epoch in range(arguments.epochs):
             for number, (inputs, labels) in enumerate(training, 1):
                 with torch.autocast("cpu", torch.bfloat16):
-                    loss = F.cross_entropy(model(inputs), labels) / ACCUMULATED
+                    loss = nn.functional.cross_entropy(model(inputs), labels) / ACCUMULATED
                 loss.backward()
                 if number % ACCUMULATED:
                     continue
