@@ -293,6 +293,19 @@ def test_skipped_updates_end_a_step_and_losses_are_unscaled(tmp_path: Path) -> N
     assert [step["loss"] for step in steps] == [0, 1, None, 3, 4, None, 6, 7, 8, 9, 10, 11]
 
 
+def test_modules_that_get_the_same_samples_count_them_once(tmp_path: Path) -> None:
+    def run() -> None:
+        actor, critic = nn.Linear(3, 2), nn.Linear(3, 1)
+        optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()])
+        for _ in range(8):
+            for batch in torch.randn(2, 4, 3):
+                (actor(batch).mean() + critic(batch).mean()).backward()
+            optimizer.step()
+
+    steps = probed(tmp_path, run).steps
+    assert [step["samples"] for step in steps[1:]] == [8] * 7  # in the first step the modules are not known yet
+
+
 def test_a_closure_counts_as_forward_and_backward(tmp_path: Path) -> None:
     def run() -> None:
         loop = Loop()

@@ -103,8 +103,11 @@ class Probe:
         self._timeline.decide(training=not evaluates)
         if evaluates or not torch.is_grad_enabled():
             return call(module, *args, **kwargs)
-        self._training_loaders |= self._timeline.part.loaders
-        self._timeline.part.forwarded += self._size((args, kwargs))
+        part = self._timeline.part
+        self._training_loaders |= part.loaders
+        part.first = part.first or id(module)
+        if part.first == id(module):  # others get the same samples, as an actor and its critic do
+            part.forwarded += self._size((args, kwargs))
         with self._timeline.phase(FORWARD):
             return call(module, *args, **kwargs)
 

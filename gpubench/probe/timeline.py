@@ -45,8 +45,10 @@ class Part:
     """The samples that came from a DataLoader."""
     loaders: set[int] = field(default_factory=set)
     """The identities of the samplers of the loaders that they came from."""
+    first: int = 0
+    """The identity of the outermost module that is called first; 0 before that."""
     forwarded: int = 0
-    """The samples that went through the outermost modules."""
+    """The samples that went through that module."""
     skipped: bool = False
     device_idle: bool | None = None
     """Whether the device was idle when the part began; None without a device."""
