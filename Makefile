@@ -4,6 +4,7 @@
 # make test-torch VERSION=2.6.0   each command, and the tests closest to PyTorch, with another release of it
 # make cuda-coverage   make test and make test-cuda under coverage; lists the lines that mention CUDA and that no test runs
 # make stress   tests with killed hosts, machines that lose the network and many ranks
+# make test-frameworks   the programs of examples/programs, which train with Hugging Face's libraries and with Lightning
 # make benchmarks   run all benchmarks that this machine can run, and write their results to docs/benchmarks.md (about an hour)
 # The environment is .venv, built once from pyproject.toml under constraints.txt; each CUDA build of PyTorch has one of its own.
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+FRAMEWORKS := .venv-frameworks
 CUDA_VENV = .venv-torch-$(VERSION)
 SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API_DISABLED=1 TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
 	$(CUDA_VENV)/bin/python -m pytest -n 2 --dist loadfile
@@ -23,20 +25,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept whatever the environment asks for: hundreds of processes of the tests load the same ones.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench test test-cuda test-torch cuda-download cuda-coverage stress benchmarks lint clean
+.PHONY: bench test test-cuda test-torch cuda-download cuda-coverage stress test-frameworks benchmarks lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
 test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
 	$(BIN)/python -m pytest -m alone $$(grep -l mark.alone tests/test_*.py)
 
 test-cuda: $(CUDA_VENV)/ready
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
 
 test-torch: $(CUDA_VENV)/ready
-	FAKECUDA_DEVICES=0 $(SIMULATED) -m "not gpu and not stress and not alone" $(TORCH_TESTS)
+	FAKECUDA_DEVICES=0 $(SIMULATED) -m "not gpu and not stress and not alone and not frameworks" $(TORCH_TESTS)
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU) $(TORCH_GPU_TESTS)
 
 cuda-download: $(CUDA_VENV)/downloaded
@@ -45,13 +47,16 @@ cuda-coverage: export COVERAGE_PROCESS_START := $(abspath pyproject.toml)
 cuda-coverage: export COVERAGE_FILE := $(abspath .coverage)
 cuda-coverage: $(CUDA_VENV)/ready
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
 	$(BIN)/coverage combine -q
 	$(BIN)/python tests/cuda_coverage.py
 
 stress: $(VENV)/ready-for-development
 	$(BIN)/python -m pytest -m stress
+
+test-frameworks: $(VENV)/ready-for-development $(FRAMEWORKS)/ready
+	$(BIN)/python -m pytest -m frameworks
 
 benchmarks: $(VENV)/ready-for-development
 	$(BIN)/python benchmarks/suite.py
@@ -70,6 +75,13 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-for-development: $(VENV)/ready
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,wandb]'
+	touch $@
+
+# Where programs of users run: the versions are those of tests/frameworks.txt, and gpubench is not installed.
+$(FRAMEWORKS)/ready: tests/frameworks.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q -c tests/frameworks.txt torch
+	$(@D)/bin/pip install -q -c tests/frameworks.txt accelerate lightning transformers
 	touch $@
 
 # The same packages but for PyTorch: a CUDA build of it, and the headers of the CUDA that it was built for, without the
@@ -92,4 +104,4 @@ $(VENV)/ready-for-development: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) $(FRAMEWORKS) .venv-torch-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.*

@@ -226,6 +226,71 @@ def test_evaluation_is_a_phase_of_its_own(tmp_path: Path) -> None:
     assert {step["samples"] for step in steps} == {4}
 
 
+@pytest.mark.parametrize("stepped", [2, 3], ids=["while modules are looked for", "later"])
+def test_batches_drawn_before_the_evaluation_mode_is_left_are_for_training(tmp_path: Path, stepped: int) -> None:
+    def run() -> None:
+        loop = Loop()
+        drawn = iter(loop.data)
+        for number in range(6):
+            pair = [next(drawn)[0], next(drawn)[0]]
+            time.sleep(0.01)
+            loop.model.train()
+            for batch in pair:
+                loop.model(batch).square().mean().backward()
+            loop.optimizer.step()
+            if number >= stepped - 1:
+                loop.model.eval()
+                for (other,) in batches(5):
+                    loop.model(other)
+
+    steps = probed(tmp_path, run).steps
+    assert [step["samples"] for step in steps] == [8] * 6
+    assert all("data_wait" in step["phases"] for step in steps)
+    assert all(step["phases"]["other"] > 0.01 for step in steps)  # what follows the draw is no evaluation either
+
+
+def test_an_evaluation_with_the_training_data_is_no_training(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop(6)
+        for _ in range(2):
+            loop()
+            loop.model.eval()
+            for (batch,) in loop.data:
+                loop.model(batch)
+                time.sleep(0.01)
+            loop.model.train()
+
+    steps = probed(tmp_path, run).steps
+    assert [step["samples"] for step in steps] == [4] * 12
+    assert steps[6]["phases"]["evaluation"] > 0.06
+
+
+def test_a_wrapped_model_is_evaluated_without_its_wrapper(tmp_path: Path) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch: Tensor) -> Tensor:
+            found: Tensor = self.module(batch)
+            return found
+
+    def run() -> None:
+        loop = Loop(4)
+        model = loop.model
+        loop.model = Wrapper(Wrapper(model))
+        for _ in range(3):
+            loop()
+            model.eval()
+            for (batch,) in batches(5):
+                model(batch)
+            model.train()
+
+    steps = probed(tmp_path, run).steps
+    assert [step["samples"] for step in steps] == [4] * 12
+    assert [number for number, step in enumerate(steps) if "evaluation" in step["phases"]] == [4, 8]
+
+
 def test_skipped_updates_end_a_step_and_losses_are_unscaled(tmp_path: Path) -> None:
     def run() -> None:
         model = nn.Linear(3, 1)
@@ -240,6 +305,19 @@ def test_skipped_updates_end_a_step_and_losses_are_unscaled(tmp_path: Path) -> N
     steps = probed(tmp_path, run).steps
     assert [number for number, step in enumerate(steps) if step["skipped"]] == [2, 5]
     assert [step["loss"] for step in steps] == [0, 1, None, 3, 4, None, 6, 7, 8, 9, 10, 11]
+
+
+def test_modules_that_get_the_same_samples_count_them_once(tmp_path: Path) -> None:
+    def run() -> None:
+        actor, critic = nn.Linear(3, 2), nn.Linear(3, 1)
+        optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()])
+        for _ in range(8):
+            for batch in torch.randn(2, 4, 3):
+                (actor(batch).mean() + critic(batch).mean()).backward()
+            optimizer.step()
+
+    steps = probed(tmp_path, run).steps
+    assert [step["samples"] for step in steps[1:]] == [8] * 7  # in the first step the modules are not known yet
 
 
 def test_a_closure_counts_as_forward_and_backward(tmp_path: Path) -> None:

@@ -49,10 +49,14 @@ class Probe:
         self._over = False
         self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """The outermost modules that are called in training, by identity."""
+        self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
+        """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._module_call: Any = None
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
+        self._training_loaders: set[int] = set()
+        """The identities of the samplers of the loaders that training draws from."""
         self._updates = 0
         self._draws = False
         self._sample_shape = ""
@@ -81,23 +85,37 @@ class Probe:
     # What stands in for the functions of torch; `call` is the original.
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(DATA_WAIT) or self._evaluates():
+        if not self._watches() or self._timeline.is_in(DATA_WAIT):
+            return call(iterator)
+        loader, evaluates = id(iterator._index_sampler), self._evaluates()
+        if evaluates and loader not in self._training_loaders:
             return call(iterator)
         if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
             self._timeline = Timeline()
+        if evaluates:  # a Trainer may draw the next batches before it leaves the evaluation mode
+            self._timeline.suppose_training()
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
         self._draws = True
         self._facts = self._facts or treatments.of_loader(iterator)
         self._timeline.part.drawn += self._size(batch)
+        self._timeline.part.loaders.add(loader)
         return batch
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or id(module) not in self._roots or not self._watches():
             return call(module, *args, **kwargs)
-        if self._timeline.is_in(FORWARD) or self._evaluates() or not torch.is_grad_enabled():
+        if self._timeline.is_in(FORWARD):
             return call(module, *args, **kwargs)
-        self._timeline.part.forwarded += self._size((args, kwargs))
+        evaluates = self._evaluates()
+        self._timeline.decide(training=not evaluates)
+        if evaluates or not torch.is_grad_enabled():
+            return call(module, *args, **kwargs)
+        part = self._timeline.part
+        self._training_loaders |= part.loaders
+        part.first = part.first or id(module)
+        if part.first == id(module):  # others get the same samples, as an actor and its critic do
+            part.forwarded += self._size((args, kwargs))
         with self._timeline.phase(FORWARD):
             return call(module, *args, **kwargs)
 
@@ -159,7 +177,7 @@ class Probe:
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
-        evaluates = bool(self._roots) and not any(root.training for root in self._roots.values())
+        evaluates = bool(self._models) and not any(model.training for model in self._models.values())
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
@@ -226,6 +244,8 @@ class Probe:
         trains = module.training and torch.is_grad_enabled() and not self._timeline.is_in(FORWARD)
         if trains and self._watches() and any(parameter.requires_grad for parameter in module.parameters()):
             self._roots[id(module)] = module
+            model = _unwrapped(module)
+            self._models[id(model)] = model
         return self._call_module(call, module, *args, **kwargs)
 
     # What the host is told.
@@ -323,6 +343,12 @@ def _place() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
+    wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    return _unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
