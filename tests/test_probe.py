@@ -6,13 +6,16 @@ only rank of a host in this process. One test runs a real program.
 
 import base64
 import json
+import multiprocessing
 import os
 import socket
 import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,10 @@ import pytest
 import torch
 from running import gpubench
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gpubench.probe import timeline
+from gpubench.probe import hooks, timeline
 from gpubench.probe.hooks import Probe
 from gpubench.probe.timeline import Timeline, period
 from gpubench.ranks import machine
@@ -469,6 +473,130 @@ def test_a_program_without_a_host_runs_on(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_batch_of_a_class_of_the_program_does_no_harm(tmp_path: Path) -> None:
+    class Table:
+        values = 7
+
+        def __init__(self, rows: Tensor) -> None:
+            self.rows = rows
+
+    def run() -> None:
+        loop = Loop()
+        data = TensorDataset(torch.randn(48, 3))
+        for table in DataLoader(data, 4, collate_fn=lambda rows: Table(torch.stack([row for (row,) in rows]))):
+            loop.step(table.rows)
+
+    steps = probed(tmp_path, run).steps
+    assert [step["samples"] for step in steps[2:]] == [4] * 10  # of the module's input
+
+
+def test_backward_takes_an_iterator(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        for (batch,) in loop.data:
+            torch.autograd.backward(loop.model(batch).mean() * 0 + part for part in (1, 2))  # type: ignore[arg-type]
+            assert all(parameter.grad is not None for parameter in loop.model.parameters())
+            loop.optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert (found.code, {step["loss"] for step in found.steps}) == (0, {3.0})
+
+
+def test_a_recomputed_forward_pass_is_backward_and_has_no_samples(tmp_path: Path) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, batch: Tensor) -> Any:
+            return self.last(checkpoint(self.inner, batch, use_reentrant=False))
+
+    def run() -> None:
+        loop = Loop()
+        loop.model = Checkpointed()
+        loop.optimizer = torch.optim.SGD(loop.model.parameters())
+        for _ in range(12):
+            loop.step(torch.randn(4, 3))
+
+    assert [step["samples"] for step in probed(tmp_path, run).steps[2:]] == [4] * 10
+
+
+def test_a_second_training_in_the_same_process(tmp_path: Path) -> None:
+    first, second = Loop(12), Loop(8)
+
+    def run() -> None:
+        first()
+        first.model.eval()
+        second()
+
+    steps = probed(tmp_path, run).steps
+    assert len(steps) == 20
+    assert {step["samples"] for step in steps[14:]} == {4}
+    assert all("evaluation" not in step["phases"] and "forward" in step["phases"] for step in steps[14:])
+
+
+def test_an_update_that_raises_leaves_no_phase_open(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.optimizer = torch.optim.SGD(loop.model.parameters())
+
+    def fails() -> float:
+        raise ArithmeticError
+
+    def run() -> None:
+        for number, (batch,) in enumerate(loop.data):
+            loop.step(batch)
+            if number == 5:
+                with suppress(ArithmeticError):
+                    loop.optimizer.step(fails)
+            time.sleep(0.002)
+
+    for step in probed(tmp_path, run).steps[7:]:
+        assert step["phases"]["other"] > 0.002
+
+
+def test_a_fork_that_trains_is_a_rank_although_its_parent_has_imported_torch(tmp_path: Path) -> None:
+    def run() -> None:
+        assert next(iter(batches())) is not None
+        child = multiprocessing.get_context("fork").Process(target=Loop(12))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == 12
+    assert found.names[-1] == "done"
+
+
+def test_a_process_that_never_updates_does_not_collect_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hooks, "LONGEST_SETUP", 64)
+    kept: list[int] = []
+
+    def run() -> None:
+        probe = Probe(str(tmp_path / "host"), {})
+        probe.install()
+        for _ in range(200):
+            nn.Linear(3, 1)(torch.randn(4, 3)).mean().backward()
+            kept.append(len(probe._timeline.part.marks) + len(probe._timeline.part.losses))
+        assert max(kept) < 128
+
+    assert probed(tmp_path, run).code == 0
+
+
+def test_a_compiled_update_is_not_measured_and_works(tmp_path: Path) -> None:
+    loop = Loop()
+
+    def run() -> None:
+        warnings.simplefilter("ignore")  # of the compiler's own
+        update = torch.compile(loop.optimizer.step, backend="eager")
+        for (batch,) in loop.data:
+            loop.model(batch).mean().backward()
+            update()
+        assert not torch._dynamo.utils.counters["graph_break"]
+
+    found = probed(tmp_path, run)
+    assert (found.code, found.names) == (0, [])
+
+
 class Device:
     """Stands in for torch.cuda, on whose timeline an event comes later than on the host's."""
 
@@ -513,6 +641,8 @@ def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
 def test_a_real_program_prints_the_same_losses_with_the_probe(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('torch')\n"  # as transformers does before it imports torch
         "import sitecustomize, torch\n"
         "assert sitecustomize.OWN\n"
         "torch.manual_seed(0)\n"

@@ -279,7 +279,7 @@ class Program(Workers):
             return ProgramFailed("the program never imported torch", self._hint())
         return ProgramFailed(
             "the program ended without an optimizer step",
-            "a step is a call of step() of a torch.optim optimizer; " + self._hint(),
+            "a step is a call of step() of a torch.optim optimizer, not inside of a compiled function; " + self._hint(),
         )
 
     def _hint(self) -> str:

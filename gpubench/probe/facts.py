@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -44,6 +45,12 @@ def facts() -> dict[str, Any]:
 
     A fact that this build of PyTorch does not provide is left out.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecated names, which the program may turn into errors
+        return _facts()
+
+
+def _facts() -> dict[str, Any]:
     return {
         "python": {"version": platform.python_version(), "implementation": sys.implementation.name},
         "torch": _torch(),
@@ -121,7 +128,7 @@ def _packages() -> dict[str, str]:
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        except Exception:  # not installed, or installed without readable metadata
             continue
     return versions
 
@@ -152,5 +159,5 @@ def _try(fact: Callable[[], Any]) -> Any:
     """Returns the fact, or None if this build of PyTorch does not provide it."""
     try:
         return fact()
-    except (AttributeError, RuntimeError, OSError):
+    except Exception:  # which one depends on the build
         return None

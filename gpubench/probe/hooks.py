@@ -2,7 +2,8 @@
 
 The process becomes a rank of the run with the first update of an optimizer. Until then, and in processes that never
 train, such as torchrun and the workers of a DataLoader, the probe only sets marks. The outermost modules are looked for
-in the second step, so that a model is usually compiled before any of its classes is changed.
+in the step after the first one of an optimizer, so that a model is usually compiled before any of its classes is
+changed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import atexit
 import functools
 import json
 import os
+import sys
 import threading
+from inspect import unwrap
+from multiprocessing.util import Finalize
+from types import CodeType, FunctionType
 from typing import Any, Callable, Mapping
-from weakref import WeakValueDictionary, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
@@ -51,6 +57,12 @@ class Probe:
         """The outermost modules that are called in training, by identity."""
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
+        self._optimizers: WeakSet[Any] = WeakSet()
+        """The optimizers whose modules have been looked for."""
+        self._updating: dict[int, int] = {}
+        """The phases that were open when the update of an optimizer began, by the identity of the optimizer."""
+        self._wrapped: set[type] = set()
+        """The classes of modules whose calls are wrapped."""
         self._module_call: Any = None
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
@@ -72,7 +84,7 @@ class Probe:
 
     def install(self) -> None:
         treatments.install(self._treatments)
-        os.register_at_fork(after_in_child=self._stop_watching)
+        os.register_at_fork(after_in_child=self._begin_in_fork)
         _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         _wrap(torch.autograd, "backward", self._backward)
         _wrap(optimizers.Optimizer, "zero_grad", self._zero_gradients)
@@ -90,22 +102,23 @@ class Probe:
         loader, evaluates = id(iterator._index_sampler), self._evaluates()
         if evaluates and loader not in self._training_loaders:
             return call(iterator)
-        if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
-            self._timeline = Timeline()
+        self._forget_set_up()
         if evaluates:  # a Trainer may draw the next batches before it leaves the evaluation mode
             self._timeline.suppose_training()
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
-        self._draws = True
         self._facts = self._facts or treatments.of_loader(iterator)
-        self._timeline.part.drawn += self._size(batch)
+        if size := self._size(batch):
+            self._draws = True
+            self._timeline.part.drawn += size
         self._timeline.part.loaders.add(loader)
         return batch
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or id(module) not in self._roots or not self._watches():
             return call(module, *args, **kwargs)
-        if self._timeline.is_in(FORWARD):
+        # A forward pass in the backward pass computes activations again that a checkpoint has not kept.
+        if self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD):
             return call(module, *args, **kwargs)
         evaluates = self._evaluates()
         self._timeline.decide(training=not evaluates)
@@ -122,7 +135,9 @@ class Probe:
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(BACKWARD):
             return call(tensors, *args, **kwargs)
-        for loss in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+        self._forget_set_up()
+        tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)  # an iterator works only once
+        for loss in tensors:
             self._keep_loss(loss)
         with self._timeline.phase(BACKWARD):
             return call(tensors, *args, **kwargs)
@@ -130,6 +145,7 @@ class Probe:
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER):
             return call(optimizer, *args, **kwargs)
+        self._forget_set_up()
         with self._timeline.phase(OPTIMIZER):
             return call(optimizer, *args, **kwargs)
 
@@ -150,13 +166,18 @@ class Probe:
         return found
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._host:
-            self._thread = threading.get_ident()
-        if self._watches():
-            self._timeline.enter(OPTIMIZER)
+        if not self._host and not self._watches() and not _is_compiling():
+            self._thread, self._timeline = threading.get_ident(), Timeline()
+        if not self._watches():
+            return
+        if (left_open := self._updating.get(id(optimizer))) is not None:  # its last update has raised an error
+            self._timeline.leave_all_but(left_open)
+        self._updating[id(optimizer)] = self._timeline.depth
+        self._timeline.enter(OPTIMIZER)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._watches():
+            self._updating.pop(id(optimizer), None)
             self._timeline.leave()
             self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
             self._updates += 1
@@ -166,14 +187,24 @@ class Probe:
 
     def _watches(self) -> bool:
         """Returns whether the calling thread is the one to measure: the one that trains, or else the first one seen."""
-        if self._over or _is_compiling():
+        if _is_compiling() or self._over:
             return False
         here = threading.get_ident()
         self._thread = self._thread or here
         return self._thread == here
 
-    def _stop_watching(self) -> None:
-        self._over = True
+    def _begin_in_fork(self) -> None:
+        """Measures a forked process on its own. That of a rank, such as a worker of a DataLoader, is not measured."""
+        if self._host:
+            self._over = True
+            self._host.close()  # otherwise the host would not learn that the rank has ended
+        else:
+            self._thread, self._timeline = 0, Timeline()
+
+    def _forget_set_up(self) -> None:
+        """Forgets what came long before the first update, or all the time in a process that never updates."""
+        if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
+            self._timeline = Timeline()
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
@@ -183,11 +214,15 @@ class Probe:
 
     def _size(self, batch: Any) -> int:
         """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
-        tensor = _first_tensor(batch)
-        if tensor is None or not tensor.dim():
+        try:
+            tensor = _first_tensor(batch)
+            if tensor is None or not tensor.dim():
+                return 0
+            size = int(tensor.size(0))
+            self._sample_shape = self._sample_shape or " x ".join(map(str, tensor.shape[1:]))
+        except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
             return 0
-        self._sample_shape = self._sample_shape or " x ".join(map(str, tensor.shape[1:]))
-        return int(tensor.shape[0])
+        return size
 
     def _keep_loss(self, loss: Any) -> None:
         result, unscaled = self._scaled.pop(id(loss), (None, None))
@@ -201,7 +236,7 @@ class Probe:
         """Ends a part of the loop and, with the last one to measure, the program."""
         self._scaled.clear()
         self._timeline.end_part(id(optimizer), skipped=skipped)
-        self._look_for_modules(self._timeline.ended, optimizer)
+        self._look_for_modules(optimizer)
         if self._host is None:
             self._join()
         if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
@@ -223,35 +258,40 @@ class Probe:
 
     # The outermost modules.
 
-    def _look_for_modules(self, ended: int, optimizer: Any) -> None:
-        """Looks for the outermost modules during the second part of the loop, then wraps the calls of their classes.
+    def _look_for_modules(self, optimizer: Any) -> None:
+        """Looks for the outermost modules after the first update of an optimizer, in the next part of the loop.
 
-        Hooks on the modules would be copied and saved with them, and global hooks make compiled modules warn.
+        After that part it wraps the calls of their classes. Hooks on the modules would be copied and saved with them,
+        and global hooks make compiled modules warn.
         """
-        if ended == 1:
+        if self._module_call:
+            torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
+            self._module_call = None
+            for cls in {type(root) for root in self._roots.values()} - self._wrapped:
+                _wrap(cls, "__call__", self._call_module)
+                self._wrapped.add(cls)
+            treatments.compile_modules(self._treatments, list(self._roots.values()))
+            self._report_model(optimizer)
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
             treatments.apply_again(self._treatments)
             self._module_call = torch.nn.Module.__call__
             _wrap(torch.nn.Module, "__call__", self._find)
-        elif self._module_call:
-            torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
-            self._module_call = None
-            for cls in {type(root) for root in self._roots.values()}:
-                _wrap(cls, "__call__", self._call_module)
-            treatments.compile_modules(self._treatments, list(self._roots.values()))
-            self._report_model(optimizer)
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        trains = module.training and torch.is_grad_enabled() and not self._timeline.is_in(FORWARD)
-        if trains and self._watches() and any(parameter.requires_grad for parameter in module.parameters()):
-            self._roots[id(module)] = module
-            model = _unwrapped(module)
-            self._models[id(model)] = model
+        if not _is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
+            inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
+            if not inner and any(parameter.requires_grad for parameter in module.parameters()):
+                self._roots[id(module)] = module
+                model = _unwrapped(module)
+                self._models[id(model)] = model
         return self._call_module(call, module, *args, **kwargs)
 
     # What the host is told.
 
     def _join(self) -> None:
         """Makes this process a rank of the run. Without a host the program runs on, unmeasured."""
+        _keep_from_compilation()
         try:
             self._host = host = Host(self._address, *_place())
         except (OSError, ValueError, KeyError):
@@ -262,6 +302,7 @@ class Probe:
         self._wanted = None if steps == "all" else steps + self._warmup
         self._time = host.unix(self._timeline.began)
         atexit.register(self._leave)
+        Finalize(None, self._leave, exitpriority=0)  # processes that multiprocessing forks run no exit handlers
         if host.rank == 0:
             host.put("environmentcaptured", environment=facts())
         profiling = settings["profiling"]
@@ -273,7 +314,8 @@ class Probe:
 
     def _report_model(self, optimizer: Any) -> None:
         if self._host:
-            parameters = {id(each): each for root in self._roots.values() for each in root.parameters()}.values()
+            found = {id(each): each for root in self._roots.values() for each in root.parameters()}
+            parameters = [each for each in found.values() if not is_lazy(each)]
             self._host.put(
                 "modelbuilt",
                 repeat=self._repeat,
@@ -362,6 +404,31 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, wrapper)
 
 
+def _keep_from_compilation() -> None:
+    """Keeps torch.compile from compiling the functions of the probe when a compiled function calls them.
+
+    Between two graphs of a function, torch.compile compiles every Python function that is called.
+    """
+    package = __name__.rpartition(".")[0]
+    if "torch._dynamo" not in sys.modules:  # every optimizer imports it
+        return
+    from torch._dynamo.eval_frame import skip_code
+
+    package = __package__ or ""
+    found = [
+        value for name in list(sys.modules) if name.startswith(package) for value in vars(sys.modules[name]).values()
+    ]
+    while found:
+        each = found.pop()
+        if isinstance(each, CodeType):
+            skip_code(each)
+            found += each.co_consts
+        elif isinstance(each, (staticmethod, property)):
+            found.append(each.fget if isinstance(each, property) else each.__func__)
+        elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
+            found += vars(each).values() if isinstance(each, type) else [unwrap(each).__code__]
+
+
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
 
 
@@ -369,8 +436,10 @@ def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
     """Returns the first tensor in nested sequences and mappings, or None."""
     if isinstance(batch, torch.Tensor):
         return batch
-    if (depth and isinstance(batch, dict)) or hasattr(batch, "values"):
-        batch = tuple(batch.values())
-    if depth and isinstance(batch, (tuple, list)):
+    if not depth:
+        return None
+    if callable(values := getattr(batch, "values", None)):
+        batch = tuple(values())
+    if isinstance(batch, (tuple, list)):
         return next((found for part in batch if (found := _first_tensor(part, depth - 1)) is not None), None)
     return None

@@ -22,21 +22,31 @@ ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
 
 
 class _WaitForTorch(MetaPathFinder):
-    """Finds the module torch where Python would, and installs the probe once the module has been executed."""
+    """Finds the module torch where Python would, and installs the probe once the module has been executed.
+
+    It stays until then, because a program may look for torch without an import, or before it can be found.
+    """
+
+    _looking = False
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_install(module: ModuleType) -> None:
             execute(module)
-            _tell("torch")
-            _load("hooks").install(os.environ)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _tell("torch")
+                _load("hooks").install(os.environ)
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec

@@ -152,6 +152,16 @@ class Timeline:
             self._open.pop()
         self.part.marks.append((self._open[-1] if self._open else self.base, self._clock.mark()))
 
+    @property
+    def depth(self) -> int:
+        """The number of phases that are running, one inside of the other."""
+        return len(self._open)
+
+    def leave_all_but(self, depth: int) -> None:
+        """Ends the innermost phases, so that at most `depth` are left."""
+        while len(self._open) > depth:
+            self.leave()
+
     def rebase(self, base: str) -> None:
         """Sets the phase of the time outside of all others."""
         if base != self.base:

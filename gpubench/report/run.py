@@ -225,19 +225,22 @@ def _ranks(run: RunEvidence) -> int:
 
 
 def _speed(run: RunEvidence) -> str:
-    """Returns the throughput with its uncertainty after a colon, or that nothing was measured."""
-    throughput = run.metrics.get("throughput")
-    if throughput is None and (run.untimed or run.status == directory.RUNNING):
+    """Returns the throughput with its uncertainty after a colon, or that nothing was measured.
+
+    It is the step time for a program whose samples are not known.
+    """
+    speed = run.metrics.get("throughput") or run.metrics.get("step_time")
+    if speed is None and (run.untimed or run.status == directory.RUNNING):
         return ""
-    if throughput is None:
+    if speed is None:
         return ": no repeat was completed" if run.pipeline else ": nothing was measured"
     ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
-    repeats = len(throughput.repeats)
+    repeats = len(speed.repeats)
     number = "one repeat" if repeats == 1 else units.counted(repeats, "repeat")
     known = f"from {number}" if ended or repeats == 1 else ""
     busy = "on a busy machine" if run.others and run.others.busy else ""
     qualified = " ".join(filter(None, (known, ended, busy)))
-    return f": {phrases.figure(throughput)}" + (f", {qualified}" if qualified else "")
+    return f": {phrases.figure(speed)}" + (f", {qualified}" if qualified else "")
 
 
 def _missing(run: RunEvidence, what: str) -> Paragraph:

@@ -414,6 +414,11 @@ class Measured:
         return sum(int(steps.counted_samples.sum(dtype=np.int64)) for steps in self.ranks.values())
 
     @property
+    def counts_samples(self) -> bool:
+        """Whether the samples of the steps are known, also if the gradient scaler skipped all steps."""
+        return any(steps.samples.any() for steps in self.ranks.values())
+
+    @property
     def throughput(self) -> float:
         return self.samples / self.wall
 

@@ -218,7 +218,7 @@ def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[Ste
 def _times(metrics: Metrics[Measured]) -> None:
     found = metrics.found
     built = found[0].repeat.built
-    metrics.add("throughput", lambda m: m.throughput)
+    metrics.add("throughput", lambda m: m.throughput if m.counts_samples else None)
     if built and (tokens := built.tokens_per_sample):
         metrics.add("token_throughput", lambda m: m.throughput * tokens)
     metrics.add("step_time", lambda m: m.wall / m.window.steps, lambda m: m.totals)
