@@ -183,7 +183,8 @@ class Probe:
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
-        evaluates = bool(self._roots) and not any(root.training for root in self._roots.values())
+        roots = [root for each in self._roots.valuerefs() if (root := each()) is not None]
+        evaluates = bool(roots) and not any(root.training for root in roots)
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
@@ -402,8 +403,10 @@ def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
         return batch
     if not depth:
         return None
-    if callable(values := getattr(batch, "values", None)):
-        batch = tuple(values())
-    if isinstance(batch, (tuple, list)):
-        return next((found for part in batch if (found := _first_tensor(part, depth - 1)) is not None), None)
+    if not isinstance(batch, (tuple, list)):
+        values = getattr(batch, "values", None)
+        batch = tuple(values()) if callable(values) else ()
+    for part in batch:
+        if (found := _first_tensor(part, depth - 1)) is not None:
+            return found
     return None

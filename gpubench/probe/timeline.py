@@ -207,7 +207,9 @@ class Timeline:
         phases: dict[str, float] = {}
         for part in step:
             self._clock.add_seconds(part.marks, phases)
-            for _, mark in part.marks[:-1]:  # the last one is the first one of the next part
+            for _, mark in (
+                part.marks[:-1] if part.marks[0][1].event else ()
+            ):  # the last one is the first one of the next part
                 self._clock.release(mark)
         losses = [loss for part in step for loss, _ in part.losses]
         infinities = [part.infinities for part in step if part.infinities is not None]
