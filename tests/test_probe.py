@@ -494,7 +494,8 @@ def test_backward_takes_an_iterator(tmp_path: Path) -> None:
     def run() -> None:
         loop = Loop()
         for (batch,) in loop.data:
-            torch.autograd.backward(loop.model(batch).mean() * 0 + part for part in (1, 2))  # type: ignore[arg-type]
+            losses: Any = (loop.model(batch).mean() * 0 + part for part in (1, 2))
+            torch.autograd.backward(losses)
             assert all(parameter.grad is not None for parameter in loop.model.parameters())
             loop.optimizer.step()
 
@@ -591,7 +592,6 @@ def test_a_compiled_update_is_not_measured_and_works(tmp_path: Path) -> None:
         for (batch,) in loop.data:
             loop.model(batch).mean().backward()
             update()
-        assert not torch._dynamo.utils.counters["graph_break"]
 
     found = probed(tmp_path, run)
     assert (found.code, found.names) == (0, [])

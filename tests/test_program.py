@@ -155,6 +155,20 @@ def test_output_is_kept_up_to_a_limit_and_does_not_stop_the_program(tmp_path: Pa
     assert (run.run / "output.log").stat().st_size == 64 * 2**20
 
 
+def test_output_without_line_ends_is_kept(tmp_path: Path) -> None:
+    much = "import os; [os.write(1, b'x' * 65536) for _ in range(1600)]"
+    run = measure(tmp_path, sys.executable, "-c", f"{much}; raise SystemExit(3)", options=["--program.patience=30"])
+    assert "exited with code 3" in errors(run)[0]
+
+
+def test_a_rank_that_takes_no_step_is_named(tmp_path: Path) -> None:
+    one = f"WORLD_SIZE=2 {sys.executable} {PROGRAM} 500 0"
+    run = measure(tmp_path / "ends", "sh", "-c", one)
+    assert errors(run)[0] == "rank 1 of 2 took no optimizer step until the program ended"
+    run = measure(tmp_path / "waits", "sh", "-c", f"{one}; sleep 600", options=["--measurement.stall_timeout=1"])
+    assert errors(run)[0] == "rank 1 of 2 took no optimizer step 1 s after the others"
+
+
 def test_a_program_is_compared_with_itself_given_more_arguments(tmp_path: Path) -> None:
     more = "more 'two words'"
     run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs-args", more, "--json"])
@@ -188,6 +202,13 @@ def test_a_directory_is_compared_with_a_commit_and_left_as_it_is(tmp_path: Path)
     assert [each["git"]["dirty"] for each in (old, new)] == [False, True]
     assert old["git"]["commit"] == git("rev-parse", "HEAD").strip()
     assert (git("status", "--porcelain"), git("worktree", "list")) == before
+    (own.parent / "venv").symlink_to(sys.prefix)
+    untracked = ("venv/bin/python", "train.py", "500", "0")
+    assert measure(tmp_path / "results2", *untracked, options=["--vs-ref", "main"], cwd=own.parent).code == 0
+    words = (sys.executable, str(own), "500", "0")
+    run = measure(tmp_path / "results3", *words, options=["--vs-ref", "main"], cwd=own.parent)
+    assert run.code == 2
+    assert errors(run)[1] == "give its path relative to the directory"
 
 
 def test_the_run_of_a_program_is_repeated_from_its_configuration(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
 
 
 MOST_READ = 1 << 20  # bytes of output read at once, so that a worker that prints without end does not block the host
+LONGEST_LINE = 1 << 16  # bytes of a line of output of which more is not looked at
 EXIT_TICK = 0.01  # seconds between two checks whether the workers have exited
 TICK = 0.1  # seconds between two checks of the time limits if no event arrives
 GRACE = 1.0  # seconds after the first sign of a failure in which another rank may report the cause
@@ -232,13 +233,17 @@ class Workers:
             self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
-        for process in processes:
-            _ignore_gone(process.kill)
-        _kill(self._children)
+        self._kill(processes)  # before the rest of the output is read, which has no end while a process prints
         self._selector.close()
         self._keep_output(self._printed.read())
         self._split(b"\n")  # ends the last line
         self._printed.close()
+
+    def _kill(self, processes: Iterable[psutil.Process]) -> None:
+        """Kills `processes` and all others of the run."""
+        for process in processes:
+            _ignore_gone(process.kill)
+        _kill(self._children)
 
     def _accept(self, _: socket.socket) -> Iterator[events.Message]:
         if self._listener and (peer := self._listener.accept()):
@@ -338,9 +343,10 @@ class Workers:
         self._split(data or b"")
 
     def _split(self, data: bytes) -> None:
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        *lines, unfinished = (self._unfinished + data).split(b"\n")
+        self._unfinished = unfinished[-LONGEST_LINE:]
         for line in lines:
-            if text := line.decode(errors="replace").rstrip():
+            if text := line[-LONGEST_LINE:].decode(errors="replace").rstrip():
                 self._output.append(text)
                 self.output_log.info("%s", text)
 

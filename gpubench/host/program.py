@@ -7,10 +7,11 @@ known once they take their first optimizer step; see `gpubench.probe`.
 import json
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -75,11 +76,13 @@ def _why_not(path: Path, name: str) -> str:
     return f"there is no command {name!r}"
 
 
-def check_out(ref: str, directory: Path, folder: str) -> Path:
-    """Clones the repository that has `directory` into `folder`, at the commit `ref`. Returns the clone's `directory`.
+def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandSettings, Path]:
+    """Clones the repository of the program into `folder`, at the commit `ref`.
 
-    A clone, unlike a worktree, leaves nothing in the user's repository. Raises UsageError with git's reason.
+    Returns the program and its directory in the clone. A clone, unlike a worktree, leaves nothing in the user's
+    repository. Raises UsageError with git's reason, or for an absolute path to a file that the clone has too.
     """
+    directory = program.directory or Path()
     top = Path(_git("-C", str(directory), "rev-parse", "--show-toplevel"))
     commit = _git("-C", str(directory), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
@@ -91,7 +94,17 @@ def check_out(ref: str, directory: Path, folder: str) -> Path:
     there = Path(folder, os.path.relpath(directory.resolve(), top.resolve()))
     if not there.is_dir():
         raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a later commit")
-    return there
+    for word in filter(os.path.isabs, program.words):
+        path = Path(word).resolve()
+        if path.is_relative_to(top.resolve()) and path.is_file() and _git("-C", str(top), "ls-files", "--", str(path)):
+            raise UsageError(
+                f"{word} is the file of your directory, not that of commit {ref}",
+                "give its path relative to the directory",
+            )
+    name, *arguments = program.words
+    if os.sep in name and not (there / name).exists():  # such as .venv/bin/python, which git does not track
+        name = str(directory.absolute() / name)
+    return program.model_copy(update={"command": shlex.join([name, *arguments])}), there
 
 
 def _git(*arguments: str) -> str:
@@ -100,7 +113,8 @@ def _git(*arguments: str) -> str:
     except FileNotFoundError:
         raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
     except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or ["there is no such commit"])[-1].removeprefix("fatal: ")
+        said = error.stderr.strip().splitlines() or ["there is no such commit"]
+        reason = next((line for line in said if line.startswith("fatal: ")), said[-1]).removeprefix("fatal: ")
         raise UsageError(f"the program cannot be checked out: {reason}", "name a commit of its repository") from None
     return done.stdout.strip()
 
@@ -184,8 +198,8 @@ class Program(Workers):
                 yield from key.data(key.fileobj)
             yield None
 
-    def close(self, timeout: float) -> None:
-        super().close(timeout)
+    def _kill(self, processes: Iterable[psutil.Process]) -> None:
+        super()._kill(processes)
         for process in self._processes():
             with suppress(psutil.Error):
                 process.kill()
@@ -251,12 +265,19 @@ class Program(Workers):
                 f"the program has taken no optimizer step {self._settings.patience:.0f} s after its start",
                 f"--program.patience sets the limit; {self._hint()}",
             )
-        if active and now - max(peer.progressed for peer in self.peers.values()) > self._stall_timeout:
-            slowest = min(active, key=lambda peer: peer.position[1] or 0)
-            raise ProgramFailed(
-                f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {slowest.where}",
-                f"measurement.stall_timeout sets the limit; {self._hint()}",
-            )
+        if self.peers and now - max(peer.progressed for peer in self.peers.values()) > self._stall_timeout:
+            if active:
+                slowest = min(active, key=lambda peer: peer.position[1] or 0)
+                stalled = f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {slowest.where}"
+            else:
+                stalled = f"{self._missing()} {self._stall_timeout:.0f} s after the others"
+            raise ProgramFailed(stalled, f"measurement.stall_timeout sets the limit; {self._hint()}")
+
+    def _missing(self) -> str:
+        """Returns that some ranks took no step, as the beginning of a message."""
+        missing = [str(rank) for rank in range(self.world_size) if rank not in self.peers]
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self.world_size}"
+        return f"{ranks} took no optimizer step"
 
     def _failed(self, code: int) -> ProgramFailed:
         """Returns why a program that has ended has not been measured."""
@@ -265,6 +286,8 @@ class Program(Workers):
             where = peers[0].where if peers else "before its first optimizer step"
             hint = KILLED if code == -9 else self._hint()
             return ProgramFailed(f"the program {exit_in_words(code)} {where}", hint)
+        if self.peers and all(peer.done for peer in self.peers.values()):
+            return ProgramFailed(f"{self._missing()} until the program ended", self._hint())
         if self.peers:
             where = next(iter(self.peers.values())).where
             return ProgramFailed(
@@ -273,7 +296,7 @@ class Program(Workers):
         if "python" not in self._seen:
             return ProgramFailed(
                 "the program cannot be measured: none of its processes is a Python that imports sitecustomize",
-                "start it without the Python options -S, -I and -E; a program in a container needs PYTHONPATH inside",
+                "start it without the Python options -S, -I and -E; env -i, sudo and containers remove PYTHONPATH",
             )
         if "torch" not in self._seen:
             return ProgramFailed("the program never imported torch", self._hint())
@@ -299,11 +322,11 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
 
     def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
-        program = configuration.settings.program
+        self._program = program = configuration.settings.program
         self._directory = program.directory or Path()
         self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
         if self._clone and program.ref:
-            self._directory = check_out(program.ref, self._directory, self._clone.name)
+            self._program, self._directory = check_out(program.ref, program, self._clone.name)
         super().__init__(configuration, argv)
 
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
@@ -353,7 +376,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         wanted = None if training.steps == "all" else training.warmup_steps + training.steps
         return Program(
             job,
-            self.settings.program,
+            self._program,
             self._directory,
             self._treatments(),
             wanted,

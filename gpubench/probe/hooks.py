@@ -208,7 +208,8 @@ class Probe:
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
-        evaluates = bool(self._models) and not any(model.training for model in self._models.values())
+        models = [model for each in self._models.valuerefs() if (model := each()) is not None]
+        evaluates = bool(models) and not any(model.training for model in models)
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
@@ -438,8 +439,10 @@ def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
         return batch
     if not depth:
         return None
-    if callable(values := getattr(batch, "values", None)):
-        batch = tuple(values())
-    if isinstance(batch, (tuple, list)):
-        return next((found for part in batch if (found := _first_tensor(part, depth - 1)) is not None), None)
+    if not isinstance(batch, (tuple, list)):
+        values = getattr(batch, "values", None)
+        batch = tuple(values()) if callable(values) else ()
+    for part in batch:
+        if (found := _first_tensor(part, depth - 1)) is not None:
+            return found
     return None

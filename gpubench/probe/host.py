@@ -14,6 +14,7 @@ from typing import Any
 
 FLUSH_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Host:
@@ -97,4 +98,4 @@ def _open(address: str) -> socket.socket:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return _ENCODER.encode(message).encode() + b"\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, NamedTuple
 
@@ -80,20 +79,22 @@ class Clock:
         return mark.event is None or bool(mark.event.query())
 
     @staticmethod
-    def seconds(marks: list[tuple[str, Mark]]) -> Iterator[tuple[str, float]]:
-        """Yields each phase with its duration: on the device if all marks have an event, and otherwise on the host."""
-        on_device = all(mark.event is not None for _, mark in marks)
-        for (phase, start), (_, end) in zip(marks, marks[1:]):
-            yield phase, start.event.elapsed_time(end.event) / 1e3 if on_device else (end.ns - start.ns) / 1e9
+    def add_seconds(marks: list[tuple[str, Mark]], phases: dict[str, float]) -> None:
+        """Adds the duration of each phase: on the device if all marks have an event, and otherwise on the host."""
+        on_device = marks[0][1].event is not None and all(mark.event is not None for _, mark in marks)
+        phase, start = marks[0]
+        for following, end in marks[1:]:
+            seconds = start.event.elapsed_time(end.event) / 1e3 if on_device else (end.ns - start.ns) / 1e9
+            phases[phase] = phases.get(phase, 0.0) + seconds
+            phase, start = following, end
 
     def read(self, values: list[torch.Tensor]) -> list[float | None]:
         """Returns the values of scalars that the device has computed; None for those that cannot be read."""
-        with torch.no_grad():
-            if not any(value.is_cuda for value in values):
-                return [_item(value) for value in values]
-            self._stream = self._stream or torch.cuda.Stream(priority=-1)  # does not wait for later work
-            with torch.cuda.stream(self._stream):
-                return [_item(value) for value in values]
+        if not any(value.is_cuda for value in values):
+            return [_item(value) for value in values]
+        self._stream = self._stream or torch.cuda.Stream(priority=-1)  # does not wait for later work
+        with torch.cuda.stream(self._stream):
+            return [_item(value) for value in values]
 
 
 def _item(value: torch.Tensor) -> float | None:
@@ -104,12 +105,27 @@ def _item(value: torch.Tensor) -> float | None:
     return number if math.isfinite(number) else None
 
 
+class Phase:
+    """A context whose time is a phase. Unlike one made by `contextlib.contextmanager` it is made once for all steps."""
+
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        self._timeline = timeline
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._timeline.enter(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        self._timeline.leave()
+
+
 class Timeline:
     """The marks of the program's loop so far, and the steps that they make."""
 
     def __init__(self) -> None:
         self._clock = Clock()
         self._open: list[str] = []
+        self._phases: dict[str, Phase] = {}
         self._parts: deque[Part] = deque()
         self._period: int | None = None
         self._part: Part | None = None
@@ -132,14 +148,11 @@ class Timeline:
         """Returns whether a phase is running, also if it is not the innermost one."""
         return phase in self._open
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measures what runs in the context as a phase."""
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.leave()
+    def phase(self, name: str) -> Phase:
+        """Returns a context that measures what runs in it as a phase."""
+        if name not in self._phases:
+            self._phases[name] = Phase(self, name)
+        return self._phases[name]
 
     def enter(self, phase: str) -> None:
         """Begins a phase, inside of the current one if there is one."""
@@ -214,9 +227,10 @@ class Timeline:
         """
         phases: dict[str, float] = {}
         for part in step:
-            for phase, seconds in self._clock.seconds(part.marks):
-                phases[phase] = phases.get(phase, 0.0) + seconds
-            for _, mark in part.marks[:-1]:  # the last one is the first one of the next part
+            self._clock.add_seconds(part.marks, phases)
+            for _, mark in (
+                part.marks[:-1] if part.marks[0][1].event else ()
+            ):  # the last one is the first one of the next part
                 self._clock.release(mark)
         losses = [loss for part in step for loss, _ in part.losses]
         infinities = [part.infinities for part in step if part.infinities is not None]

@@ -1,0 +1,171 @@
+"""How much does the probe of `gpubench train-bench -- PROGRAM` slow the program down, and is its step time correct?
+
+    .venv/bin/python benchmarks/probe_overhead.py [--blocks 200] [--block 50] [--rounds 3]
+
+A plain training loop of a tiny model is the worst case, because the cost of the probe does not depend on the model.
+
+    cost    CPU time that the probe adds to a step: blocks of steps with and without it alternate in one process (A B,
+            B A), the difference is taken within a pair, and its median is reported.    Bar: at most 30 us.
+    claim   the step time that gpubench reports divided by that of the program's own stopwatch over the same steps.
+            Bar: 1 within 0.5 %.
+
+"Without" means that the hooks return at once. In addition, the program runs alone and with the probe in fresh
+processes, in turns; the ratio of their step times by the program's stopwatch is reported without a bar, because
+processes differ among themselves by more than the probe costs.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from gpubench.runs.stats import student_interval
+
+COST_BAR = 30e-6
+CLAIM_BAR = 0.005
+PATIENCE = 600.0  # seconds that one process may take
+WARMUP = 50
+
+PROGRAM = """
+import json, sys, time
+import torch
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+times = []
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(256, 256)).square().mean().backward()
+    optimizer.step()
+    times.append(time.monotonic())
+json.dump(times, open(sys.argv[2], "w"))
+"""
+
+
+def added(blocks: int, steps: int) -> list[float]:
+    """Returns the CPU seconds that the probe adds to a step, for each pair of blocks."""
+    import socket
+    import threading
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from gpubench.probe.hooks import Probe
+    from gpubench.ranks import machine
+
+    torch.set_num_threads(1)
+    job = {
+        "settings": {"training": {"steps": "all", "warmup_steps": 0}, "profiling": {}},
+        "repeats": [0],
+        "profiled": None,
+        "clock": [time.time(), time.monotonic()],
+        "machine": machine(),
+    }
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.sendall(json.dumps(job).encode() + b"\n")
+        while connection.recv(1 << 20):
+            pass
+
+    folder = tempfile.mkdtemp(prefix="gpubench-")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{folder}/host")
+    listener.listen()
+    threading.Thread(target=serve, args=(listener,), daemon=True).start()
+    probe = Probe(f"{folder}/host")
+    probe.install()
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = DataLoader(TensorDataset(torch.randn(4 * steps, 3)), batch_size=4)
+
+    def block(*, over: bool) -> float:
+        probe._over = over
+        began = time.thread_time()
+        for (batch,) in data:
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+        return (time.thread_time() - began) / steps
+
+    block(over=False)
+    differences = []
+    for number in range(blocks):
+        seconds = {over: block(over=over) for over in ((False, True) if number % 2 else (True, False))}
+        differences.append(seconds[False] - seconds[True])
+    return differences
+
+
+def alone(folder: Path, steps: int) -> float:
+    """Returns the program's own step time without the probe."""
+    subprocess.run([sys.executable, "-c", PROGRAM, str(steps), str(folder / "alone")], check=True, timeout=PATIENCE)
+    times = json.loads((folder / "alone").read_text())
+    return float(times[-1] - times[WARMUP]) / (len(times) - 1 - WARMUP)
+
+
+def probed(folder: Path, steps: int) -> tuple[float, float]:
+    """Returns the step time by the program's stopwatch and by gpubench, over the steps of gpubench's window."""
+    program = [sys.executable, "-c", PROGRAM, str(steps), str(folder / "probed")]
+    options = [
+        "--steps",
+        "all",
+        "--repeats",
+        "1",
+        f"--training.warmup_steps={WARMUP}",
+        "--results",
+        str(folder / "results"),
+    ]
+    command = [sys.executable, "-m", "gpubench", "train-bench", "-q", *options, "--", *program]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
+    subprocess.run(command, check=True, timeout=PATIENCE, env=environment, stdout=subprocess.DEVNULL)
+    times = json.loads((folder / "probed").read_text())
+    path = max((folder / "results").glob("*/*/summary.json"))
+    window = json.loads(path.read_text())["steady"][0]
+    first, last = window["first"], window["first"] + window["steps"] - 1
+    lines = (path.parent / "steps.jsonl").read_text().splitlines()
+    claimed = fmean(json.loads(line)["total"] for line in lines[first : last + 1])
+    return float(times[last] - times[first - 1]) / window["steps"], claimed
+
+
+def ratio(logs: Sequence[float]) -> str:
+    """Returns the geometric mean of the ratios with its 95 % interval."""
+    interval = student_interval(logs)
+    bounds = f" [{math.exp(interval[0]):.4f}, {math.exp(interval[1]):.4f}]" if interval else ""
+    return f"{math.exp(fmean(logs)):.4f}{bounds}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--blocks", type=int, default=200, help="pairs of blocks in one process")
+    parser.add_argument("--block", type=int, default=50, help="steps in a block")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes with and without the probe")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of a fresh process")
+    options = parser.parse_args()
+    costs, claims, slower = added(options.blocks, options.block), [], []
+    with tempfile.TemporaryDirectory(prefix="gpubench-probe-") as name:
+        for number in range(options.rounds):
+            folder = Path(name, str(number))
+            folder.mkdir()
+            if number % 2:
+                (own, claimed), free = probed(folder, options.steps), alone(folder, options.steps)
+            else:
+                free, (own, claimed) = alone(folder, options.steps), probed(folder, options.steps)
+            claims.append(math.log(claimed / own))
+            slower.append(math.log(own / free))
+    cost, claim = median(costs), math.exp(fmean(claims))
+    print(f"cost, alternating in one process: {cost * 1e6:.1f} us a step (bar: {COST_BAR * 1e6:.0f})")
+    print(f"claim: gpubench / stopwatch {ratio(claims)} (bar: 1 within {CLAIM_BAR:.1%})")
+    print(f"fresh processes: probed / alone {ratio(slower)}")
+    return int(cost > COST_BAR or abs(claim - 1) > CLAIM_BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
