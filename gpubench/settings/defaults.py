@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -16,6 +17,7 @@ from gpubench import devices, foreign_files, releases
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.settings.callables import check_arguments, signature_in_source
 from gpubench.settings.data_sources import (
     SYNTHETIC,
     batches_each,
@@ -83,6 +85,7 @@ def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:
         if not on_gpu:
             gaps.fill("data.image_size", 64, "small enough for a CPU")
     model_batch, convolutional = known_model(name, on_gpu)
+    refuse_arguments(name, settings.model.arguments)
     gaps.fill("training.batch_size", model_batch, "the model's own")
     refuse_combinations(settings)
     check_source(settings.data)
@@ -303,6 +306,18 @@ def sequence_lengths(name: str) -> tuple[int | None, int | None]:
     if task not in LONGEST or not isinstance(positions, int) or positions < 1:
         return None, None
     return positions, min(positions, LONGEST[task])
+
+
+def refuse_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises ModelError for arguments that the model `name` does not take, as far as its source tells."""
+    if is_builtin(name) or ":" not in name or os.path.isdir(name):  # noqa: PTH112
+        if arguments:
+            kind = "a built-in model" if is_builtin(name) else "a folder with a model"
+            keys = [f"model.arguments.{key}" for key in arguments]
+            hint = "only a model of your own does: --model module:callable"
+            raise ModelError(f"{keys[0]}: {name} is {kind}, which takes no arguments", hint, keys=keys)
+    elif signature := signature_in_source(name):
+        check_arguments(name, signature, arguments)
 
 
 def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:

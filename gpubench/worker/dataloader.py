@@ -115,15 +115,12 @@ class Feed:
         self._pool: list[Any] = []
         self.on_device = data.source == "synthetic"
         self.batches_per_epoch: int | None
-        if dataset is None and make_batch is None:
-            hint = "set data.source to module:callable, which returns a dataset whose batches the model accepts"
-            raise DataError(f"data.source {data.source} needs a model with known inputs", hint)
         if self.on_device and make_batch is not None:
             self.batches_per_epoch = batches_each(data.source, data.samples, batch_size, world_size)
             self._pool = _pool(make_batch, batch_size, seed + rank, device, channels_last)
             return
         if dataset is None:
-            assert make_batch is not None
+            assert make_batch is not None  # models.build refuses a model that has none
             dataset = RandomSamples(make_batch, data.samples)
         if not isinstance(dataset, IterableDataset):
             self.batches_per_epoch = batches_each(data.source, _length(dataset), batch_size, world_size)
