@@ -183,6 +183,10 @@ class TrainingSettings(Section, Generic[Open]):
     momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd")
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(0.0, "weight decay")
 
+    clip_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = treatment(
+        None, "largest norm of all gradients together; larger ones are scaled down to it before the update"
+    )
+
     @model_validator(mode="after")
     def _one_stop(self) -> Self:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]

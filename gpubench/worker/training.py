@@ -74,6 +74,9 @@ class Trainer:
                 self.arithmetic.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         timer.enter("optimizer")
+        if (most := self.settings.training.clip_grad_norm) is not None:
+            self.arithmetic.unscale(self.optimizer)
+            nn.utils.clip_grad_norm_(self.workload.module.parameters(), most)
         self.arithmetic.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         assert total is not None
