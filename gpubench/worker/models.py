@@ -14,7 +14,8 @@ A model of the user is `module:callable`; the module is looked up in the current
 `model.arguments` by name. It returns either an nn.Module, which is trained with `supervised_loss` on the data source,
 or a triple (module, make_batch, loss): `make_batch(batch_size)` returns nested tuples, lists and dicts of CPU tensors,
 and `loss(module, batch)` runs the forward pass and returns a scalar tensor. The module passed to `loss` may be a
-wrapper (DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device.
+wrapper (DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device. A
+fourth element may be `optimizer(parameters)`, which returns a torch.optim.Optimizer or (optimizer, scheduler).
 """
 
 import difflib
@@ -329,6 +330,8 @@ class Workload:
     sequence_length: int | None = None
     """The number of tokens in one sample."""
     vocabulary: int | None = None
+    optimizer: Callable[[list[nn.Parameter]], Any] | None = None
+    """Returns the user's own optimizer, or (optimizer, scheduler), of parameters; None for that of the settings."""
 
 
 def build(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
@@ -410,11 +413,14 @@ def _from_callable(name: str, arguments: Mapping[str, Any], seed: int) -> Worklo
             return Workload(returned, supervised_loss, None, None, "as in the data")
         case (nn.Module() as module, make_batch, loss) if callable(make_batch) and callable(loss):
             return Workload(module, loss, make_batch, None, "as in make_batch")
+        case (nn.Module() as module, make_batch, loss, optimizer) if all(map(callable, (make_batch, loss, optimizer))):
+            return Workload(module, loss, make_batch, None, "as in make_batch", optimizer=optimizer)
     kinds = (
         ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else type(returned).__name__
     )
     raise ModelError(
-        f"model {name!r} returned {kinds}", "return an nn.Module, or a triple (nn.Module, make_batch, loss)"
+        f"model {name!r} returned {kinds}",
+        "return an nn.Module, (nn.Module, make_batch, loss) or (nn.Module, make_batch, loss, optimizer)",
     )
 
 
