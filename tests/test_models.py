@@ -457,6 +457,14 @@ def test_arguments_that_a_callable_does_not_take_are_refused_with_its_parameters
     assert "sized" not in sys.modules
 
 
+@pytest.mark.parametrize("code", ["def net(a, a): pass", "def net(: pass", "\0", "from mine import net", "net = 3"])
+def test_arguments_are_left_to_the_import_where_the_source_does_not_tell(code: str, here: Path) -> None:
+    (here / "odd.py").write_text(code)
+    refuse_arguments("odd:net", {"width": 1})
+    with pytest.raises(ModelError):
+        build(ModelSettings(name="odd:net", arguments={"width": 1}), DataSettings(), 0)
+
+
 def test_arguments_for_a_model_that_is_no_callable_are_refused(tmp_path: Path) -> None:
     for name, kind in (("resnet-tiny", "a built-in model"), (str(tmp_path), "a folder with a model")):
         with pytest.raises(ModelError, match=f"model.arguments.width: .* is {kind}, which takes no arguments"):

@@ -90,7 +90,10 @@ def signature_in_source(name: str) -> inspect.Signature | None:
     made += [_parameter(one, default, inspect.Parameter.KEYWORD_ONLY) for one, default in pairs]
     if taken.kwarg:
         made.append(_parameter(taken.kwarg, None, inspect.Parameter.VAR_KEYWORD))
-    return inspect.Signature(made)
+    try:
+        return inspect.Signature(made)
+    except ValueError:  # two parameters of one name, which the import will report
+        return None
 
 
 _POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
