@@ -81,7 +81,7 @@ def added(blocks: int, steps: int) -> list[float]:
     listener.bind(f"{folder}/host")
     listener.listen()
     threading.Thread(target=serve, args=(listener,), daemon=True).start()
-    probe = Probe(f"{folder}/host")
+    probe = Probe(f"{folder}/host", {})
     probe.install()
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

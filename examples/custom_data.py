@@ -1,6 +1,7 @@
 """A custom dataset: any torch Dataset, read by a DataLoader with worker processes.
 
 gpubench train-bench --model resnet18 --data custom_data:photos --data.workers=2
+gpubench train-bench --model resnet18 --data custom_data:loader --batch-size 16
 gpubench profile --model resnet18 --data custom_data:photos    # does the step wait for data?
 """
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 SIZE = 64  # pixels
 CLASSES = 10
@@ -36,6 +37,15 @@ def photos() -> Photos:
     """Returns the JPEG files of the directory photos, or random images if there are none. Called once in each rank."""
     files = [path.read_bytes() for path in sorted(Path("photos").glob("*.jpg"))]
     return Photos(files or [_photo(seed) for seed in range(200)])
+
+
+def loader() -> DataLoader[tuple[Tensor, int]]:
+    """Returns a DataLoader, which gpubench uses as it is. A DistributedSampler divides the data among several ranks."""
+    data = photos()
+    sampler: DistributedSampler[tuple[Tensor, int]] | None = (
+        DistributedSampler(data) if torch.distributed.is_initialized() else None
+    )
+    return DataLoader(data, batch_size=16, shuffle=sampler is None, sampler=sampler, num_workers=2, drop_last=True)
 
 
 def _photo(seed: int) -> bytes:

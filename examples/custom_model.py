@@ -1,13 +1,14 @@
 """A custom model with its own batches and loss: a network that ranks products of a shop.
 
 gpubench train-bench --model custom_model:build
+gpubench train-bench --model custom_model:build --vs model.arguments.width=128
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-USERS, PRODUCTS, WIDTH = 10_000, 50_000, 64
+USERS, PRODUCTS = 10_000, 50_000
 
 Batch = dict[str, Tensor]
 
@@ -15,19 +16,20 @@ Batch = dict[str, Tensor]
 class Ranking(nn.Module):
     """Logit that a user clicks on a product: an embedding of each, and a small network on top of both."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.users = nn.Embedding(USERS, WIDTH)
-        self.products = nn.Embedding(PRODUCTS, WIDTH)
-        self.head = nn.Sequential(nn.Linear(2 * WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.users = nn.Embedding(USERS, width)
+        self.products = nn.Embedding(PRODUCTS, width)
+        self.head = nn.Sequential(nn.Linear(2 * width, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def forward(self, user: Tensor, product: Tensor) -> Tensor:
         logit: Tensor = self.head(torch.cat([self.users(user), self.products(product)], dim=1))
         return logit.squeeze(1)
 
 
-def build() -> tuple[nn.Module, object, object]:
-    return Ranking(), make_batch, loss
+def build(width: int = 64) -> tuple[nn.Module, object, object]:
+    """`width` is the size of an embedding, and the setting model.arguments.width."""
+    return Ranking(width), make_batch, loss
 
 
 def make_batch(size: int) -> Batch:

@@ -106,7 +106,10 @@ DEFINITIONS: dict[str, Definition] = {
         "step",
     ),
     "phase_optimizer": Definition(
-        "s", "lower", "mean time per steady step of the optimizer step and of zeroing the gradients", "step"
+        "s",
+        "lower",
+        "mean time per steady step of clipping the gradients, the optimizer step and zeroing the gradients",
+        "step",
     ),
     "phase_evaluation": Definition(
         "s", "lower", "mean time per steady step in which a program evaluates its model between two updates", "step"

@@ -141,7 +141,7 @@ def _of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
     schema = cls.model_json_schema()
     for key, field in fields(cls).items():
         default = field.get_default()
-        shown = "" if default in (None, "") else f"`{_plain(default)}`"
+        shown = "" if default in (None, "", {}) else f"`{_plain(default)}`"
         yield Setting(key, _kind(_leaf(schema, key), schema), field.description or ""), shown
 
 
@@ -169,7 +169,13 @@ def _kind(node: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     node = _followed(node, schema)
     if "enum" in node or "const" in node:
         return ", ".join(f"`{one}`" for one in node.get("enum", [node.get("const")]))
-    words = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text"}
+    words = {
+        "integer": "integer",
+        "number": "number",
+        "boolean": "`true`, `false`",
+        "string": "text",
+        "object": "mapping",
+    }
     kind = "path" if node.get("format") == "path" else words[node["type"]]
     return f"{kind} {', '.join(_bounds(node))}".rstrip()
 

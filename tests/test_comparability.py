@@ -118,6 +118,14 @@ def test_another_model_withholds_the_verdicts_and_is_named() -> None:
     ]
 
 
+def test_an_argument_of_the_users_callable_decides_on_the_work() -> None:
+    wide = run(settings={"model.arguments.width": 8})
+    found = judge(side(wide), side(run(settings={"model.arguments.width": 9})))
+    assert [(one.key, one.kind) for one in found.differences] == [("model.arguments.width", "workload")]
+    assert not found.comparable
+    assert not judge(side(wide), side(run())).comparable  # the callable's own default is unknown
+
+
 def test_force_gives_verdicts_and_keeps_saying_why_not() -> None:
     found = judge(side(run()), side(run(settings={"model.name": "gpt2"})), force=True)
     assert found.forced

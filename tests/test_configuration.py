@@ -347,3 +347,55 @@ def test_a_file_has_no_negations(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         load(TrainSettings, write(tmp_path, "performance: {no_compile: true}"))
     assert refused.value.hint == "did you mean 'performance.compile'?"
+
+
+def arguments_of(configuration: Configuration[TrainSettings]) -> dict[str, Any]:
+    return configuration.settings.model.arguments
+
+
+def test_arguments_of_a_callable_are_a_mapping_that_every_source_adds_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "model: {name: 'my:build', arguments: {width: 1, depth: 2, digits: '3', Bias: true}}")
+    monkeypatch.setenv("GPUBENCH_MODEL__ARGUMENTS__DEPTH", "4")
+    loaded = load(TrainSettings, file, parse_unknown_overrides(["--model.arguments.width=5"]))
+    assert arguments_of(loaded) == {"width": 5, "depth": 4, "digits": "3", "Bias": True}
+    other = loaded.with_overrides(parse_assignments(TrainSettings, ["model.arguments.width=0.5"]), "--vs")
+    assert arguments_of(other) == arguments_of(loaded) | {"width": 0.5}
+    assert (loaded.settings.model.name, other.settings.model.name) == ("my:build", "my:build")
+    (line,) = [line for line in loaded.to_yaml().splitlines() if "arguments:" in line]
+    assert line.endswith(f"# command line, GPUBENCH_MODEL__ARGUMENTS__DEPTH, {file}")
+    assert arguments_of(load(TrainSettings, write(tmp_path, other.to_yaml()))) == arguments_of(other) | {"depth": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("-0.5", -0.5),
+        ("true", True),
+        ("off", False),
+        ("null", None),
+        ("a b", "a b"),
+        ("'5'", "5"),
+        ("[1]", "[1]"),
+        ("2024-01-02", "2024-01-02"),
+    ],
+)
+def test_an_argument_on_the_command_line_is_read_as_in_yaml(text: str, value: Any) -> None:
+    assert parse_unknown_overrides([f"--model.arguments.one={text}"]) == {"model.arguments.one": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {arguments: 5}", "a section of settings takes no value"),
+        ("model: {arguments: {a: [1]}}", "is not a number, true, false, null or a text"),
+        ("model: {arguments: {a: {b: 1}}}", "unknown setting 'model.arguments.a.b'"),
+        ("model: {arguments: {1: 1}}", "unknown setting 'model.arguments.1'"),
+    ],
+)
+def test_what_is_no_argument_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(TrainSettings, write(tmp_path, text))
+    assert message in caught.value.message

@@ -529,12 +529,6 @@ def test_data_without_samples_is_told(own: str) -> None:
     assert refusal.value.hint == "give one whose length is not 0"
 
 
-def test_synthetic_data_needs_a_model_with_known_inputs() -> None:
-    for source in ("synthetic", "synthetic-host"):
-        with pytest.raises(DataError, match=f"data.source {source} needs"):
-            feed(without_path(source), make_batch=None)
-
-
 def test_synthetic_batches_lie_ready_and_are_never_zeros() -> None:
     batches = feed(DataSettings(samples=41), channels_last=True)
     assert batches.on_device

@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from gpubench.commands import app
-from gpubench.settings.field import fields
+from gpubench.settings.field import declared_key
 from gpubench.settings.loading import canonical, parse_unknown_overrides
 from gpubench.settings.schema import COMMANDS
 
@@ -77,7 +77,7 @@ def refused(arguments: list[str]) -> str | None:
         )  # a sentence may name an option alone
     cls = COMMANDS.get(name)
     given = parse_unknown_overrides(context.args) if cls else {}
-    unknown = [key for key in given if canonical(cls, key) not in fields(cls)] if cls else []
+    unknown = [key for key in given if not declared_key(cls, canonical(cls, key))] if cls else []
     return f"no setting {', '.join(unknown)}" if unknown else None
 
 

@@ -31,7 +31,8 @@ MakeRuns = Callable[[str, float], None]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--model", "custom_model:build", "--batch-size=8"),
+        ("--model", "custom_model:build", "--model.arguments.width=16", "--batch-size=8"),
+        ("--model", "resnet-tiny", "--data", "custom_data:loader", "--batch-size=16"),
         ("--model", "resnet-tiny", "--data", "custom_data:photos", "--batch-size=2", "--data.workers=1"),
     ],
 )

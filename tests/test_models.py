@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gpubench.errors import ModelError, SettingsError
+from gpubench.settings.defaults import refuse_arguments
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
 from gpubench.worker.models import Workload, blocks, build, checkpoint_activations
@@ -348,7 +349,7 @@ def test_a_callable_in_the_current_directory_may_return_a_module(here: Path) -> 
         "class Net(nn.Linear):\n"
         "    def __init__(self): super().__init__(4, 3)\n"
     )
-    workload = _build("mine:net")
+    workload = _build("mine:net", source="mine:data")
     assert (workload.make_batch, workload.task, workload.sequence_length) == (None, None, None)
     inputs = torch.randn(2, 4)
     classes, values = torch.tensor([0, 2]), torch.randn(2, 3)
@@ -357,7 +358,7 @@ def test_a_callable_in_the_current_directory_may_return_a_module(here: Path) -> 
     assert torch.equal(workload.loss(workload.module, (inputs, values)), nn.functional.mse_loss(output, values))
     with pytest.raises(ModelError, match=r"\(2, 3\).*\(2,\)"):
         workload.loss(workload.module, (inputs, values[:, 0]))
-    assert torch.equal(_build("mine:Net").module.weight, workload.module.weight)  # type: ignore[arg-type]
+    assert torch.equal(_build("mine:Net", source="mine:data").module.weight, workload.module.weight)  # type: ignore[arg-type]
 
 
 def test_a_callable_may_return_a_module_with_its_batches_and_loss(here: Path) -> None:
@@ -382,11 +383,16 @@ def test_a_callable_may_return_a_module_with_its_batches_and_loss(here: Path) ->
         ("import sys; sys.exit(3)", "bad:net", "SystemExit: 3"),
         ("net = 3", "bad:net", "is of type int, not a callable"),
         ("def net(): raise KeyError('lost')", "bad:net", "raised KeyError: 'lost'"),
-        ("def net(width): pass", "bad:net", "cannot be called without arguments"),
+        ("def net(width): pass", "bad:net", "cannot be called with these arguments: .*'width'"),
         ("def net(): return 3", "bad:net", "returned int"),
         ("import torch\ndef net(): return torch.nn.Linear(1, 1), 3", "bad:net", "returned Linear, int"),
         ("import torch\ndef net(): return torch.nn.Linear(1, 1), 3, print", "bad:net", "returned Linear, int, builtin"),
-        ("import torch\nnet = torch.nn.ReLU", "bad:net", "no parameters to train"),
+        (
+            "import torch\ndef net(): return torch.nn.ReLU(), print, print",
+            "bad:net",
+            "no parameters to train",
+        ),
+        ("import torch\ndef net(): return torch.nn.Linear(1, 1)", "bad:net", "returned a module alone"),
     ],
 )
 def test_callables_that_break_the_contract_are_refused(code: str, name: str, message: str, here: Path) -> None:
@@ -395,6 +401,83 @@ def test_callables_that_break_the_contract_are_refused(code: str, name: str, mes
         _build(name)
     assert name in caught.value.message
     assert caught.value.hint
+
+
+SIZED = """
+import torch
+def batch(n): return torch.randn(n, 4)
+def loss(module, batch): return module(batch).square().mean()
+def build(width: int = 3, *, name="a", scale: float | None = None, deep: "bool" = False, free=None, **rest):
+    return torch.nn.Linear(4, width + deep), batch, loss
+def strict(width: int, at=(1, 2)): return build(width)
+again = build
+class Net(torch.nn.Linear):
+    def __init__(self, width: int): super().__init__(4, width)
+"""
+
+
+def test_a_callable_gets_its_arguments_by_name(here: Path) -> None:
+    (here / "sized.py").write_text(SIZED)
+    model = ModelSettings(name="sized:build", arguments={"width": 7, "deep": True, "scale": 1, "free": "x", "more": 1})
+    assert build(model, DataSettings(), 0).module.weight.shape == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message", "in_source"),
+    [
+        ("strict", {"widht": 3}, "has no parameter 'widht'", True),
+        ("strict", {"width": "wide"}, r"width = 'wide': sized:strict takes int here", True),
+        ("strict", {"width": True}, "takes int here", True),
+        ("strict", {"width": 2.5}, "takes int here", True),
+        ("strict", {"width": None}, "takes int here", True),
+        ("strict", {}, "missing a required argument: 'width'", True),
+        ("build", {"deep": 1}, "takes bool here", True),
+        ("build", {"name": 1}, "takes str here", True),
+        ("build", {"scale": "x"}, "takes None or float here", True),
+        ("again", {"name": 1}, "takes str here", False),
+        ("Net", {"width": "x"}, "takes int here", False),
+        ("Net", {"deep": 1}, "has no parameter 'deep'", False),
+    ],
+)
+def test_arguments_that_a_callable_does_not_take_are_refused_with_its_parameters(
+    name: str, arguments: dict[str, Any], message: str, in_source: bool, here: Path
+) -> None:
+    (here / "sized.py").write_text(SIZED)
+    with pytest.raises(ModelError, match=message) as caught:
+        build(ModelSettings(name=f"sized:{name}", arguments=arguments), DataSettings(source="sized:data"), 0)
+    assert caught.value.hint
+    assert "width: int" in caught.value.hint
+    sys.modules.pop("sized")
+    if not in_source:
+        refuse_arguments(f"sized:{name}", arguments)  # only an import can tell
+        return
+    with pytest.raises(ModelError) as early:
+        refuse_arguments(f"sized:{name}", arguments)
+    assert (early.value.message, early.value.hint) == (caught.value.message, caught.value.hint)
+    assert "sized" not in sys.modules
+
+
+@pytest.mark.parametrize("code", ["def net(a, a): pass", "def net(: pass", "\0", "from mine import net", "net = 3"])
+def test_arguments_are_left_to_the_import_where_the_source_does_not_tell(code: str, here: Path) -> None:
+    (here / "odd.py").write_text(code)
+    refuse_arguments("odd:net", {"width": 1})
+    with pytest.raises(ModelError):
+        build(ModelSettings(name="odd:net", arguments={"width": 1}), DataSettings(), 0)
+
+
+def test_arguments_for_a_model_that_is_no_callable_are_refused(tmp_path: Path) -> None:
+    for name, kind in (("resnet-tiny", "a built-in model"), (str(tmp_path), "a folder with a model")):
+        with pytest.raises(ModelError, match=f"model.arguments.width: .* is {kind}, which takes no arguments"):
+            refuse_arguments(name, {"width": 1})
+
+
+@pytest.mark.parametrize("source", ["synthetic", "synthetic-host"])
+def test_a_module_alone_is_refused_without_data_as_soon_as_it_is_built(source: str, here: Path) -> None:
+    (here / "alone.py").write_text("import torch\ndef net(): return torch.nn.Linear(1, 1)")
+    with pytest.raises(ModelError, match=f"data.source is {source}") as caught:
+        _build("alone:net", source=source)
+    assert caught.value.hint
+    assert "(module, make_batch, loss)" in caught.value.hint
 
 
 def test_what_the_users_callable_raised_is_kept(here: Path) -> None:

@@ -231,12 +231,13 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
     built = baseline.workload.keys() & candidate.workload.keys()
     if baseline.settings and candidate.settings:
         for key, ours, theirs in _changes(baseline.settings, candidate.settings):
-            declared = declarations().get(key)
+            declared = declarations().get(key) or declarations().get(key.rpartition(".")[0])
             role = declared.role if declared else "treatment"  # a setting of another version of gpubench
             if role == "uncompared" or (declared and declared.superseded_by in built):
                 continue
             needed = role in ("workload", "scale") or key.startswith(_OF_MEMORY)
-            if needed and not (key in baseline.settings and key in candidate.settings):
+            of_mapping = key not in declarations()  # such an entry may be absent where the callable has a default
+            if needed and not of_mapping and not (key in baseline.settings and key in candidate.settings):
                 continue
             yield Difference(key, role, ours, theirs)
     other_bits = any(baseline.settings.get(key) != candidate.settings.get(key) for key in ("precision", "seed"))

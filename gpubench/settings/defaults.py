@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -16,6 +17,7 @@ from gpubench import devices, foreign_files, releases
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.settings.callables import check_arguments, signature_in_source
 from gpubench.settings.data_sources import (
     SYNTHETIC,
     batches_each,
@@ -29,11 +31,13 @@ from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import (
     CompletedTrainSettings,
+    DataSettings,
     Device,
     DistributedSettings,
     MemorySettings,
     Precision,
     RunSettings,
+    TrainingSettings,
     TrainSettings,
 )
 from gpubench.units import counted
@@ -83,6 +87,7 @@ def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:
         if not on_gpu:
             gaps.fill("data.image_size", 64, "small enough for a CPU")
     model_batch, convolutional = known_model(name, on_gpu)
+    refuse_arguments(name, settings.model.arguments)
     gaps.fill("training.batch_size", model_batch, "the model's own")
     refuse_combinations(settings)
     check_source(settings.data)
@@ -93,14 +98,46 @@ def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:
     where = "on a GPU" if on_gpu else "on a CPU"
     ranks, cores = local_ranks(settings), devices.physical_cores()
     share = f"{counted(cores, 'core')} for {counted(ranks, 'rank')}"
-    loaded = settings.data.source not in SYNTHETIC[:1]
-    loaders = min(FASTEST_LOADERS, max(1, cores // ranks)) if on_gpu and loaded else 0
+    loaders = default_loaders(settings, on_gpu)
     gaps.fill("data.workers", loaders, share if loaders else f"{where}, {settings.data.source} data")
     refuse_loaders(settings, ranks)
     gaps.fill("data.pin_memory", on_gpu, where)
     gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
     gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
     gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
+
+
+def default_loaders(settings: TrainSettings, on_gpu: bool) -> int:
+    """Returns the DataLoader workers of each rank that are chosen where data.workers is not set."""
+    if not on_gpu or settings.data.source in SYNTHETIC[:1]:
+        return 0
+    return min(FASTEST_LOADERS, max(1, devices.physical_cores() // local_ranks(settings)))
+
+
+def refuse_beside_loader(settings: CompletedTrainSettings) -> None:
+    """Raises SettingsError for settings of a DataLoader, where the user's own is used, if they are not the defaults."""
+    data, on_gpu = settings.data, settings.device is Device.cuda
+    prefetch = DataSettings.model_fields["prefetch"].get_default()
+    unused = {"workers": default_loaders(settings, on_gpu), "pin_memory": on_gpu, "prefetch": prefetch}
+    for name, default in unused.items():
+        if getattr(data, name) != default:
+            raise SettingsError(
+                f"data.{name} = {getattr(data, name)}: data.source {data.source} returns a DataLoader, which is used "
+                "as it is",
+                f"leave data.{name} out, or return the dataset alone",
+                keys=[f"data.{name}"],
+            )
+
+
+def refuse_beside_optimizer(training: TrainingSettings) -> None:
+    """Raises SettingsError for settings of an optimizer, where the user's own is used, if they are not the defaults."""
+    for name in ("optimizer", "optimizer_impl", "learning_rate", "momentum", "weight_decay"):
+        if (value := getattr(training, name)) != TrainingSettings.model_fields[name].get_default():
+            raise SettingsError(
+                f"training.{name} = {value}: the model comes with its own optimizer",
+                f"leave training.{name} out, or return (module, make_batch, loss) without an optimizer",
+                keys=[f"training.{name}"],
+            )
 
 
 def required_torch() -> str:
@@ -303,6 +340,18 @@ def sequence_lengths(name: str) -> tuple[int | None, int | None]:
     if task not in LONGEST or not isinstance(positions, int) or positions < 1:
         return None, None
     return positions, min(positions, LONGEST[task])
+
+
+def refuse_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises ModelError for arguments that the model `name` does not take, as far as its source tells."""
+    if is_builtin(name) or ":" not in name or os.path.isdir(name):  # noqa: PTH112
+        if arguments:
+            kind = "a built-in model" if is_builtin(name) else "a folder with a model"
+            keys = [f"model.arguments.{key}" for key in arguments]
+            hint = "only a model of your own does: --model module:callable"
+            raise ModelError(f"{keys[0]}: {name} is {kind}, which takes no arguments", hint, keys=keys)
+    elif signature := signature_in_source(name):
+        check_arguments(name, signature, arguments)
 
 
 def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:

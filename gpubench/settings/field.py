@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -92,6 +92,19 @@ def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
         else:
             found[prefix + name] = field
     return found
+
+
+@cache
+def declared_key(cls: type[Section], key: str) -> str | None:
+    """Returns the dot-key of the setting that `key` sets: itself, or the mapping that it names an entry of.
+
+    None if there is no such setting. A mapping is set by its entries only.
+    """
+    known = fields(cls)
+    mapping, _, name = key.rpartition(".")
+    if mapping in known and get_origin(known[mapping].annotation) is dict:
+        return mapping if name.isidentifier() else None
+    return key if key in known and get_origin(known[key].annotation) is not dict else None
 
 
 def setting(field: FieldInfo) -> Setting:

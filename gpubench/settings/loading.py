@@ -26,7 +26,8 @@ from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, TRIALS
 from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
-from gpubench.settings.field import Conflict, aliases, fields
+from gpubench.settings.callables import ARGUMENTS
+from gpubench.settings.field import Conflict, aliases, declared_key, fields
 from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
 from gpubench.settings.schema import COMMANDS, KINDS, PROGRAM, CompletedSettings, RunSettings
 from gpubench.units import listed
@@ -69,7 +70,7 @@ def section(cls: type[RunSettings], name: str) -> list[str]:
 
 def owners(key: str) -> list[str]:
     """Returns the commands that have a setting with this dot-key or alias."""
-    return [command for command, cls in COMMANDS.items() if canonical(cls, key) in fields(cls)]
+    return [command for command, cls in COMMANDS.items() if declared_key(cls, canonical(cls, key))]
 
 
 def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
@@ -192,8 +193,12 @@ class Configuration(Generic[S]):
 
     def _line(self, key: str, name: str, value: Any, indent: str) -> str:
         one_line = yaml.safe_dump({name: value}, default_flow_style=False, allow_unicode=True, width=math.inf)
+        if isinstance(value, dict):
+            one_line = f"{name}: {yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf)}"
         entry = indent + one_line.removesuffix("\n")
-        return f"{entry:<43} # {self.origins.get(key, 'default')}"
+        keys = [f"{key}.{each}" for each in value] if isinstance(value, dict) else [key]
+        origins = dict.fromkeys(self.origins.get(each, "default") for each in keys) or {"default": None}
+        return f"{entry:<43} # {', '.join(origins)}"
 
 
 def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configuration[S]:
@@ -278,13 +283,22 @@ def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | N
             continue
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        overrides[key] = parse_value(value)
+        overrides[key] = parse_argument(value) if key.startswith(f"{ARGUMENTS}.") else parse_value(value)
     return overrides
 
 
 def parse_value(value: Any) -> Any:
     """Returns None for "null", and any other text unchanged; the types of the settings parse it."""
     return None if isinstance(value, str) and value.lower() in {"null", "none"} else value
+
+
+def parse_argument(text: str) -> Any:
+    """Returns the number, boolean, null or text that a YAML file would have in `text`."""
+    try:
+        value = yaml_text.parse(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float | str | None) else text
 
 
 def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
@@ -345,9 +359,9 @@ def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str]]:
 
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Raises SettingsError for a dot-key that the command does not have."""
-    known = fields(cls)
-    for key in (key for key in values if key not in known):
-        if inside := section(cls, key):
+    for key in (key for key in values if declared_key(cls, key) is None):
+        inside = [f"{key}.NAME=VALUE"] if key in fields(cls) else section(cls, key)
+        if inside:
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {inside[0]}"
         elif (others := owners(key)) and cls.command == PROGRAM:
@@ -405,7 +419,7 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
             # the environment may serve several commands
-            if not any(key in fields(command) for command in COMMANDS.values()):
+            if not any(declared_key(command, key) for command in COMMANDS.values()):
                 offered = nearest(cls, key)
                 hint = suggestion(variable_of(canonical(cls, offered)) if offered else None)
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
@@ -418,8 +432,10 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
         found = flatten(EnvSettingsSource(Sources)())
     except SourceError as error:
         raise SettingsError(f"environment: {error}", SHOWN_BY) from None
-    own = fields(cls)
-    return {variables[key]: {key: value} for key, value in found.items() if key in own}
+    found |= {
+        key: parse_argument(os.environ[name]) for key, name in variables.items() if key.startswith(f"{ARGUMENTS}.")
+    }
+    return {variables[key]: {key: value} for key, value in found.items() if declared_key(cls, key)}
 
 
 def variable_of(key: str) -> str:

@@ -102,12 +102,21 @@ def _blocks(value: Any) -> Any:
     raise ValueError(f"{value!r} is not true, false, a number k for every k-th block, or names such as layers.*.mlp")
 
 
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str | None) and not (isinstance(value, int) and abs(value) >= 2**63):
+        return value
+    raise ValueError(f"{value!r} is not a number, true, false, null or a text")
+
+
 class ModelSettings(Section, Generic[Open]):
     name: str | Open = workload(
         None,
         "built-in name, module:callable, or folder with config.json; default: a ResNet sized for the device",
         depends_on=("device",),
         alias="model",
+    )
+    arguments: dict[str, Annotated[Any, AfterValidator(_scalar)]] = workload(
+        {}, "arguments of module:callable, by name: numbers, true, false, null or texts (model.arguments.NAME=VALUE)"
     )
     activation_checkpointing: Annotated[bool | Positive | str, BeforeValidator(_blocks)] = treatment(
         False,
@@ -173,6 +182,10 @@ class TrainingSettings(Section, Generic[Open]):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(1e-3, "learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd")
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(0.0, "weight decay")
+
+    clip_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = treatment(
+        None, "largest norm of all gradients together; larger ones are scaled down to it before the update"
+    )
 
     @model_validator(mode="after")
     def _one_stop(self) -> Self:

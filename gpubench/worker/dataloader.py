@@ -4,6 +4,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import cycle, islice
 from types import TracebackType
 from typing import Any, Self
@@ -84,6 +85,10 @@ POOL_BYTES = 256 << 20  # their largest total size, so that they leave memory to
 START_METHOD = "spawn"
 
 
+Data = Dataset[Any] | tuple[Dataset[Any], Callable[[list[Any]], Any]] | DataLoader[Any]
+"""A dataset, one with the function that makes samples into a batch, or the user's own DataLoader."""
+
+
 class Feed:
     """The batches of one rank: a context manager that shuts down its DataLoader workers on exit.
 
@@ -94,13 +99,17 @@ class Feed:
     batches_per_epoch: the number of batches per rank; None for an IterableDataset without a length, which must split
         its samples among the ranks itself.
 
-    Raises DataError if there is less than one batch of data for each rank.
+    own_loader: whether the batches are those of the user's DataLoader, which is used as it is: with its own batch size,
+        workers and sampler. If the sampler is a DistributedSampler, each epoch has another order.
+
+    Raises DataError if there is less than one batch of data for each rank, or if a DataLoader of the user ends with a
+    smaller batch.
     """
 
     def __init__(
         self,
         data: DataSettings,
-        dataset: Dataset[Any] | None,
+        dataset: Data | None,
         make_batch: Callable[[int], Any] | None,
         batch_size: int,
         rank: int,
@@ -114,17 +123,19 @@ class Feed:
         self._sampler: DistributedSampler[Any] | None = None
         self._pool: list[Any] = []
         self.on_device = data.source == "synthetic"
+        self.own_loader = isinstance(dataset, DataLoader)
         self.batches_per_epoch: int | None
-        if dataset is None and make_batch is None:
-            hint = "set data.source to module:callable, which returns a dataset whose batches the model accepts"
-            raise DataError(f"data.source {data.source} needs a model with known inputs", hint)
         if self.on_device and make_batch is not None:
             self.batches_per_epoch = batches_each(data.source, data.samples, batch_size, world_size)
             self._pool = _pool(make_batch, batch_size, seed + rank, device, channels_last)
             return
         if dataset is None:
-            assert make_batch is not None
+            assert make_batch is not None  # models.build refuses a model that has none
             dataset = RandomSamples(make_batch, data.samples)
+        if isinstance(dataset, DataLoader):
+            self._adopt(dataset, batch_size)
+            return
+        dataset, collate = dataset if isinstance(dataset, tuple) else (dataset, default_collate)
         if not isinstance(dataset, IterableDataset):
             self.batches_per_epoch = batches_each(data.source, _length(dataset), batch_size, world_size)
             self._sampler = DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True)
@@ -139,7 +150,7 @@ class Feed:
             batch_size=batch_size,
             sampler=self._sampler,
             num_workers=workers,
-            collate_fn=_collate,
+            collate_fn=partial(_collate, collate),
             pin_memory=bool(data.pin_memory),
             drop_last=True,
             multiprocessing_context=START_METHOD if workers else None,
@@ -147,6 +158,22 @@ class Feed:
             prefetch_factor=data.prefetch if workers else None,
             persistent_workers=workers > 0,
         )
+
+    def _adopt(self, loader: DataLoader[Any], batch_size: int) -> None:
+        self._loader = loader
+        self._sampler = loader.sampler if isinstance(loader.sampler, DistributedSampler) else None
+        streams = isinstance(loader.dataset, IterableDataset)
+        if loader.batch_size and not loader.drop_last and (streams or len(loader.sampler) % loader.batch_size):  # type: ignore[arg-type]
+            message = f"the last batch of the DataLoader from data.source {self._source} may be smaller than the others"
+            raise DataError(message, "create it with drop_last=True, because every step needs as many samples")
+        try:
+            batches = len(loader)
+        except TypeError:  # of an IterableDataset without a length
+            self.batches_per_epoch = None
+            return
+        self.batches_per_epoch = batches * (loader.batch_size or batch_size) // batch_size
+        if not batches:
+            raise DataError(f"the DataLoader from data.source {self._source} has no batches", "give it more data")
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yields the batches of one pass over the data, in an order that depends on `number` and the seed.
@@ -172,7 +199,8 @@ class Feed:
                 warnings.filterwarnings("ignore", "Got pickle error")
                 return iter(loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            hint = "define its classes and functions at the top of a module, or set data.workers to 0"
+            fewer = "create it with num_workers=0" if self.own_loader else "set data.workers to 0"
+            hint = f"define its classes and functions at the top of a module, or {fewer}"
             raise DataError(
                 f"data.source {self._source} cannot be sent to DataLoader workers: {error}", hint
             ) from error
@@ -229,13 +257,15 @@ class _Reader(Dataset[Any]):
         return read_all(indices) if read_all else [self.dataset[index] for index in indices]
 
 
-def _collate(samples: list[Any] | GpubenchError) -> Any:
+def _collate(collate: Callable[[list[Any]], Any], samples: list[Any] | GpubenchError) -> Any:
     if isinstance(samples, GpubenchError):
         return samples
     try:
-        return default_collate(samples)
+        return collate(samples)
     except (RuntimeError, TypeError) as error:
         hint = "every sample must consist of tensors or numbers, with the same shapes in all samples"
+        if collate is not default_collate:
+            hint = "fix the collate_fn that data.source returns"
         return DataError(f"the samples cannot be made into a batch: {error}", hint)
 
 

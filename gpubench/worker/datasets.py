@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpubench.errors import DataError
 from gpubench.settings.data_sources import (
@@ -34,6 +34,7 @@ from gpubench.settings.data_sources import (
 )
 from gpubench.settings.schema import DataSettings
 from gpubench.worker import models
+from gpubench.worker.dataloader import Data
 from gpubench.worker.models import MASKED_FRACTION, alpha_bar
 from gpubench.zoo import Task
 
@@ -41,20 +42,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def load(source: str) -> Dataset[Any]:
-    """Returns the dataset that the callable named `source` returns.
+def load(source: str) -> Data:
+    """Returns what the callable named `source` returns: a dataset, (dataset, collate_fn) or a DataLoader.
 
     Raises DataError if it cannot be called or returns something else.
     """
-    return _checked(source, models.find_callable("data.source", source, DataError)())
+    returned = models.find_callable("data.source", source, DataError)()
+    match returned:
+        case DataLoader():
+            return returned
+        case (Dataset() as dataset, collate) if callable(collate):
+            return _checked(source, dataset), collate
+    return _checked(source, returned)
 
 
 def _checked(source: str, dataset: Any) -> Dataset[Any]:
     if not isinstance(dataset, Dataset):
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        raise DataError(
-            f"data.source {source!r} returned {kind}", "return a torch.utils.data.Dataset or IterableDataset"
-        )
+        if isinstance(dataset, tuple):
+            kind = f"({', '.join(type(part).__name__ for part in dataset)})"
+        hint = "return a Dataset, IterableDataset or DataLoader of torch.utils.data, or (dataset, collate_fn)"
+        raise DataError(f"data.source {source!r} returned {kind}", hint)
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
         hint = "define __len__, or derive from IterableDataset"
         raise DataError(f"data.source {source!r} returned a dataset without a length", hint)
@@ -319,7 +327,7 @@ def open_dataset(
     sequence_length: int | None,
     vocab_size: int | None,
     classes: int | None,
-) -> Dataset[Any] | None:
+) -> Data | None:
     """Opens the dataset that `data` names, with samples for `task`. Returns None for the synthetic sources.
 
     `image_size` is in pixels, `sequence_length` in tokens. `vocab_size` and `classes` are those of the model; with None

@@ -10,11 +10,12 @@ These are the batches of each task. The first dimension of every tensor is the s
 
 Random values, such as noise and masked positions, are part of the batch, so that the step itself draws none.
 
-A model of the user is `module:callable`; the module is looked up in the current directory first. The callable takes no
-arguments. It returns either an nn.Module, which is trained with `supervised_loss` on the data source, or a triple
-(module, make_batch, loss): `make_batch(batch_size)` returns nested tuples, lists and dicts of CPU tensors, and
-`loss(module, batch)` runs the forward pass and returns a scalar tensor. The module passed to `loss` may be a wrapper
-(DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device.
+A model of the user is `module:callable`; the module is looked up in the current directory first. The callable gets
+`model.arguments` by name. It returns either an nn.Module, which is trained with `supervised_loss` on the data source,
+or a triple (module, make_batch, loss): `make_batch(batch_size)` returns nested tuples, lists and dicts of CPU tensors,
+and `loss(module, batch)` runs the forward pass and returns a scalar tensor. The module passed to `loss` may be a
+wrapper (DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device. A
+fourth element may be `optimizer(parameters)`, which returns a torch.optim.Optimizer or (optimizer, scheduler).
 """
 
 import difflib
@@ -30,7 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gpubench import units
 from gpubench.errors import GpubenchError, ModelError, did_you_mean
+from gpubench.settings.callables import check_arguments
+from gpubench.settings.data_sources import SYNTHETIC
 from gpubench.settings.schema import DataSettings, ModelSettings
 from gpubench.zoo import LONGEST, MODELS, TASK_OF_SUFFIX, ModelSpec, Task, find
 
@@ -243,13 +246,39 @@ USER_ERRORS = (Exception, SystemExit)
 """The exceptions that code of the user may raise."""
 
 
-def find_callable(setting: str, name: str, refused: type[GpubenchError]) -> Callable[[], Any]:
-    """Returns a function that calls the callable with the name `name`, the value of `setting`.
+def find_callable(
+    setting: str, name: str, refused: type[GpubenchError], arguments: Mapping[str, Any] | None = None
+) -> Callable[[], Any]:
+    """Returns a function that calls the callable with the name `name`, the value of `setting`, with `arguments`.
 
-    Its module may be in the current directory. Raises `refused` if it cannot be imported, or not be called without
+    Its module may be in the current directory. Raises `refused` if it cannot be imported, or not be called with these
     arguments. The returned function also raises `refused` if the user's code raises an exception; that exception is the
     cause, so that run.log has the traceback.
     """
+    found, arguments = _imported(setting, name, refused), arguments or {}
+    try:
+        signature = inspect.signature(found)
+        if refused is ModelError:
+            check_arguments(name, signature, arguments)
+        signature.bind(**arguments)
+    except ValueError:  # some builtins have no signature
+        pass
+    except TypeError as error:
+        raise refused(f"{setting} {name!r} cannot be called without arguments: {error}", "give them defaults") from None
+
+    def call() -> Any:
+        try:
+            return found(**arguments)
+        except USER_ERRORS as error:
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise  # the caller adds the hint on memory
+            message = f"{setting} {name!r} raised {type(error).__name__}: {error}"
+            raise refused(message, "fix the error in that code; run.log has the traceback") from error
+
+    return call
+
+
+def _imported(setting: str, name: str, refused: type[GpubenchError]) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109
         sys.path.insert(0, here)
@@ -269,23 +298,7 @@ def find_callable(setting: str, name: str, refused: type[GpubenchError]) -> Call
         raise refused(
             f"{setting} {name!r} is of type {type(found).__name__}, not a callable", "name a function or a class"
         )
-    try:
-        inspect.signature(found).bind()
-    except ValueError:  # some builtins have no signature
-        pass
-    except TypeError as error:
-        raise refused(f"{setting} {name!r} cannot be called without arguments: {error}", "give them defaults") from None
-
-    def call() -> Any:
-        try:
-            return found()
-        except USER_ERRORS as error:
-            if isinstance(error, MemoryError | torch.OutOfMemoryError):
-                raise  # the caller adds the hint on memory
-            message = f"{setting} {name!r} raised {type(error).__name__}: {error}"
-            raise refused(message, "fix the error in that code; run.log has the traceback") from error
-
-    return call
+    return cast("Callable[..., Any]", found)
 
 
 _TASK_OF_UNET = {"UNet2DModel": Task.image_denoising, "UNet2DConditionModel": Task.latent_denoising}
@@ -317,6 +330,8 @@ class Workload:
     sequence_length: int | None = None
     """The number of tokens in one sample."""
     vocabulary: int | None = None
+    optimizer: Callable[[list[nn.Parameter]], Any] | None = None
+    """Returns the user's own optimizer, or (optimizer, scheduler), of parameters; None for that of the settings."""
 
 
 def build(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
@@ -333,7 +348,14 @@ def build(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
     if model.name not in MODELS and Path(model.name).is_dir():
         workload = _from_folder(Path(model.name), data, seed)
     elif ":" in model.name:
-        workload = _from_callable(model.name, seed)
+        workload = _from_callable(model.name, model.arguments, seed)
+        if workload.make_batch is None and data.source in SYNTHETIC:
+            raise ModelError(
+                f"model {model.name!r} returned a module alone, whose inputs gpubench does not know, "
+                f"and data.source is {data.source}",
+                "return (module, make_batch, loss): make_batch(n) gives a batch of n random samples, and "
+                "loss(module, batch) a scalar; or set data.source to module:callable, which returns a dataset",
+            )
     else:
         workload = _from_spec(find(model.name), data, seed)
     if not any(parameter.requires_grad for parameter in workload.module.parameters()):
@@ -382,8 +404,8 @@ def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
         ) from error
 
 
-def _from_callable(name: str, seed: int) -> Workload:
-    build = find_callable("model", name, ModelError)
+def _from_callable(name: str, arguments: Mapping[str, Any], seed: int) -> Workload:
+    build = find_callable("model", name, ModelError, arguments)
     torch.manual_seed(seed)
     returned = build()
     match returned:
@@ -391,11 +413,14 @@ def _from_callable(name: str, seed: int) -> Workload:
             return Workload(returned, supervised_loss, None, None, "as in the data")
         case (nn.Module() as module, make_batch, loss) if callable(make_batch) and callable(loss):
             return Workload(module, loss, make_batch, None, "as in make_batch")
+        case (nn.Module() as module, make_batch, loss, optimizer) if all(map(callable, (make_batch, loss, optimizer))):
+            return Workload(module, loss, make_batch, None, "as in make_batch", optimizer=optimizer)
     kinds = (
         ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else type(returned).__name__
     )
     raise ModelError(
-        f"model {name!r} returned {kinds}", "return an nn.Module, or a triple (nn.Module, make_batch, loss)"
+        f"model {name!r} returned {kinds}",
+        "return an nn.Module, (nn.Module, make_batch, loss) or (nn.Module, make_batch, loss, optimizer)",
     )
 
 

@@ -27,6 +27,9 @@ class Arithmetic:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients by the gradient scale, so that they can be clipped."""
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
@@ -58,6 +61,9 @@ class ScaledAutocast(Autocast):
         scaled = self._scaler.scale(loss)
         assert isinstance(scaled, Tensor)
         scaled.backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self._scaler.step(optimizer)

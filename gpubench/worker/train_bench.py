@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Store
 from gpubench import events
 from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import refuse_short, steps_in_unit
+from gpubench.settings.defaults import refuse_beside_loader, refuse_beside_optimizer
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, Precision
 from gpubench.worker import distributed
@@ -326,10 +327,15 @@ def prepare(
     """Returns the model, ready to train, and its batches."""
     activity.doing = "building the model"
     workload = build(settings.model, settings.data, settings.seed)
+    if workload.optimizer is not None:
+        refuse_beside_optimizer(settings.training)
     restore_float32_matmul(settings.precision, settings.performance.matmul_precision)
     trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
     activity.doing = "opening the dataset"
-    return trainer, open_feed(settings, ranks, device, workload)
+    feed = open_feed(settings, ranks, device, workload)
+    if feed.own_loader:
+        refuse_beside_loader(settings)
+    return trainer, feed
 
 
 def open_feed(settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gpubench import events
 from gpubench.errors import DataError, ModelError, NonFiniteLoss
@@ -21,7 +22,7 @@ from gpubench.settings.defaults import sharded_sgd
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.worker import distributed
 from gpubench.worker.dataloader import Feed, tensors, to_device
-from gpubench.worker.models import Workload, checkpoint_activations
+from gpubench.worker.models import USER_ERRORS, Workload, checkpoint_activations
 from gpubench.worker.precision import Arithmetic
 from gpubench.worker.probes import SetupPeaks, end_of_setup, peaks
 from gpubench.worker.timing import EXPOSED_COMMUNICATION, StepTimer
@@ -48,6 +49,8 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     arithmetic: Arithmetic
     timer: StepTimer[Any]
+    scheduler: LRScheduler | None = None
+    """The user's own learning rate scheduler, which steps after every update."""
     disable_checkpointing: Callable[[], None] | None = None
     """A function that undoes activation checkpointing; None without checkpointing."""
 
@@ -74,7 +77,12 @@ class Trainer:
                 self.arithmetic.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         timer.enter("optimizer")
+        if (most := self.settings.training.clip_grad_norm) is not None:
+            self.arithmetic.unscale(self.optimizer)
+            nn.utils.clip_grad_norm_(self.workload.module.parameters(), most)
         self.arithmetic.step(self.optimizer)
+        if self.scheduler is not None:
+            self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         assert total is not None
         scale = self.arithmetic.scale()
@@ -113,13 +121,18 @@ def build_trainer(
     )
     if performance.compile:
         module = cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
+    if workload.optimizer is None:
+        optimizer, scheduler = make_optimizer(settings, plain, device), None
+    else:
+        optimizer, scheduler = own_optimizer(workload.optimizer, trained_parameters(plain))
     return Trainer(
         settings=settings,
         ranks=ranks,
         device=device,
         workload=replace(workload, module=plain),
         module=module,
-        optimizer=make_optimizer(settings, plain, device),
+        optimizer=optimizer,
+        scheduler=scheduler,
         arithmetic=arithmetic,
         timer=timer,
         disable_checkpointing=forget,
@@ -160,11 +173,43 @@ def make_optimizer(settings: CompletedTrainSettings, module: nn.Module, device: 
         "foreach": chosen == "foreach",
         "fused": chosen == "fused",
     }
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters = trained_parameters(module)
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=training.momentum, **options)
     adam = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
     return adam(parameters, **options)
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def own_optimizer(
+    make: Callable[[list[nn.Parameter]], Any], parameters: list[nn.Parameter]
+) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
+    """Returns the user's own optimizer, and its scheduler or None. Raises ModelError if `make` returns neither."""
+    try:
+        returned = make(parameters)
+    except USER_ERRORS as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            raise
+        message = f"optimizer(parameters) of the model raised {type(error).__name__}: {error}"
+        raise ModelError(message, "fix the error in that code; run.log has the traceback") from error
+    match returned:
+        case torch.optim.Optimizer():
+            return returned, None
+        case (torch.optim.Optimizer() as optimizer, LRScheduler() as scheduler) if not isinstance(
+            scheduler, ReduceLROnPlateau
+        ):
+            return optimizer, scheduler
+    kinds = type(returned).__name__
+    if isinstance(returned, tuple):
+        kinds = f"({', '.join(type(part).__name__ for part in returned)})"
+    raise ModelError(
+        f"optimizer(parameters) of the model returned {kinds}",
+        "return a torch.optim.Optimizer, or (optimizer, scheduler) with a torch.optim.lr_scheduler whose step() takes "
+        "no argument",
+    )
 
 
 Event = events.Message
@@ -287,7 +332,8 @@ class Epochs:
         if found != self._batch_size:
             raise DataError(
                 f"a batch of {self._batch_size} samples was requested, but its first tensor has {found}",
-                "make_batch(n) and datasets must return n samples along the first dimension",
+                "make_batch(n) must return n samples along the first dimension, and a DataLoader of your own needs "
+                "training.batch_size set to the size of its batches",
             )
 
 

@@ -1,0 +1,126 @@
+"""Checks the arguments of a callable of the user against its parameters, without importing its module."""
+
+import ast
+import inspect
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpubench.errors import ModelError, did_you_mean
+
+ARGUMENTS = "model.arguments"
+KINDS = frozenset({"bool", "int", "float", "str", "None", "NoneType"})
+
+
+def check_arguments(name: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
+    """Raises ModelError if the callable `name` does not take `arguments`, or not values of these kinds.
+
+    The hint lists its parameters. A parameter without a plain annotation or default takes a value of any kind.
+    """
+    parameters = signature.parameters
+    named = {key: one for key, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    takes = f"{name} takes {', '.join(map(str, parameters.values())) or 'no arguments'}"
+    rest = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for key, value in arguments.items():
+        setting = f"{ARGUMENTS}.{key}"
+        if key in named:
+            kinds = _kinds(named[key])
+            if kinds and not _is_of(value, kinds):
+                message = f"{setting} = {value!r}: {name} takes {' or '.join(sorted(kinds))} here"
+                raise ModelError(message, takes, keys=[setting])
+        elif not rest:
+            hint = f"{did_you_mean(key, named)} {takes}".lstrip()
+            raise ModelError(f"{setting}: {name} has no parameter {key!r}", hint, keys=[setting])
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        setting = f"set --{ARGUMENTS}.NAME=VALUE, or give the parameters defaults; {takes}"
+        raise ModelError(f"model {name!r} cannot be called with these arguments: {error}", setting) from None
+
+
+def _kinds(parameter: inspect.Parameter) -> set[str]:
+    """Returns the names of the types that a parameter takes; empty if unknown."""
+    annotation, default = parameter.annotation, parameter.default
+    if annotation is parameter.empty:
+        known = {type(default).__name__} & (KINDS - {"NoneType"})
+    else:
+        text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+        words = set(re.findall(r"\w+", text)) - {"typing", "Optional", "Union"}
+        known = words if words <= KINDS else set()
+        if "Optional" in text or default is None:
+            known = known and known | {"None"}
+    return {kind.replace("NoneType", "None") for kind in known}
+
+
+def _is_of(value: Any, kinds: set[str]) -> bool:
+    kind = type(value).__name__.replace("NoneType", "None")
+    return kind in kinds or (kind == "int" and "float" in kinds)
+
+
+def signature_in_source(name: str) -> inspect.Signature | None:
+    """Returns the signature of the function `name` as its source gives it; None if only an import can tell.
+
+    That is so for classes, decorated functions and functions from elsewhere. Nothing of the module is executed.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        tree = ast.parse(_source(module))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == attribute]
+    rebound = any(
+        isinstance(one, ast.Name) and one.id == attribute and isinstance(one.ctx, ast.Store) for one in ast.walk(tree)
+    )
+    if len(found) != 1 or rebound or found[0].decorator_list:
+        return None
+    taken, made = found[0].args, list[inspect.Parameter]()
+    plain = [*taken.posonlyargs, *taken.args]
+    defaults = [None] * (len(plain) - len(taken.defaults)) + [*taken.defaults]
+    positional = zip(plain, defaults, strict=True)
+    made += [
+        _parameter(one, default, _POSITIONAL_ONLY if one in taken.posonlyargs else _POSITIONAL_OR_KEYWORD)
+        for one, default in positional
+    ]
+    if taken.vararg:
+        made.append(_parameter(taken.vararg, None, inspect.Parameter.VAR_POSITIONAL))
+    pairs = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
+    made += [_parameter(one, default, inspect.Parameter.KEYWORD_ONLY) for one, default in pairs]
+    if taken.kwarg:
+        made.append(_parameter(taken.kwarg, None, inspect.Parameter.VAR_KEYWORD))
+    try:
+        return inspect.Signature(made)
+    except ValueError:  # two parameters of one name, which the import will report
+        return None
+
+
+_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class _Text(str):
+    """An annotation or a default that is shown as it is written."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _parameter(found: ast.arg, default: ast.expr | None, kind: Any) -> inspect.Parameter:
+    """Returns the parameter in the source. A default that is no constant is its text."""
+    empty = inspect.Parameter.empty
+    value: Any = empty
+    if default is not None:
+        value = default.value if isinstance(default, ast.Constant) else _Text(ast.unparse(default))
+    annotation = _Text(ast.unparse(found.annotation)) if found.annotation else empty
+    return inspect.Parameter(found.arg, kind, default=value, annotation=annotation)
+
+
+def _source(module: str) -> bytes:
+    """Returns the source of a module, which is looked up in the current directory first."""
+    for folder in (os.getcwd(), *sys.path):  # noqa: PTH109
+        path = Path(folder, *module.split("."))
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                return file.read_bytes()
+    raise FileNotFoundError(module)
