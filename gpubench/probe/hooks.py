@@ -413,7 +413,10 @@ def _keep_from_compilation() -> None:
     package = __name__.rpartition(".")[0]
     if "torch._dynamo" not in sys.modules:  # every optimizer imports it
         return
-    from torch._dynamo.eval_frame import skip_code
+    try:
+        from torch._dynamo.eval_frame import skip_code
+    except ImportError:  # another release of PyTorch
+        return
 
     package = __package__ or ""
     found = [
