@@ -368,8 +368,9 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"
         elif others:
-            message = f"{key!r} is a setting of {listed(others)}, not of {cls.command}"
-            hint = f"leave it out, or use gpubench {others[0]}"
+            named = [other for other in others if other != PROGRAM] or ["train-bench -- PROGRAM"]
+            message = f"{key!r} is a setting of {listed(named)}, not of {cls.command}"
+            hint = f"leave it out, or use gpubench {named[0]}"
         else:
             message = f"unknown setting {key!r}"
             hint = suggestion(nearest(cls, key, negated=origins.get(key) in (None, COMMAND_LINE)))
