@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import forked
+import hypothesis
 import pytest
 from running import Finished, gpubench, simulated
 
@@ -29,6 +30,10 @@ LIBRARIES = os.environ.get("LD_LIBRARY_PATH", "").split(":")
 SIMULATED = any(Path(folder, "fake_cuda_arithmetic.so").exists() for folder in LIBRARIES)
 if SIMULATED:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+hypothesis.settings.register_profile("gpubench", deadline=None)  # how long an example takes tells of the machine only
+hypothesis.settings.load_profile("gpubench")
 
 
 def pytest_configure(config: pytest.Config) -> None:
