@@ -1,4 +1,4 @@
-"""What a training loop of one's own has besides model and loss: clipping, its own batches, optimizer and schedule."""
+"""What a user's training loop has besides model and loss: clipping, its own batches, optimizer and schedule."""
 
 import functools
 import sys

@@ -31,7 +31,7 @@ from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CommandSettings, CompletedProgramSettings, ProgramSettings
+from gpubench.settings.schema import PROGRAM, CommandSettings, CompletedProgramSettings, ProgramSettings
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
@@ -313,7 +313,7 @@ class Program(Workers):
 class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     """One run of a program of the user."""
 
-    command = "program"
+    command = PROGRAM
     worker = "gpubench.probe"
     lighter = "give the program a smaller batch"
     _ranks = 1

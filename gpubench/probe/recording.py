@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from .host import Host
+from .treatments import is_compiled
 
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 
@@ -59,7 +60,7 @@ class Recording:
             profile_memory=settings["profile_memory"],
             with_stack=settings["with_stack"],
         )
-        if settings["modules"] and not any(hasattr(root, "_orig_mod") for root in roots):
+        if settings["modules"] and not any(map(is_compiled, roots)):
             for root in roots:
                 for path, module in root.named_modules():
                     self._paths.setdefault(id(module), f"module: {path} ({type(module).__name__})")
