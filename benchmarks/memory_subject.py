@@ -44,7 +44,7 @@ class Subject:
 
     def build(self) -> "Workload":
         """Build the model with random weights, on the default device."""
-        from gpubench.settings.schema import DataSettings, ModelSettings
+        from gpubench.settings.sections import DataSettings, ModelSettings
         from gpubench.worker.models import build
 
         sizes = DataSettings(image_size=self.image_size, sequence_length=self.sequence_length)

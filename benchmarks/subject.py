@@ -96,7 +96,7 @@ def build(subject: Subject) -> Work:
     """The network with its batches on the device, and the optimizer that gpubench would choose there."""
     import torch
 
-    from gpubench.settings.schema import DataSettings, ModelSettings
+    from gpubench.settings.sections import DataSettings, ModelSettings
     from gpubench.worker.models import build as workload_of
 
     settle(subject)
@@ -118,7 +118,7 @@ def _moved(batch: Any, device: Any) -> Any:
 
 def gpubench_model() -> tuple[Any, Any, Any]:
     """The subject for `gpubench train-bench --model subject:gpubench_model`."""
-    from gpubench.settings.schema import DataSettings, ModelSettings
+    from gpubench.settings.sections import DataSettings, ModelSettings
     from gpubench.worker.models import build as workload_of
 
     subject = Subject.from_environment()

@@ -103,7 +103,7 @@ def check_trial_name(run: "Configuration[Any]") -> None:
     """Raises SettingsError if the name of the folder for trials would be too long. Call it before the first run."""
     from gpubench.foreign_files import TRIALS
     from gpubench.settings.keys import about, naming_origins
-    from gpubench.settings.schema import MOST_OF_A_NAME
+    from gpubench.settings.sections import MOST_OF_A_NAME
 
     name, limit = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
     if (size := len(name.encode())) > limit:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from gpubench.errors import DataError
 from gpubench.settings.data_sources import check_source
-from gpubench.settings.schema import DataSettings
+from gpubench.settings.sections import DataSettings
 from gpubench.worker.dataloader import POOL_BATCHES, Feed, to_device
 from gpubench.worker.datasets import (
     ALPHA_BAR,
@@ -596,7 +596,7 @@ def test_workers_die_when_their_rank_is_killed(tmp_path: Path) -> None:
         textwrap.dedent("""
         import time, torch
         from gpubench.worker.dataloader import Feed
-        from gpubench.settings.schema import DataSettings
+        from gpubench.settings.sections import DataSettings
 
         def make_batch(batch_size):
             return torch.randn(batch_size, 2)

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.models import build
 from gpubench.worker.probes import FlopCount, count_flops, measure_peak
 

@@ -16,11 +16,7 @@ from waiting import nothing_waits
 from worked import small
 
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import (
-    DataSettings,
-    ModelSettings,
-    Precision,
-)
+from gpubench.settings.sections import DataSettings, ModelSettings, Precision
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.models import build

@@ -9,7 +9,7 @@ import pytest
 import torch
 from running import Finished, gpubench
 
-from gpubench.settings.schema import ProfilingSettings
+from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.profile import Rank, Step

@@ -5,7 +5,7 @@ import pytest
 
 from gpubench import logs, units
 from gpubench.logs import LogfmtFormatter, render_logfmt
-from gpubench.settings.schema import LoggingSettings
+from gpubench.settings.sections import LoggingSettings
 
 
 def test_the_two_levels_have_names_and_stand_where_they_should() -> None:

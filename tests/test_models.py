@@ -15,7 +15,8 @@ from torch import nn
 from gpubench.errors import ModelError, SettingsError
 from gpubench.settings.defaults import refuse_arguments
 from gpubench.settings.loading import validate
-from gpubench.settings.schema import DataSettings, ModelSettings, TrainSettings
+from gpubench.settings.schema import TrainSettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.models import Workload, blocks, build, checkpoint_activations
 from gpubench.zoo import MODELS, Task, find, is_builtin
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gpubench.errors import DeviceError, NonFiniteLoss
 from gpubench.events import Step
-from gpubench.settings.schema import Precision
+from gpubench.settings.sections import Precision
 from gpubench.worker.channel import Activity
 from gpubench.worker.precision import (
     Arithmetic,

@@ -30,7 +30,7 @@ from gpubench.probe import hooks, timeline
 from gpubench.probe.hooks import Probe
 from gpubench.probe.timeline import Timeline, period
 from gpubench.ranks import machine
-from gpubench.settings.schema import ProfilingSettings
+from gpubench.settings.sections import ProfilingSettings
 
 WARMUP = 3
 

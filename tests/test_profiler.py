@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from gpubench import events
-from gpubench.settings.schema import ProfilingSettings, TrainSettings
+from gpubench.settings.schema import TrainSettings
+from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.profile import Rank

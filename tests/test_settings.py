@@ -4,13 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from gpubench.settings.field import Section, fields
-from gpubench.settings.schema import (
-    CompletedTrainSettings,
-    MeasurementSettings,
-    MemorySettings,
-    TrainingSettings,
-    TrainSettings,
-)
+from gpubench.settings.schema import CompletedTrainSettings, MemorySettings, TrainSettings
+from gpubench.settings.sections import MeasurementSettings, TrainingSettings
 
 
 @pytest.mark.parametrize("key", fields(TrainSettings))

@@ -24,7 +24,8 @@ from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.loading import load
-from gpubench.settings.schema import CompletedMemorySettings, DataSettings, MemorySettings, ModelSettings
+from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import Workload, build
 

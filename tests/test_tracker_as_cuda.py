@@ -20,7 +20,7 @@ from transformers import masking_utils
 from gpubench.memory import cuda_kernels
 from gpubench.memory.cuda_kernels import RULES, Call, as_cuda, backend, registered
 from gpubench.releases import Release, installed
-from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.models import build
 
 torch.set_num_threads(1)

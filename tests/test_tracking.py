@@ -12,7 +12,7 @@ from gpubench.metrics import DEFINITIONS
 from gpubench.runs.directory import RunWriter
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import summarise
-from gpubench.settings.schema import LoggingSettings
+from gpubench.settings.sections import LoggingSettings
 
 
 def step(number: int, epoch: int, repeat: int = 0) -> Step:

@@ -5,7 +5,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch._subclasses import FakeTensorMode
 
-from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.models import build
 from gpubench.worker.training import to_channels_last
 

@@ -18,7 +18,7 @@ from gpubench.errors import UsageError
 from gpubench.events import Step
 from gpubench.runs.directory import EPOCHS, TENSORBOARD, RunWriter
 from gpubench.runs.summary import Summary
-from gpubench.settings.schema import LoggingSettings
+from gpubench.settings.sections import LoggingSettings
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter

@@ -23,7 +23,8 @@ from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedPipeSettings, Device
+from gpubench.settings.schema import CompletedPipeSettings
+from gpubench.settings.sections import Device
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples
 

@@ -39,7 +39,8 @@ from gpubench.runs.summary import Environment, Summary, summarise, write_summary
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.keys import FILLED_IN, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
+from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings
+from gpubench.settings.sections import Device
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares
 

@@ -17,7 +17,7 @@ from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import RepeatSettings
+from gpubench.settings.sections import RepeatSettings
 from gpubench.telemetry import Telemetry
 from gpubench.worker.channel import calendar
 

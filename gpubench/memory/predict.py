@@ -45,14 +45,8 @@ from gpubench.memory.tracker import Tracker, follow, hide_shape_propagation, loa
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import (
-    CompletedMemorySettings,
-    CompletedTrainSettings,
-    DataSettings,
-    DistributedSettings,
-    ModelSettings,
-    Precision,
-)
+from gpubench.settings.schema import CompletedMemorySettings, CompletedTrainSettings
+from gpubench.settings.sections import DataSettings, DistributedSettings, ModelSettings, Precision
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import map_tensors
 from gpubench.worker.models import Workload, build

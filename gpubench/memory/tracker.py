@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_iter
 from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import CompletedTrainSettings, DataSettings, ModelSettings
+from gpubench.settings.schema import CompletedTrainSettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic

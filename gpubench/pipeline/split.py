@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpubench import units
 from gpubench.errors import SettingsError
-from gpubench.settings.schema import ProfilingSettings
+from gpubench.settings.sections import ProfilingSettings
 
 Range = tuple[int, int]
 

@@ -22,7 +22,7 @@ class Recording:
     """The recording of one repeat of this process, from its first complete step on."""
 
     def __init__(self, settings: dict[str, Any], host: Host, repeat: int) -> None:
-        """`settings` are those of `gpubench.settings.schema.ProfilingSettings`."""
+        """`settings` are those of `gpubench.settings.sections.ProfilingSettings`."""
         self.steps = settings["wait"] + (settings["warmup"] + settings["active"]) * (settings["repeat"] + 1)
         """The number of steps that the recording takes."""
         self._settings = settings

@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from gpubench.errors import DataError, SettingsError, UsageError, did_you_mean
-from gpubench.settings.schema import DEFAULT_STEPS, DataSettings, TrainingSettings, TrainSettings
+from gpubench.settings.schema import TrainSettings
+from gpubench.settings.sections import DEFAULT_STEPS, DataSettings, TrainingSettings
 from gpubench.zoo import Task
 
 SYNTHETIC = ("synthetic", "synthetic-host")

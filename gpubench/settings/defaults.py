@@ -29,17 +29,8 @@ from gpubench.settings.data_sources import (
 )
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
-from gpubench.settings.schema import (
-    CompletedTrainSettings,
-    DataSettings,
-    Device,
-    DistributedSettings,
-    MemorySettings,
-    Precision,
-    RunSettings,
-    TrainingSettings,
-    TrainSettings,
-)
+from gpubench.settings.schema import CompletedTrainSettings, MemorySettings, RunSettings, TrainSettings
+from gpubench.settings.sections import DataSettings, Device, DistributedSettings, Precision, TrainingSettings
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 

@@ -1,365 +1,41 @@
-"""What each command can be asked to do: one frozen model per command, every field with its meaning and unit.
+"""The settings of each command, as one frozen model with every field described.
 
-A field of type `X | Open` is filled in from the model and the device before anything runs (see `defaults.py`). It can
-be None in `TrainSettings`, but not in `CompletedTrainSettings`, which everything that runs takes. Durations are
-seconds, sizes bytes, unless a name says other.
+A field of type `X | Open` is chosen for the model and the device before anything runs (see `defaults.py`). It can be
+None in `TrainSettings`, but not in `CompletedTrainSettings`, which everything that runs takes.
 """
 
-import re
 import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, untaken, workload
-
-Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
-DEFAULT_STEPS = 50
-Natural = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(gt=0, le=1e9)]
-Threads = Annotated[int, Field(ge=1, le=1024)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-MOST_OF_A_NAME = 120
-"""Bytes of a folder's name: every file system takes as many."""
-
-
-def _short(name: str) -> str:
-    if (size := len(name.encode())) > MOST_OF_A_NAME:
-        raise ValueError(f"{name!r} takes {size} bytes, and a folder's name at most {MOST_OF_A_NAME} here")
-    return name
-
-
-FolderName = Annotated[str, StringConstraints(pattern=r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"), AfterValidator(_short)]
-
-
-class Precision(StrEnum):
-    """Arithmetic of the forward and backward pass; parameters and optimizer state stay fp32."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    amp = "amp"
-    bf16 = "bf16"
-
-
-class Device(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-def _refuse_mps(device: Any) -> Any:
-    if device == "mps":
-        raise ValueError("torch has no events to time mps by, and its profiler records no work of it; use cpu")
-    return device
-
-
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40
-}  # fmt: skip
-
-
-def _bytes(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
-    if not match or match[2].casefold() not in UNITS:
-        raise ValueError(f"{value!r} is no size: write 80GiB, 80GB or bytes")
-    return int(float(match[1]) * UNITS[match[2].casefold()])
-
-
-def _fraction(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        number = float(value.removesuffix("%"))
-    except ValueError:
-        raise ValueError(f"{value!r} is no fraction: write 0.05 or 5%") from None
-    if value.endswith("%"):
-        return number / 100
-    if number >= 1:
-        raise ValueError(f"{value!r} is a fraction: did you mean {value}%?")
-    return number
-
-
-_WORDS = dict.fromkeys(("true", "yes", "on", "y", "t"), True) | dict.fromkeys(("false", "no", "off", "n", "f"), False)
-_NAMES = re.compile(r"[\w*?\[\]!.-]+(\s*,\s*[\w*?\[\]!.-]+)*")
-
-
-def _blocks(value: Any) -> Any:
-    """Which modules to checkpoint: all or none, the k of every k-th block, or patterns of names between commas."""
-    if isinstance(value, list):
-        value = ",".join(map(str, value))
-    if isinstance(value, str):
-        value = _WORDS.get(value.strip().lower(), value.strip())
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,20}", value):
-        value = int(value)
-    if isinstance(value, int) and 0 <= value < 2**63:
-        return value if value > 1 else bool(value)
-    if isinstance(value, str) and _NAMES.fullmatch(value):
-        return value
-    raise ValueError(f"{value!r} is not true, false, a number k for every k-th block, or names such as layers.*.mlp")
-
-
-def _scalar(value: Any) -> Any:
-    if isinstance(value, bool | int | float | str | None) and not (isinstance(value, int) and abs(value) >= 2**63):
-        return value
-    raise ValueError(f"{value!r} is not a number, true, false, null or a text")
-
-
-class ModelSettings(Section, Generic[Open]):
-    name: str | Open = workload(
-        None,
-        "built-in name, module:callable, or folder with config.json; default: a ResNet sized for the device",
-        depends_on=("device",),
-        alias="model",
-    )
-    arguments: dict[str, Annotated[Any, AfterValidator(_scalar)]] = workload(
-        {}, "arguments of module:callable, by name: numbers, true, false, null or texts (model.arguments.NAME=VALUE)"
-    )
-    activation_checkpointing: Annotated[bool | Positive | str, BeforeValidator(_blocks)] = treatment(
-        False,
-        "recompute activations in the backward pass instead of storing them: true for all blocks, k for "
-        "every k-th block, or module names (layers.*.mlp,layers.0)",
-    )
-
-
-class DataSettings(Section, Generic[Open]):
-    source: str = workload(
-        "synthetic", "synthetic | synthetic-host | image-folder | text | module:callable", alias="data"
-    )
-    path: Path | None = workload(None, "file or folder to read, for image-folder and text")
-    samples: Positive = protocol(10_000, "samples in one epoch of synthetic data")
-    image_size: Positive | None = workload(
-        None,
-        "image height and width in pixels; default: the model's own",
-        depends_on=("device",),
-        superseded_by="sample_shape",
-    )
-    sequence_length: Positive | None = workload(
-        None, "tokens in a sequence; default: the model's own", superseded_by="sample_shape"
-    )
-    tokenizer: Path | None = workload(None, "folder of a local tokenizer, for text; default: one token per byte")
-    workers: Natural | Open = treatment(
-        None,
-        "DataLoader worker processes per rank; default: 0 on CPU, up to 8 on a GPU",
-        depends_on=("device", "data.source", "distributed.world_size"),
-    )
-    pin_memory: bool | Open = treatment(
-        None, "copy batches to page-locked memory first; default: true on a GPU", depends_on=("device",)
-    )
-    prefetch: Positive = treatment(2, "batches that each DataLoader worker loads ahead")
-
-
-class TrainingSettings(Section, Generic[Open]):
-    batch_size: Positive | Open = scale(
-        None,
-        "samples per rank and forward pass; default: the model's own",
-        depends_on=("model.name", "device"),
-        alias="batch_size",
-    )
-    grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step")
-    steps: Positive | None = protocol(
-        None, "optimizer steps measured in each repeat; default: 50, unless epochs or seconds is set", alias="steps"
-    )
-    epochs: Positive | None = protocol(
-        None, "measure this many passes over the data instead of a number of steps", alias="epochs"
-    )
-    seconds: Seconds | None = protocol(
-        None, "measure for about this many seconds instead of a number of steps", alias="seconds"
-    )
-    warmup_steps: Natural = protocol(
-        10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
-    )
-    optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer")
-    optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = treatment(
-        "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU"
-    )
-    read_loss: bool = treatment(
-        False, "read the loss after every step, as a loop that logs it does; makes the host wait for the device"
-    )
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(1e-3, "learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd")
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(0.0, "weight decay")
-
-    clip_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = treatment(
-        None, "largest norm of all gradients together; larger ones are scaled down to it before the update"
-    )
-
-    @model_validator(mode="after")
-    def _one_stop(self) -> Self:
-        given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
-        if len(given) > 1:
-            keys = [f"training.{name}" for name in given]
-            raise Conflict(f"{' and '.join(keys)} both say when to stop; set one of them to null", *keys)
-        return self
-
-
-class ProcessSettings(Section, Generic[Open]):
-    cpu_threads: Threads | Open = treatment(
-        None,
-        "CPU threads of each rank; default: physical cores / ranks",
-        depends_on=("distributed.world_size",),
-        environment=("threads.intra_op", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"),
-    )
-    omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = treatment(
-        "PASSIVE",
-        "what idle OpenMP threads do: PASSIVE sleeps, ACTIVE spins and takes CPU time from other threads",
-        environment=("variables.OMP_WAIT_POLICY",),
-    )
-    expandable_segments: bool = treatment(
-        False,
-        "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
-        environment=("variables.PYTORCH_ALLOC_CONF",),
-    )
-
-
-class PerformanceSettings(ProcessSettings[Open], Generic[Open]):
-    channels_last: bool | Open = treatment(
-        None,
-        "NHWC memory format for convolutional models; default: true on a GPU",
-        depends_on=("device", "model.name", "distributed.strategy"),
-    )
-    compile: bool = treatment(False, "torch.compile the model")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = treatment(
-        "default", "torch.compile mode"
-    )
-    cudnn_benchmark: bool = treatment(
-        True, "let cuDNN time its algorithms and use the fastest", environment=("math.cudnn_benchmark",)
-    )
-    matmul_precision: Literal["highest", "high", "medium"] | None = treatment(
-        None,
-        "value for torch.set_float32_matmul_precision; default: highest for fp32, else high",
-        depends_on=("precision",),
-        environment=("math.float32_matmul_precision", "math.matmul_allow_tf32", "math.cudnn_allow_tf32"),
-    )
-
-
-class RankSettings(Section, Generic[Open]):
-    world_size: Positive = scale(
-        1,
-        "number of ranks; each is one process",
-        environment=("variables.GLOO_SOCKET_IFNAME", "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-        alias="world_size",
-    )
-    backend: Literal["nccl", "gloo"] | Open = treatment(
-        None, "communication library; default: nccl on GPUs, gloo on CPUs", depends_on=("device",)
-    )
-
-
-class DistributedSettings(RankSettings[Open], Generic[Open]):
-    strategy: Literal["ddp", "fsdp2"] = treatment(
-        "ddp", "how several ranks train together: DistributedDataParallel or FSDP2"
-    )
-    sync_gradients: Literal["last", "each"] = treatment(
-        "last", "reduce gradients after the last accumulated pass, or after each one (which saves memory with fsdp2)"
-    )
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(25.0, "size of a DDP gradient bucket in MiB")
-    separate_reduce_scatter: bool = treatment(
-        False,
-        "fsdp2: use a separate communicator for the reduce-scatter of gradients, so that it can overlap "
-        "with the all-gather of parameters; needs PyTorch 2.13",
-    )
-    timeout: Seconds = protocol(300.0, "timeout of a collective after the warm-up, in seconds")
-
-
-class RepeatSettings(Section):
-    repeats: Positive = protocol(3, "number of times to repeat the measurement, each in new processes", alias="repeats")
-    target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
-        None,
-        "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
-        alias="target_precision",
-    )
-    max_repeats: Positive = protocol(20, "maximum number of repeats with target_precision")
-    telemetry_interval: Annotated[float, Field(ge=0.02, le=60)] = protocol(
-        0.2, "seconds between two samples of hardware telemetry"
-    )
-    stall_timeout: Seconds = protocol(
-        600.0, "seconds without progress of a rank after which the run fails and names that rank"
-    )
-
-
-class MeasurementSettings(RepeatSettings):
-    count_flops: bool = protocol(True, "count the floating-point operations of a step, after the timed steps")
-    measure_peak: bool = protocol(
-        False, "time a large matrix product, as an upper limit of the attainable FLOP/s", alias="measure_peak"
-    )
-
-
-class ProfilingSettings(Section):
-    """A repeat of its own, after those that are measured: recording slows the program down."""
-
-    SCHEDULE: ClassVar[tuple[str, ...]] = ("profiling.wait", "profiling.warmup", "profiling.active", "profiling.repeat")
-    """The settings that decide how long the schedule is."""
-
-    enabled: bool = uncompared(False, "record an additional repeat with torch.profiler and diagnose the bottleneck")
-    unit: Literal["step", "epoch"] = uncompared("step", "unit of wait, warmup and active")
-    wait: Natural = uncompared(3, "units before the first cycle")
-    warmup: Natural = uncompared(1, "units at the start of each cycle that are profiled and discarded")
-    active: Positive = uncompared(3, "units of each cycle that are recorded")
-    repeat: Natural = uncompared(1, "additional cycles after the first; each cycle writes its own trace file")
-    record_shapes: bool = uncompared(True, "record shapes, types and strides of the inputs of every operator")
-    profile_memory: bool = uncompared(False, "record every allocation")
-    with_stack: bool = uncompared(False, "record Python stacks, which give file and line; slows the host further")
-    modules: bool = uncompared(True, "record the path of each module of the model")
-    all_ranks: bool = uncompared(False, "record every rank instead of rank 0 only")
-    keep_compile: bool = uncompared(False, "profile the compiled model, in which single operators are not visible")
-    compress: bool = uncompared(True, "write traces as .json.gz, about a tenth of the size of .json")
-
-    @property
-    def units(self) -> int:
-        """Steps or epochs that the schedule takes."""
-        return self.wait + (self.warmup + self.active) * (self.repeat + 1)
-
-    def shortfall(self, units: int, source: str) -> str | None:
-        """What is wrong with a run of `units`, which are from `source`; None where it lasts as long as the schedule."""
-        if units >= self.units:
-            return None
-        needed = f"wait {self.wait} + (warmup {self.warmup} + active {self.active}) x (repeat {self.repeat} + 1)"
-        return (
-            f"profiling takes {needed} = {self.units} {self.unit}s, and the run has {units} ({source}): "
-            f"{self.units - units} more are needed, or less of profiling.wait, profiling.warmup, profiling.active and "
-            "profiling.repeat"
-        )
-
-
-class FollowSettings(Section):
-    """What `gpubench memory` looks at."""
-
-    steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
-        3,
-        "optimizer steps to record; the first one allocates the optimizer state, the last one is "
-        "reported as the steady step",
-        alias="steps",
-    )
-    predict: bool = treatment(False, "predict the memory on a GPU instead of measuring; needs no GPU", alias="predict")
-    device_model: str | None = treatment(
-        None, "GPU to predict for, such as h200; default: the GPU of this machine", alias="device_model"
-    )
-    device_memory: Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)] | None = treatment(
-        None,
-        "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
-        alias="device_memory",
-    )
-    spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = uncompared(
-        0.05, "fraction of the memory that the largest batch must leave free (0.05 or 5%)", alias="spare"
-    )
-    find_batch_size: bool = uncompared(False, "find the largest batch size that fits", alias="find_batch_size")
-    advise: bool = uncompared(True, "propose settings that save memory and predict how much each saves")
-    explain: bool = uncompared(False, "repeat the prediction without each correction, to report what each one adds")
-
-
-class LoggingSettings(Section):
-    level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR", "CRITICAL"] = uncompared(
-        "DEBUG", "lowest level that is written to run.log"
-    )
-    graph: bool = uncompared(True, "write the model graph to TensorBoard if it can be traced")
-    wandb: bool = uncompared(False, "also log to Weights & Biases (needs pip install 'gpubench[wandb]')")
-    wandb_project: str = uncompared("gpubench", "Weights & Biases project")
-    wandb_mode: Literal["online", "offline"] = uncompared(
-        "online", "online uploads; offline writes to the run directory only"
-    )
+from gpubench.settings.sections import (
+    DEFAULT_STEPS,
+    DataSettings,
+    Device,
+    DistributedSettings,
+    FolderName,
+    FollowSettings,
+    LoggingSettings,
+    MeasurementSettings,
+    ModelSettings,
+    Natural,
+    PerformanceSettings,
+    Positive,
+    Precision,
+    ProcessSettings,
+    ProfilingSettings,
+    RankSettings,
+    RepeatSettings,
+    Seconds,
+    Threads,
+    TrainingSettings,
+    _refuse_mps,
+)
 
 
 class RunSettings(Section, Generic[Open]):

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gpubench.errors import DataError, GpubenchError
 from gpubench.settings.data_sources import batches_each
-from gpubench.settings.schema import DataSettings
+from gpubench.settings.sections import DataSettings
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:

@@ -32,7 +32,7 @@ from gpubench.settings.data_sources import (
     sequences,
     text_files,
 )
-from gpubench.settings.schema import DataSettings
+from gpubench.settings.sections import DataSettings
 from gpubench.worker import models
 from gpubench.worker.dataloader import Data
 from gpubench.worker.models import MASKED_FRACTION, alpha_bar

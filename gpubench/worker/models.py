@@ -42,7 +42,7 @@ from gpubench import units
 from gpubench.errors import GpubenchError, ModelError, did_you_mean
 from gpubench.settings.callables import check_arguments
 from gpubench.settings.data_sources import SYNTHETIC
-from gpubench.settings.schema import DataSettings, ModelSettings
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.zoo import LONGEST, MODELS, TASK_OF_SUFFIX, ModelSpec, Task, find
 
 SETTING = "model.activation_checkpointing"

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule,
 
 from gpubench import events
 from gpubench.runs.directory import TRACE_FILES
-from gpubench.settings.schema import ProfilingSettings
+from gpubench.settings.sections import ProfilingSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.timing import EXPOSED_COMMUNICATION, Clock, Mark, StepTimer
 

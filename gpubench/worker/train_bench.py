@@ -19,7 +19,8 @@ from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import refuse_short, steps_in_unit
 from gpubench.settings.defaults import refuse_beside_loader, refuse_beside_optimizer
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import CompletedTrainSettings, Precision
+from gpubench.settings.schema import CompletedTrainSettings
+from gpubench.settings.sections import Precision
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity, calendar
 from gpubench.worker.dataloader import Feed, to_device
