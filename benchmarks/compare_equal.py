@@ -84,7 +84,8 @@ def single(run: RunEvidence, index: int) -> RunEvidence:
     metric = run.metrics[METRIC]
     estimate = metric.repeats[index]
     alone = msgspec.structs.replace(metric, estimate=estimate, repeats=[estimate], interval=None)
-    return replace(run, metrics={METRIC: alone}, windows=[run.windows[index]])
+    steady = [run.summary.steady[index]]
+    return replace(run, summary=msgspec.structs.replace(run.summary, metrics=[alone], steady=steady))
 
 
 @dataclass(frozen=True)

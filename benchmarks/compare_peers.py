@@ -24,6 +24,7 @@ from pathlib import Path
 
 import bars
 import environments
+import msgspec
 import numpy as np
 from environments import Environment
 from processes import reason
@@ -37,6 +38,7 @@ from gpubench.compare.verdicts import Circumstances, judge_all
 from gpubench.metrics import Metric
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import NO_MEASUREMENTS
 
 HERE = Path(__file__).resolve().parent
 SEED = 20_200_303
@@ -212,8 +214,7 @@ def family(rng: np.random.Generator, metrics: int, repeats: int) -> Side:
         settings={},
         environment={},
         workload={},
-        metrics=found,
-        windows=windows,
+        summary=msgspec.structs.replace(NO_MEASUREMENTS, metrics=list(found.values()), steady=windows),
     )
     return Side("made", (run,))
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
@@ -12,6 +13,7 @@ from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.metrics import Metric
 from gpubench.runs import stats
 from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import NO_MEASUREMENTS
 
 Series = NDArray[np.float64]
 
@@ -76,8 +78,7 @@ def run_of(totals: Sequence[Series], label: str = "simulated", better: str = "lo
         settings={},
         environment={},
         workload={},
-        metrics={"step_time": metric},
-        windows=windows,
+        summary=msgspec.structs.replace(NO_MEASUREMENTS, metrics=[metric], steady=windows),
         totals=totals,
     )
 

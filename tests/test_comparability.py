@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpubench.compare.comparability import (
@@ -17,11 +18,12 @@ from gpubench.compare.comparability import (
 from gpubench.compare.compare import null
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.errors import UsageError
-from gpubench.metrics import DEFINITIONS
+from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import phrases
 from gpubench.runs.directory import CONFIG, RunRecord
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.settings.defaults import complete
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import flatten
@@ -66,12 +68,12 @@ def run(
         settings=given,
         environment={"host.name": host, "gpus": []} | (environment or {}),
         workload=workload or {},
-        metrics={},
-        windows=[SteadyWindow(0, 10, 50, True, 0.0, 1.0)],
+        summary=msgspec.structs.replace(NO_MEASUREMENTS, steady=[SteadyWindow(0, 10, 50, True, 0.0, 1.0)]),
     )
 
 
 def log(label: str) -> RunEvidence:
+    metric = Metric("step_ms", "s", "lower", 1.0, None, 1, None, [1.0], None)
     return RunEvidence(
         label=label,
         path=Path("logs") / label,
@@ -80,7 +82,7 @@ def log(label: str) -> RunEvidence:
         settings={},
         environment={},
         workload={},
-        metrics={"step_ms": None},  # type: ignore[dict-item]
+        summary=msgspec.structs.replace(NO_MEASUREMENTS, metrics=[metric]),
     )
 
 

@@ -4,6 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.signal import lfilter
@@ -15,6 +16,7 @@ from gpubench.compare.warnings import changed_machine, find_warnings, loss_apart
 from gpubench.metrics import Metric
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow, StepTable
+from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 # Recorded losses of gpt2-tiny on a CPU, batch 8, adamw: the same seed in fp32 and bf16, another seed, and a
@@ -112,9 +114,12 @@ def run(
         settings={"model.name": "gpt2-tiny", "data.workers": 0} | (settings or {}),
         environment={"cpu.logical_cores": 4},
         workload={},
-        metrics={one.name: one for one in metrics or []},
-        windows=[SteadyWindow(number, 0, 10, settled or number > 0, 0.0, 10.0) for number in range(repeats)],
-        throttled=throttled or {},
+        summary=msgspec.structs.replace(
+            NO_MEASUREMENTS,
+            metrics=list(metrics or []),
+            steady=[SteadyWindow(number, 0, 10, settled or number > 0, 0.0, 10.0) for number in range(repeats)],
+            throttled=throttled or {},
+        ),
         problems=problems or [],
         losses=losses or [],
         samples=samples or [],

@@ -16,7 +16,7 @@ from gpubench.metrics import Metric
 from gpubench.report.phrases import moves
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow
-from gpubench.runs.summary import Rank
+from gpubench.runs.summary import NO_MEASUREMENTS, Rank
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 MS = 1e-3
@@ -93,9 +93,12 @@ def run(
         settings=settings,
         environment={},
         workload={},
-        metrics=metrics,
-        windows=[SteadyWindow(number, 0, 1, True, 0.0, 10.0) for number in range(3)],
-        ranks=[Rank(rank, ms * MS, ms * MS, 0.0) for rank, ms in (busy or {}).items()],
+        summary=msgspec.structs.replace(
+            NO_MEASUREMENTS,
+            metrics=list(metrics.values()),
+            steady=[SteadyWindow(number, 0, 1, True, 0.0, 10.0) for number in range(3)],
+            ranks=[Rank(rank, ms * MS, ms * MS, 0.0) for rank, ms in (busy or {}).items()],
+        ),
         clocks=clocks,
     )
 
@@ -197,8 +200,11 @@ def test_a_single_repeat_is_taken_to_vary_as_those_of_the_other_side() -> None:
     many, one = run(noise=0.02), run(STEP | {"forward": 10.5})
     lone = replace(
         one,
-        metrics={name: msgspec.structs.replace(each, repeats=[each.estimate]) for name, each in one.metrics.items()},
-        windows=one.windows[:1],
+        summary=msgspec.structs.replace(
+            one.summary,
+            metrics=[msgspec.structs.replace(each, repeats=[each.estimate]) for each in one.summary.metrics],
+            steady=one.summary.steady[:1],
+        ),
     )
     waterfall = explained(many, lone).waterfall
     assert waterfall

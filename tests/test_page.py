@@ -35,7 +35,7 @@ from gpubench.report.page import render
 from gpubench.runs import stats
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow, StepTable
-from gpubench.runs.summary import Rank
+from gpubench.runs.summary import NO_MEASUREMENTS, Rank
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 SHARES = {"data_wait": 0.05, "forward": 0.3, "backward": 0.5, "optimizer": 0.15}
@@ -122,6 +122,9 @@ def run_of(
         distribution = stats.describe([table.total.tolist()]) if name == "step_time" else None
         return Metric(name, unit, better, float(np.mean(values)), interval, repeats * n, 30.0, values, distribution)
 
+    def window(start: float, number: int) -> SteadyWindow:
+        return SteadyWindow(number, WARMUP, n - WARMUP, True, start + 9 * mean, start + n * mean)
+
     metrics = [metric("throughput", [8 / value for value in estimates]), metric("step_time", estimates)]
     metrics += [metric(f"phase_{name}", [value * share for value in estimates]) for name, share in SHARES.items()]
     metrics += [metric(f"phase_{text}", [1e-4] * repeats), metric(text, [0.5] * repeats)]
@@ -134,21 +137,23 @@ def run_of(
         "settings": {"precision": "bf16", f"model.{text}": text},
         "environment": {"torch.version": text, "packages.gpubench": "0.1.0", "gpus": [{"name": text}]},
         "workload": {"task": text},
-        "metrics": {one.name: one for one in metrics},
-        "windows": [
-            SteadyWindow(
-                number, WARMUP, n - WARMUP, True, START + 1000 * number + 9 * mean, START + 1000 * number + n * mean
-            )
-            for number in range(repeats)
-        ],
-        "ranks": [Rank(rank, mean, mean, 0.5) for rank in range(ranks)] if ranks > 1 else [],
-        "throttled": {text: 0.3},
-        "warnings": [text],
+        "summary": msgspec.structs.replace(
+            NO_MEASUREMENTS,
+            metrics=metrics,
+            steady=[window(START + 1000 * number, number) for number in range(repeats)],
+            ranks=[Rank(rank, mean, mean, 0.5) for rank in range(ranks)] if ranks > 1 else [],
+            throttled={text: 0.3},
+            warnings=[text],
+        ),
         "problems": [text],
         "table": table,
         "samples": telemetry_of(repeats, gpus, n * mean, text),
     }
     return Recorded(**(fields | changes))
+
+
+def with_summary(run: Recorded, **changes: Any) -> Recorded:
+    return replace(run, summary=msgspec.structs.replace(run.summary, **changes))
 
 
 def verdict_of(metric: str, outcome: Outcome, ratio: float | None, text: str) -> Verdict:
@@ -218,8 +223,9 @@ def hostile_pages() -> dict[str, str]:
 
 def foreign(text: str) -> Recorded:
     """Another tool's log with one column."""
-    run = run_of(text, record=None, settings={}, environment={}, workload={}, samples=(), warnings=(), problems=[])
-    return replace(run, metrics={text: msgspec.structs.replace(run.metrics["step_time"], name=text)})
+    run = run_of(text, record=None, settings={}, environment={}, workload={}, samples=(), problems=[])
+    named = msgspec.structs.replace(run.metrics["step_time"], name=text)
+    return with_summary(run, metrics=[named], warnings=[])
 
 
 @pytest.mark.parametrize("kind", ["compare", "compare one", "run", "log"])
@@ -320,18 +326,17 @@ def bare(**changes: Any) -> Recorded:
         "environment": {},
         "workload": {},
         "samples": (),
-        "warnings": (),
         "problems": [],
     }
-    return run_of(**(empty | {"table": table_of(0, 0, 1, 1.0)} | changes))
+    return with_summary(run_of(**(empty | {"table": table_of(0, 0, 1, 1.0)} | changes)), warnings=[])
 
 
 @pytest.mark.parametrize(
     "run",
     [
         pytest.param(bare(), id="nothing but a summary"),
-        pytest.param(bare(metrics={}, windows=()), id="nothing at all"),
-        pytest.param(run_of(windows=()), id="no steady window"),
+        pytest.param(bare(summary=NO_MEASUREMENTS), id="nothing at all"),
+        pytest.param(with_summary(run_of(), steady=[]), id="no steady window"),
         pytest.param(run_of(repeats=1, n=6), id="one steady step"),
         pytest.param(run_of(samples=telemetry_of(1, 0, 1.0, "")), id="no GPU"),
         pytest.param(run_of(samples=[TelemetrySample(time=START, cost=0.0)]), id="an empty sample"),
@@ -357,7 +362,7 @@ def test_only_the_first_repeats_of_a_large_group_are_read_and_drawn() -> None:
             raise AssertionError("read for nothing")
 
     runs = [run_of(f"run-{number}") for number in range(2)]
-    more = Unread(**{**vars(run_of("run-9")), "metrics": runs[0].metrics})
+    more = Unread(**vars(run_of("run-9")))
     words = Page(
         compare_page(comparisons_of(comparison_of()), [Side("a", (*runs, more)), Side("b", (run_of("b"),))])
     ).words

@@ -15,7 +15,7 @@ from gpubench.pipeline.results import summarise
 from gpubench.report import run as report
 from gpubench.report import terminal
 from gpubench.report.document import Document
-from gpubench.runs.summary import Summary
+from gpubench.runs.summary import Environment, Summary
 
 LINE = Line((12, 12, 12, 14), micro_batches=8, transfer=0.002)
 
@@ -30,9 +30,7 @@ def run_of(summary: Summary, **changes: Any) -> RunEvidence:
         status="completed",
         environment={},
         workload={},
-        metrics={metric.name: metric for metric in summary.metrics},
-        windows=summary.steady,
-        pipeline=summary.pipeline,
+        summary=summary,
         **{"settings": settings} | changes,
     )
 
@@ -64,7 +62,8 @@ def test_the_headline_says_what_ran_and_how_fast() -> None:
 
 
 def test_the_headline_names_the_gpu() -> None:
-    run = run_of(summary_of(), device="NVIDIA L4")
+    facts = dict.fromkeys(Environment.__struct_fields__) | {"device": "NVIDIA L4"}
+    run = run_of(msgspec.structs.replace(summary_of(), environment=Environment(**facts)))
     assert "on cuda (NVIDIA L4): " in report.headline(replace(run, settings=run.settings | {"device": "cuda"}))
 
 

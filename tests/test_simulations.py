@@ -3,13 +3,13 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 import pytest
-from simulated import Drift, run_of, side_of
+from simulated import Drift, SimulatedRun, run_of, side_of
 
 from gpubench.compare import gate, noise, verdicts
 from gpubench.compare.evidence import Side
@@ -192,7 +192,13 @@ def family(rng: np.random.Generator, noise: float, slow: float = 1.0) -> Side:
     for name in ("step_time", *(f"phase_{number}" for number in range(12))):
         repeats = 1 + noise * rng.standard_normal(3)
         metrics[name] = single_metric(name, (repeats * slow if name == "step_time" else repeats).tolist())
-    return Side("family", (replace(run_of([np.ones(1)] * 3), metrics=metrics),))
+    return Side("family", (with_metrics(metrics.values()),))
+
+
+def with_metrics(metrics: Iterable[Metric]) -> SimulatedRun:
+    """A run of three repeats that has these metrics."""
+    run = run_of([np.ones(1)] * 3)
+    return replace(run, summary=msgspec.structs.replace(run.summary, metrics=list(metrics)))
 
 
 def single_metric(name: str, repeats: list[float]) -> Metric:
@@ -233,7 +239,7 @@ def test_a_change_that_is_not_established_beside_others_says_so_and_keeps_its_in
             for number, noise in enumerate(np.linspace(0.01, 0.012, 8))
         }
         metrics["phase_3"] = single_metric("phase_3", [change * value for value in (0.99, 1.0, 1.01)])
-        runs[side] = Side(side, (replace(run_of([np.ones(1)] * 3), metrics=metrics),))
+        runs[side] = Side(side, (with_metrics(metrics.values()),))
     metrics = runs["a"].runs[0].metrics
     together = judge_all(list(metrics.values()), runs["a"], runs["b"], Circumstances())[3].verdict
     alone = judge(metrics["phase_3"], runs["a"], runs["b"], Circumstances()).verdict

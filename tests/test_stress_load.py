@@ -20,7 +20,7 @@ def test_eight_ranks_train_on_two_cores(tmp_path: Path) -> None:
     assert {(step["rank"], step["step"]) for step in steps} == {
         (rank, step) for rank in range(8) for step in range(len(steps) // 8)
     }
-    assert len(open_run(done.run).ranks) == 8
+    assert len(open_run(done.run).summary.ranks) == 8
 
 
 def test_eight_ranks_pass_samples_on_that_are_right_to_the_bit(tmp_path: Path) -> None:

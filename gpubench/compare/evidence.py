@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
-from gpubench.events import FlopsCounted, PeakMeasured, Span
+from gpubench.events import Span
 from gpubench.findings import Findings
-from gpubench.hardware import Peak
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import RATES, Metric
@@ -29,10 +28,9 @@ from gpubench.runs.directory import (
     RunRecord,
 )
 from gpubench.runs.reader import DAMAGED, Run
-from gpubench.runs.stages import Pipeline
 from gpubench.runs.steps import SteadyWindow, StepTable, slowest_rank
-from gpubench.runs.summary import Rank, Summary
-from gpubench.telemetry import OtherLoad, TelemetrySample
+from gpubench.runs.summary import NO_MEASUREMENTS, Summary
+from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
 
 OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
@@ -120,21 +118,8 @@ class RunEvidence:
     """environment.json by dot-key."""
     workload: dict[str, Any]
     """Facts of the model that ran (parameters, sample_shape, tokens_per_sample); empty where not recorded."""
-    metrics: dict[str, Metric]
-    windows: Sequence[SteadyWindow] = ()
-    """One per measured repeat, in the order of every metric's `repeats`."""
-    ranks: Sequence[Rank] = ()
-    throttled: dict[str, float] = field(default_factory=dict)
-    flops: FlopsCounted | None = None
-    peak: Peak | None = None
-    measured_peak: PeakMeasured | None = None
-    pipeline: Pipeline | None = None
-    others: OtherLoad | None = None
-    """The load of other processes while the run was measured; None if it is unknown."""
-    device: str | None = None
-    """The name of the device; None if it is unknown."""
-    warnings: Sequence[str] = ()
-    """The warnings in the run's summary."""
+    summary: Summary
+    """The summary of the run, or what is known of it from the log of another tool."""
     problems: list[str] = field(default_factory=list)
     """What could not be read, by file and line. The list grows as more files are read."""
     files: Run | None = None
@@ -148,6 +133,21 @@ class RunEvidence:
     def is_rate(self, metric: str) -> bool:
         """Returns whether the metric is work over time, so that its inverse, a time, is averaged."""
         return metric in RATES
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics by name."""
+        return {metric.name: metric for metric in self.summary.metrics}
+
+    @property
+    def windows(self) -> Sequence[SteadyWindow]:
+        """One window per measured repeat, in the order of every metric's `repeats`."""
+        return self.summary.steady
+
+    @property
+    def device(self) -> str | None:
+        """The name of the device; None if it is unknown."""
+        return self.summary.environment.device if self.summary.environment else None
 
     @property
     def chosen(self) -> frozenset[str]:
@@ -167,7 +167,7 @@ class RunEvidence:
         took the most time, so that their mean is the estimate. phase_* give the times of that phase.
         """
         phase = metric.removeprefix(PHASE) if metric.startswith(PHASE) else None
-        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES) or self.pipeline:
+        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES) or self.summary.pipeline:
             return None
         if phase is not None and phase not in self.steps.phases:
             return None
@@ -177,7 +177,7 @@ class RunEvidence:
     @cached_property
     def steps(self) -> StepTable:
         """All recorded steps, warm-up included. A pipeline has spans instead."""
-        return self.files.steps if self.files and not self.pipeline else StepTable.of_totals(np.empty(0))
+        return self.files.steps if self.files and not self.summary.pipeline else StepTable.of_totals(np.empty(0))
 
     @property
     def telemetry(self) -> list[TelemetrySample]:
@@ -282,7 +282,6 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
         raise StillRunning(
             f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
         )
-    summary = _summary(run, measured)
     return RunEvidence(
         label=path.resolve().name,
         path=path,
@@ -291,17 +290,7 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
         settings=run.settings,
         environment=run.environment,
         workload=run.workload,
-        metrics={metric.name: metric for metric in summary.metrics},
-        windows=summary.steady,
-        ranks=summary.ranks,
-        throttled=summary.throttled,
-        flops=summary.flops,
-        peak=summary.peak,
-        measured_peak=summary.measured_peak,
-        pipeline=summary.pipeline,
-        others=summary.others,
-        device=summary.environment.device if summary.environment else None,
-        warnings=summary.warnings,
+        summary=_summary(run, measured),
         problems=run.problems,
         files=run,
     )
@@ -314,7 +303,7 @@ def _summary(run: Run, measured: bool) -> Summary:
     end = f"it {ENDS[run.status]}{f': {error}' if error and error != run.status else ''}"
     summary = run.summary
     if summary is None and not measured:
-        return Summary([], [], [], None, None, None, {}, [])
+        return NO_MEASUREMENTS
     if summary is None:
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
         raise kind(f"{run.path} has no measurements, because {SUMMARY} is missing: {end}", NOTHING)

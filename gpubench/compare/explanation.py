@@ -412,7 +412,7 @@ def _busy_times(side: Side) -> dict[int, float]:
     """Returns the busy time of each rank in seconds per step, as a mean over the runs."""
     found: dict[int, list[float]] = {}
     for run in side.runs:
-        for rank in run.ranks:
+        for rank in run.summary.ranks:
             found.setdefault(rank.rank, []).append(rank.busy_time)
     return {rank: fmean(times) for rank, times in found.items()}
 

@@ -33,6 +33,7 @@ from gpubench.runs import stats
 from gpubench.runs.directory import COMPLETED, RUN, STEPS, SUMMARY
 from gpubench.runs.reader import DAMAGED, Run
 from gpubench.runs.steps import SteadyWindow, StepTable
+from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.units import counted
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -154,8 +155,7 @@ def open_log(path: Path, column: Column) -> LogEvidence:
         settings={},
         environment={},
         workload={},
-        metrics={metric.name: metric},
-        windows=[window],
+        summary=msgspec.structs.replace(NO_MEASUREMENTS, metrics=[metric], steady=[window]),
         problems=problems,
         column=column,
         values=values,

@@ -61,7 +61,7 @@ def _other_load(run: RunEvidence) -> OtherLoad | None:
         run.telemetry,
         [(window.start, window.end) for window in run.windows],
         count if isinstance(count, int) else None,
-        loaders=run.settings.get("data.workers", 0 if run.pipeline else None) != 0,
+        loaders=run.settings.get("data.workers", 0 if run.summary.pipeline else None) != 0,
         on_cpu=run.settings.get("device") == "cpu",
     )
 
@@ -206,7 +206,7 @@ def _diverged(run: RunEvidence) -> bool:
 def _throttled(side: Side) -> str | None:
     shares: Counter[str] = Counter()
     for run in side.runs:
-        shares.update({reason: share / len(side.runs) for reason, share in run.throttled.items()})
+        shares.update({reason: share / len(side.runs) for reason, share in run.summary.throttled.items()})
     return warnings.held_down(shares)
 
 

@@ -50,7 +50,7 @@ CUT_SHORT = "not verified: the run ended before its samples were compared with s
 
 def headline(run: RunEvidence) -> str:
     """Returns what ran in one line."""
-    found, settings = run.pipeline, run.settings
+    found, settings = run.summary.pipeline, run.settings
     model = found.model if found else settings.get("model.name") or settings.get("model.unet")
     scheduler = found.scheduler if found else settings.get("sampling.scheduler")
     return comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1)
@@ -58,7 +58,7 @@ def headline(run: RunEvidence) -> str:
 
 def caption(run: RunEvidence) -> str:
     """Returns what the metrics rest on."""
-    makespan, steady = run.metrics.get("makespan"), run.pipeline.steady if run.pipeline else None
+    makespan, steady = run.metrics.get("makespan"), run.summary.pipeline.steady if run.summary.pipeline else None
     measured = f"{units.counted(len(run.windows), 'repeat')}, {makespan.n if makespan else 0} evaluations"
     single = len(run.windows) == 1
     line = f"{measured}; {'a single repeat has no interval' if single else 'intervals are 95 %, over repeats'}"

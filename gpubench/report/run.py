@@ -44,7 +44,7 @@ from gpubench.report.document import (
 from gpubench.runs import directory
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
 from gpubench.runs.reader import Run
-from gpubench.runs.summary import Summary
+from gpubench.runs.summary import NO_MEASUREMENTS, Summary
 from gpubench.runs.warnings import on_noise
 from gpubench.settings.schema import PROGRAM
 from gpubench.text import phase_name
@@ -72,7 +72,6 @@ OF_TRAINING = (
 )
 """The metrics of a training run that a terminal shows. `pipeline.METRICS` are those of a pipeline."""
 PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
-NOTHING = Summary([], [], [], None, None, None, {}, [])
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "profile": (PROFILE, Profile),
     "findings": (FINDINGS, Findings),
@@ -97,7 +96,7 @@ def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> st
 
 def _as_document(path: Path) -> dict[str, Any]:
     run = Run.open(path)
-    summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NOTHING)
+    summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NO_MEASUREMENTS)
     beside = {name: _as_written(run, file, kind) for name, (file, kind) in DOCUMENTS.items()}
     if run.record.command == "memory":
         beside["memory"] = beside["memory"] or msgspec.to_builtins(Footprints([]))
@@ -181,7 +180,7 @@ def _diagnosed(run: RunEvidence) -> bool:
 
 def _measured(run: RunEvidence) -> str:
     """Returns what ran and how fast."""
-    if run.pipeline or (run.record and run.record.command == "pipe-infer"):
+    if run.summary.pipeline or (run.record and run.record.command == "pipe-infer"):
         what = pipeline.headline(run)
     elif "program.command" in run.settings:
         what = comparability.program(run.settings, run.workload, _ranks(run))
@@ -195,7 +194,7 @@ def _measured(run: RunEvidence) -> str:
 def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     command = run.record.command if run.record else ""
-    doubts = on_noise(run.others, run.metrics.get("throughput"))
+    doubts = on_noise(run.summary.others, run.metrics.get("throughput"))
     made: list[Block] = [Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL)]
     if run.batch_sizes:
         made += memory.batch_sizes(run.batch_sizes, headed=True)
@@ -212,9 +211,9 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
         made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
     elif command == "memory" and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
-    made += pipeline.before_metrics(run.pipeline, run) if run.pipeline else []
+    made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
     made += _metrics(run)
-    made += pipeline.after_metrics(run.pipeline, run) if run.pipeline else _steps(run)
+    made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _steps(run)
     if not diagnosing and diagnosed:
         made += _diagnosis(run, *diagnosed)
     return made
@@ -233,12 +232,12 @@ def _speed(run: RunEvidence) -> str:
     if speed is None and (run.untimed or run.status == directory.RUNNING):
         return ""
     if speed is None:
-        return ": no repeat was completed" if run.pipeline else ": nothing was measured"
+        return ": no repeat was completed" if run.summary.pipeline else ": nothing was measured"
     ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
     repeats = len(speed.repeats)
     number = "one repeat" if repeats == 1 else units.counted(repeats, "repeat")
     known = f"from {number}" if ended or repeats == 1 else ""
-    busy = "on a busy machine" if run.others and run.others.busy else ""
+    busy = "on a busy machine" if run.summary.others and run.summary.others.busy else ""
     qualified = " ".join(filter(None, (known, ended, busy)))
     return f": {phrases.figure(speed)}" + (f", {qualified}" if qualified else "")
 
@@ -288,7 +287,7 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     """Yields the metrics: the leading ones in a terminal, all of them on a page."""
     yield Heading("Metrics")
     untimed = run.untimed or _diagnosed(run)
-    leading = () if untimed else pipeline.METRICS if run.pipeline else OF_TRAINING
+    leading = () if untimed else pipeline.METRICS if run.summary.pipeline else OF_TRAINING
     listed = [run.metrics[name] for name in leading if name in run.metrics]
     news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
     yield table("", [_metric_row(metric) for metric in news], on=Medium.BRIEF | Medium.MARKDOWN)
@@ -297,7 +296,7 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     note = over if any(metric.interval for metric in every) else ""
     yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)
     if listed:
-        yield Paragraph(pipeline.caption(run) if run.pipeline else _caption(run), "quiet", on=TEXT)
+        yield Paragraph(pipeline.caption(run) if run.summary.pipeline else _caption(run), "quiet", on=TEXT)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
     elif not run.metrics:
@@ -308,9 +307,9 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
 
 
 def _nothing_measured(run: RunEvidence) -> str:
-    if run.pipeline:
+    if run.summary.pipeline:
         total = run.settings.get("work.samples")
-        made = f"{len(run.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'}"
+        made = f"{len(run.summary.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'}"
         return f"{made} finished"
     if run.record and run.record.command == "pipe-infer":
         return "the pipeline was not built"
@@ -389,7 +388,7 @@ def _rank_table(run: RunEvidence) -> Table:
             "busy": units.seconds(one.busy_time),
             "slowest in": f"{units.percent(one.slowest)} of steps",
         }
-        for one in run.ranks
+        for one in run.summary.ranks
     ]
     return table("Ranks", cells)
 
@@ -397,12 +396,12 @@ def _rank_table(run: RunEvidence) -> Table:
 def ceilings(run: RunEvidence) -> list[str]:
     """Returns the sentences about FLOPs and peaks."""
     lines = []
-    if (flops := run.flops) and flops.model_flops_per_sample:
+    if (flops := run.summary.flops) and flops.model_flops_per_sample:
         lines.append(f"{units.count(flops.model_flops_per_sample, 'FLOP')} a sample, counted by {flops.method}")
-    if peak := run.peak:
+    if peak := run.summary.peak:
         rate = units.count(peak.flops_per_s, "FLOP/s")
         lines.append(f"{rate} in {peak.dtype} published for {peak.device}: {peak.source}")
-    if (measured := run.measured_peak) and measured.flops_per_s:
+    if (measured := run.summary.measured_peak) and measured.flops_per_s:
         rate, size = units.count(measured.flops_per_s, "FLOP/s"), f"{measured.size} x {measured.size}"
         lines.append(f"{rate} in {measured.dtype} measured with a product of two {size} matrices")
     return lines
@@ -426,9 +425,9 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
         yield Paragraph(previous.warnings, "warning")
     elif run.record and run.metrics:
         yield Paragraph(f"this is the first run of the experiment {run.record.experiment}")
-    if run.warnings or run.problems:
+    if run.summary.warnings or run.problems:
         yield Heading("Warnings")
-        yield Paragraph([*run.warnings, *run.problems], "warning")
+        yield Paragraph([*run.summary.warnings, *run.problems], "warning")
 
 
 def _recorded(run: RunEvidence) -> Iterator[Block]:

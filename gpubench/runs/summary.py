@@ -139,6 +139,9 @@ class Summary(msgspec.Struct, frozen=True):
         return next((metric for metric in self.metrics if metric.name == name), None)
 
 
+NO_MEASUREMENTS = Summary([], [], [], None, None, None, {}, [])
+
+
 def write_summary(summary: Summary, writer: RunWriter) -> None:
     """Writes summary.json and summary.csv, which replace those of earlier repeats."""
     writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
