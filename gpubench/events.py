@@ -281,7 +281,7 @@ class BatchSizesFound(Event, frozen=True):
 
 
 class ReferenceWorkloadTimed(Event, frozen=True):
-    """The mean time of the reference workload just before and after the repeat's steps; see `worker.probes`."""
+    """The mean time of the reference workload just before and after the repeat's steps; see `worker.compute_rates`."""
 
     repeat: int
     seconds: float

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpubench.settings.sections import DataSettings, ModelSettings
+from gpubench.worker.compute_rates import FlopCount, count_flops, measure_peak
 from gpubench.worker.models import build
-from gpubench.worker.probes import FlopCount, count_flops, measure_peak
 
 torch.set_num_threads(1)
 

@@ -18,10 +18,10 @@ from worked import small
 from gpubench.ranks import Ranks
 from gpubench.settings.sections import DataSettings, ModelSettings, Precision
 from gpubench.worker.channel import Activity
+from gpubench.worker.compute_rates import count_flops
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.models import build
 from gpubench.worker.precision import arithmetic
-from gpubench.worker.probes import count_flops
 from gpubench.worker.timing import CudaClock, StepTimer
 from gpubench.worker.training import Epochs, StepReader, Trainer, build_trainer
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gpubench.worker.probes import time_reference_workload
+from gpubench.worker.compute_rates import time_reference_workload
 
 
 def test_the_reference_workload_takes_a_positive_time() -> None:

@@ -31,9 +31,10 @@ from gpubench.settings.schema import Arithmetic, CompletedPipeSettings
 from gpubench.settings.sections import Device, Precision
 from gpubench.worker import distributed
 from gpubench.worker.channel import EVERYONE, Activity, calendar
+from gpubench.worker.compute_rates import time_reference_workload
 from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.memory_peaks import peaks
 from gpubench.worker.precision import set_float32_matmul
-from gpubench.worker.probes import peaks, time_reference_workload
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import Recording, annotate_modules, recorded
 from gpubench.worker.timing import Mark, clock_of

@@ -23,12 +23,13 @@ from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.settings.sections import Precision
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity, calendar
+from gpubench.worker.compute_rates import count_flops, measure_peak, time_reference_workload
 from gpubench.worker.dataloader import Feed, to_device
 from gpubench.worker.datasets import open_dataset
 from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.memory_peaks import free_memory
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import arithmetic, refuse, restore_float32_matmul, set_float32_matmul
-from gpubench.worker.probes import count_flops, free_memory, measure_peak, time_reference_workload
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.worker.timing import StepTimer, clock_of
