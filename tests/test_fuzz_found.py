@@ -47,6 +47,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
         pytest.param(MERGES, "it stands for more than 20,000 values", id="merges of merges"),
         pytest.param("a: &a [*a]", "it contains itself", id="a list in itself"),
         pytest.param("a: &a {b: *a}", "it contains itself", id="a mapping in itself"),
+        pytest.param("a: 1\nb: {c: 2, c: 3}", "line 2 gives c a second time", id="a key twice: the last one counted"),
         pytest.param("[" * 100_000, "it is nested deeper than 64 levels", id="brackets: the stack overflowed"),
         pytest.param("? " * 100_000, "it is nested deeper than 64 levels", id="keys of keys"),
         pytest.param("a: 2026-99-99", "month must be in 1..12", id="a date that is none"),

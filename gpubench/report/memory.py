@@ -467,7 +467,7 @@ def trade_table(found: Trades) -> Table:
 
 
 def _trade(number: int, trade: Trade, base: Trade | None) -> dict[str, str]:
-    kind = "nothing is known to beat it" if trade.efficient else trade.reason or ""
+    kind = "Pareto-optimal" if trade.efficient else trade.reason or ""
     return {
         "option": f"{number}. {_settings(trade.fix)}",
         "peak": units.size(trade.peak) if trade.peak is not None else "",

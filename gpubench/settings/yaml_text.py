@@ -5,6 +5,7 @@ values until the stack overflows, which no handler catches. This module checks t
 it builds any value.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import yaml
@@ -14,6 +15,9 @@ MOST_VALUES = 20_000
 DEEPEST = 64
 WHOLE: Final = 2**64
 """The limit of integers. No setting is as large, and Python does not print integers with thousands of digits."""
+
+MERGE: Final = "tag:yaml.org,2002:merge"
+"""The tag of <<, which adds the keys of other mappings."""
 
 _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -29,14 +33,26 @@ def _integer(loader: Any, node: Any) -> int:
     return number
 
 
+def _mapping(loader: Any, node: Any) -> Iterator[dict[Any, Any]]:
+    """Builds a mapping as PyYAML does, which keeps the last value of a key that is given twice, but refuses such keys."""
+    seen = set[str]()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+            if key.value in seen:
+                raise ValueError(f"line {key.start_mark.line + 1} gives {key.value} a second time")
+            seen.add(key.value)
+    yield from loader.construct_yaml_map(node)
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def parse(text: str | bytes) -> Any:
     """Returns the value of the single document in `text`, None if there is none. Bytes must be UTF-8.
 
     Raises ValueError with a message of one line for text that is not YAML, has a type of another program, is nested
-    deeper than DEEPEST, contains itself, or stands for more than MOST_VALUES values.
+    deeper than DEEPEST, gives a key twice, contains itself, or stands for more than MOST_VALUES values.
     """
     try:
         if isinstance(text, bytes):
