@@ -177,7 +177,7 @@ def test_the_page_has_both_sides_findings_and_obeys_none_of_their_names(tmp_path
     assert {"script", "img"}.isdisjoint(page.tags)
     order = [
         "What explains it", "What the profiles show", "GPU idle 43.5 %", HOSTILE, "Gone: Layouts are changed",
-        "Kernels that changed most", "shares, not speed",
+        "Kernels that changed most", "proportions, not speed",
         "Findings of the baseline", "Findings of the candidate", "Warnings",
     ]  # fmt: skip
     places = [page.words.find(part) for part in order]

@@ -161,7 +161,7 @@ def test_a_loss_that_was_not_finite_rejects() -> None:
     error: dict[str, str | None] = {"kind": "NonFiniteLoss", "message": "the loss became nan at step 3", "hint": None}
     broken = run(status="failed", error=error, throttled={"SwPowerCap": 0.5})
     assert rejection(side(broken)) == "the run failed: the loss became nan at step 3"
-    assert said_of(broken) == ["b: clocks were held down by SwPowerCap for 50.0 % of the steady time"]
+    assert said_of(broken) == ["b: clocks were throttled by SwPowerCap for 50.0 % of the steady time"]
 
 
 def test_skipped_steady_steps_reject() -> None:
@@ -182,9 +182,9 @@ def test_a_run_without_losses_is_not_rejected() -> None:
     assert rejection(side(run(losses=[[np.nan] * 10]))) is None
 
 
-def test_clocks_held_down_are_told_with_their_share() -> None:
+def test_throttled_clocks_are_told_with_their_share() -> None:
     found = said_of(run("r1", throttled={"SwPowerCap": 0.6}), run("r2"))
-    assert found == ["b: clocks were held down by SwPowerCap for 30.0 % of the steady time"]
+    assert found == ["b: clocks were throttled by SwPowerCap for 30.0 % of the steady time"]
 
 
 def test_other_processes_on_the_gpu_are_told() -> None:

@@ -62,7 +62,7 @@ def rich_comparison(**changes: Any) -> Comparisons:
         "explanation": Explanation(
             waterfall(("forward", -0.0012), ("backward", 0.0041)), [], None, ["backward takes +4.1 ms"]
         ),
-        "warnings": ["new: clocks were held down"],
+        "warnings": ["new: clocks were throttled"],
     }
     gate = [GateResult("step_time>2%", "step_time", "new", 0.02, 0.031, (0.026, 0.037), 1e-5, "regressed")]
     return comparisons(comparison(*verdicts, **(known | changes)), gate=gate)
@@ -286,7 +286,7 @@ def test_the_sections_come_in_the_order_of_the_questions() -> None:
         "████│",
         "│████████████",
         "backward takes +4.1 ms",
-        "warning: new: clocks were held down",
+        "warning: new: clocks were throttled",
         "regressed: step_time>2%: new: step_time worse by 3.1 % [2.6, 3.7] > 2 %, adjusted p 1e-05",
     ]
     places = [text.index(section) for section in sections]
@@ -377,7 +377,7 @@ def test_markdown_has_the_same_figures() -> None:
         "| torch.version | 2.13 | 2.14 |",
         "| throughput | 1,024 samples/s | 993 samples/s | -3.0 % \\[-3.6, -2.5\\] | slower |",
         "| backward | +4.10 ms | +4.1 % | \\[+4 ms, +4.20 ms\\] |",
-        "- warning: new: clocks were held down",
+        "- warning: new: clocks were throttled",
         "| regressed | step_time&gt;2% | new | step_time worse by 3.1 % \\[2.6, 3.7\\] &gt; 2 % | 1e-05 |",
     ):
         assert expected in text, text
@@ -537,11 +537,11 @@ def test_causes_stand_side_by_side_after_what_explains_the_change() -> None:
         "gemm",
         "add",
         "and 3 others",
-        "warning: new: clocks were held down",
+        "warning: new: clocks were throttled",
     ]
     places = [text.index(section) for section in sections]
     assert places == sorted(places), text
-    assert text.count("they tell shares, not speed") == 1
+    assert text.count("they show proportions, not speed") == 1
     assert re.search(r"gemm +30 ms +18 ms +-12 ms +-40.0 % +48 -> 48", text), text
 
 

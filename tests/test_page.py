@@ -280,7 +280,7 @@ def test_a_comparison_speaks_in_order_from_the_verdict_to_how_it_was_made() -> N
         "Step time over steps",
         "Distribution of step time over the steady steps",
         "SM clock",
-        "Clocks held down",
+        "Clocks throttled",
         "Peak memory",
         "How the verdicts were made",
         "Written by gpubench",

@@ -122,7 +122,7 @@ def test_what_was_recorded_and_what_its_times_are_worth_is_said_first() -> None:
 @pytest.mark.parametrize(
     ("overhead", "said", "tone"),
     [
-        (None, "shares, not speed", "quiet"),
+        (None, "proportions, not speed", "quiet"),
         (-0.01, "took no longer", "quiet"),
         (0.1, "10.0 % longer", "quiet"),
         (0.34, "shares below are distorted", "warning"),

@@ -192,7 +192,7 @@ class WorkChange(Struct, frozen=True):
 
 
 class Causes(Struct, frozen=True):
-    """The causes of a change by two profiles. Times are those of profiled repeats: they give shares, not speed."""
+    """The causes of a change by two profiles. Times are those of profiled repeats: they show proportions, not speed."""
 
     baseline: Bottleneck | None
     """None if the side was not profiled."""

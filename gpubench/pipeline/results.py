@@ -230,7 +230,7 @@ def find_warnings(
     repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: Mapping[str, float]
 ) -> list[str]:
     """Returns the warnings. `found` are the completed repeats, `samples` the number of samples to make in each, and
-    `slowed` the shares of time in which clocks were held down, by reason.
+    `slowed` the shares of time in which clocks were throttled, by reason.
     """
     unlike = [
         warnings.unlike_reference(repeat.number, [n for n, identical in repeat.comparisons().items() if not identical])

@@ -19,7 +19,7 @@ log = logging.getLogger("gpubench.report.after_run")
 
 
 def write_up(path: Path) -> None:
-    """Write noise.json and report.html into a finished run's directory.
+    """Writes noise.json and report.html into a finished run's directory.
 
     A run that measured nothing gets neither, and one that only searched for batch sizes gets only the page. Errors are
     logged as warnings, because the measurements themselves are safe.
@@ -86,5 +86,5 @@ def before(run: RunEvidence) -> Iterator[RunEvidence]:
 
 
 def unlike(run: RunEvidence, other: RunEvidence) -> bool:
-    """Say whether two runs differ in more than how long they were measured."""
+    """Returns whether two runs differ in more than how long they were measured."""
     return any(difference.kind != "protocol" for difference in comparability.differences(run, other))

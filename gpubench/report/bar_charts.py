@@ -69,7 +69,7 @@ def _foot(rows: int) -> float:
 
 
 def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
-    """Draw each metric's ratio with its interval and the margin; None if no metric has a ratio.
+    """Draws each metric's ratio with its interval and the margin; None if no metric has a ratio.
 
     The axis is logarithmic and fits most metrics; an interval that exceeds it ends in an arrow.
     """
@@ -149,7 +149,7 @@ def _signed(tick: Tick) -> str:
 
 
 def waterfall(found: Waterfall) -> Markup:
-    """Draw the baseline's step, the changes of its phases with their 95 % intervals, and the candidate's step.
+    """Draws the baseline's step, the changes of its phases with their 95 % intervals, and the candidate's step.
 
     The axis begins at 0 only if the changes are visible then; otherwise the two whole bars are broken.
     """
@@ -203,7 +203,7 @@ def _whisker(x: Scale, low: float, high: float, y: float) -> list[Markup]:
 
 
 def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Draw bars from zero, one for each (name, value, style); None if all are zero or there are none."""
+    """Draws bars from zero, one for each (name, value, style); None if all are zero or there are none."""
     largest = max((value for _, value, _ in items), default=0.0)
     if largest <= 0:
         return None
@@ -222,7 +222,7 @@ def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Mark
 
 
 def stack(title: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Draw one bar of all (name, value, style) parts, in seconds; None if all are zero."""
+    """Draws one bar of all (name, value, style) parts, in seconds; None if all are zero."""
     whole = sum(value for _, value, _ in items)
     if whole <= 0:
         return None

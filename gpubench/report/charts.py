@@ -1,6 +1,6 @@
-"""Charts as SVG: scales, shapes, and plots with two axes.
+"""Draws charts as SVG: scales, shapes, and plots with two axes.
 
-SVG that fits any width: x in percent of the drawing, y in pixels, so that text keeps its size on a phone.
+The drawings fit any width: x is in percent of the drawing and y in pixels, so that text keeps its size on a phone.
 
 Only curves cannot say %: they live in an inner drawing, 100 wide, which is stretched and which cuts off what lies
 beyond. Colours come from classes of the page's style sheet. Everything that is put in is escaped.
@@ -29,7 +29,7 @@ HUES = frozenset(
         *CAUSES,
     }
 )
-"""Styles with a colour of their own: phases of the host, work of the device, causes of idle time. Other styles have the
+"""The styles that have a colour: phases of the host, work of the device, causes of idle time. Other styles have the
 colour of a similar one, or grey."""
 ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"}
 
@@ -49,7 +49,7 @@ _MEASURES: Final = {
 
 @dataclass(frozen=True)
 class Measure:
-    """How a unit is written along an axis: `factor` base units make one of `name`."""
+    """The unit in which an axis is labelled: `name`, which is `factor` times the unit of the data."""
 
     factor: float
     name: str
@@ -57,7 +57,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Tick:
-    """`value` in the data's unit, `label` in the axis's."""
+    """A tick of an axis: its value in the unit of the data, and its label in the unit of the axis."""
 
     value: float
     label: str
@@ -73,24 +73,24 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The place of `value`, held within the page's side of the scale."""
+        """Returns the position of `value` on the page. One beyond the scale gets that of the nearest end."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + (self.end - self.start) * min(1.0, max(0.0, share))
 
     def places(self, values: Series) -> Series:
-        """The places of many values; one beyond the scale keeps a place just beyond it, for the plot's edge to cut."""
+        """Returns the positions of many values. One beyond the scale is cut by the edge of the plot."""
         shares = (values - self.low) / (self.high - self.low)
         return self.start + (self.end - self.start) * np.clip(shares, -0.5, 1.5)
 
 
 def measure(unit: str, largest: float) -> Measure:
-    """The measure of `unit` in which `largest` has digits before the point; the unit itself where none is larger."""
+    """Returns the unit of an axis in which `largest` is at least 1, or the smallest one known for `unit`."""
     known = _MEASURES.get(unit, ((1.0, unit),))
     return Measure(*next(((factor, name) for factor, name in known if abs(largest) >= factor), known[-1]))
 
 
 def ticks(low: float, high: float, count: int, measured: Measure) -> list[Tick]:
-    """About `count` round values within [low, high], labelled in the measure, with no more decimals than they need."""
+    """Returns about `count` round values within [low, high], with labels that have no more decimals than needed."""
     low, high = low / measured.factor, high / measured.factor
     step = _round_step((high - low) / max(1, count))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -103,7 +103,7 @@ def ticks(low: float, high: float, count: int, measured: Measure) -> list[Tick]:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale with about `count` round values along it. `name`: what it measures."""
+    """A scale with about `count` ticks. `name` is the quantity along it."""
 
     scale: Scale
     unit: str
@@ -112,7 +112,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, Tick]]:
-        """Each with its place on the page."""
+        """Returns each tick with its position on the page."""
         found = ticks(self.scale.low, self.scale.high, self.count, self._measure)
         return [(self.scale(tick.value), tick) for tick in found]
 
@@ -127,21 +127,21 @@ class Axis:
 
 
 def _round_step(rough: float) -> float:
-    """The nearest of 1, 2, 5 times a power of ten, as a ratio."""
+    """Returns the step nearest to `rough`, by ratio, that is 1, 2 or 5 times a power of ten."""
     rough = max(rough, sys.float_info.min)  # a range of the smallest numbers has steps of 0
     power: float = 10.0 ** math.floor(math.log10(rough))
     return min((factor * power for factor in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
 
 
 def widen(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
-    """Room on both sides; never an empty range."""
+    """Returns the range with room added on both sides, and never an empty range."""
     room = (high - low) * share or abs(high) * share or 1.0
     return low - room, high + room
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A series as columns of pixels show it: the least, the mean and the largest value of each, all (columns,)."""
+    """A series reduced to columns of pixels: the smallest, mean and largest value of each, all of shape (columns,)."""
 
     x: Series
     low: Series
@@ -150,9 +150,9 @@ class Envelope:
 
 
 def reduce(x: Series, y: Series, columns: int) -> Envelope:
-    """Min, mean and max of `y` over equal runs of positions, so that no extreme is lost. `x` is the runs' middle.
+    """Returns the minimum, mean and maximum of `y` over `columns` equal parts, so that no extreme is lost.
 
-    x, y: (n,), finite; a series of no more than `columns` values is returned as it is.
+    x and y are finite, of shape (n,). The x of a part is its middle. A series of at most `columns` values is unchanged.
     """
     n = len(y)
     if n <= columns:
@@ -168,10 +168,10 @@ def reduce(x: Series, y: Series, columns: int) -> Envelope:
 
 
 def bulk(series: Sequence[Series], tail: float = 0.025) -> tuple[float, float]:
-    """A range for the many and not the few: half as wide again on each side as all but the `tail` at each end need.
+    """Returns a range that shows nearly all values and leaves outliers out.
 
-    It holds every one of the series, however long the others are; of normal values it holds 99.99 %. It does not reach
-    below 0 where no value does.
+    It is the range from the quantile `tail` to 1 - `tail` of all series, widened by half its width on each side.
+    It contains 99.99 % of normally distributed values. It includes negative numbers only if a value is negative.
     """
     ends = [np.quantile(values, [tail, 1 - tail]) for values in series]
     low, high = widen(float(min(low for low, _ in ends)), float(max(high for _, high in ends)), 0.5)
@@ -179,10 +179,10 @@ def bulk(series: Sequence[Series], tail: float = 0.025) -> tuple[float, float]:
 
 
 def histogram(series: Sequence[Series], low: float, high: float) -> tuple[Series, list[Series]]:
-    """Edges (bins + 1,), and for each series the share of all its values in each bin (bins,).
+    """Returns the edges (bins + 1,), and for each series the fraction of all its values in each bin (bins,).
 
-    Bins are as wide as the narrower series needs, within 12 and 120 of them: 2 IQR / n^(1/3) (Freedman and Diaconis
-    1981). Values outside [low, high] count in the share but fall in no bin.
+    There are 12 to 120 bins, of the width 2 IQR / n^(1/3) (Freedman and Diaconis 1981), the least of all series.
+    Values outside [low, high] are counted in the total but are in no bin.
     """
     widths = [2 * float(np.subtract(*np.quantile(values, [0.75, 0.25]))) / len(values) ** (1 / 3) for values in series]
     width = min((width for width in widths if width > 0), default=high - low)
@@ -196,32 +196,32 @@ FOOT = 44.0  # pixels under a drawing for its bottom axis
 
 
 def drawing(title: str, description: str, height: float, parts: Iterable[Markup]) -> Markup:
-    """A whole picture with its name and its content in words, for those who do not see it."""
+    """Returns a complete drawing, with a title and a description for screen readers."""
     return Markup(
         '<svg class="drawing" role="img" width="100%" height="{}"><title>{}</title><desc>{}</desc>{}</svg>\n'
     ).format(_number(height), title, description, Markup("").join(parts))
 
 
 def curves(height: float, parts: Iterable[Markup]) -> Markup:
-    """The inner drawing: (0, 0) to (WIDTH, height), stretched to the outer one's width."""
+    """Returns an inner drawing from (0, 0) to (WIDTH, height), which is stretched to the width of the outer one."""
     return Markup(
         '<svg width="100%" height="{0}" viewBox="0 0 {1} {0}" preserveAspectRatio="none" aria-hidden="true">{2}</svg>'
     ).format(_number(height), _number(WIDTH), Markup("").join(parts))
 
 
 def path(x: Series, y: Series, style: str) -> Markup:
-    """A line through the points, in the inner drawing. Its end of no length shows a single point as a dot."""
+    """Returns a line through the points, for the inner drawing. Its last segment, of length 0, shows a single point."""
     return Markup('<path class="{}" d="{}"/>').format(style, "M" + "L".join(_points(x, y)) + "h0")
 
 
 def area(x: Series, low: Series, high: Series, style: str) -> Markup:
-    """The band between two lines, in the inner drawing."""
+    """Returns the area between two lines, for the inner drawing."""
     outline = [*_points(x, high), *_points(x[::-1], low[::-1])]
     return Markup('<path class="{}" d="{}"/>').format(style, "M" + "L".join(outline) + "Z")
 
 
 def bar(start: float, end: float, y: float, height: float, style: str, hint: str = "") -> Markup:
-    """A box from `start` to `end` percent; `hint` is shown on hover."""
+    """Returns a box from `start` to `end` percent. `hint` is shown on hover."""
     left, right = min(start, end), max(start, end)
     return Markup('<rect class="{}" x="{}%" y="{}" width="{}%" height="{}">{}</rect>').format(
         style, _number(left), _number(y), _number(right - left), _number(height), _hint(hint)
@@ -239,7 +239,7 @@ def text(x: float, y: float, content: str, style: str) -> Markup:
 
 
 def symbol(x: float, y: float, shape: str, style: str, hint: str = "") -> Markup:
-    """A mark at (x percent, y) whose outline `shape` is path data around its own (0, 0)."""
+    """Returns a mark at (x percent, y). `shape` is the path data of its outline around (0, 0)."""
     return Markup('<svg x="{}%" y="{}" class="symbol"><path class="{}" d="{}">{}</path></svg>').format(
         _number(x), _number(y), style, shape, _hint(hint)
     )
@@ -252,7 +252,7 @@ def dot(x: float, y: float, radius: float, style: str, hint: str = "") -> Markup
 
 
 def bottom_axis(places: Iterable[tuple[float, Tick]], y: float, top: float, name: str) -> Markup:
-    """Grid lines up to `top`, a label under each, and what is measured in which unit beneath them."""
+    """Returns the bottom axis: grid lines up to `top`, a label under each, and the name of the axis below."""
     parts = []
     for x, tick in places:
         parts += [line(x, top, x, y, "grid"), text(x, y + 16, tick.label, "tick middle")]
@@ -261,7 +261,7 @@ def bottom_axis(places: Iterable[tuple[float, Tick]], y: float, top: float, name
 
 
 def left_axis(places: Iterable[tuple[float, Tick]], name: str) -> Markup:
-    """Grid lines across, a label left of each, and the unit above them; labels stand in the margin."""
+    """Returns the left axis: horizontal grid lines, a label in the margin left of each, and the unit above them."""
     parts = []
     for y, tick in places:
         parts += [line(0, y, 100, y, "grid"), text(0, y + 4, tick.label, "tick outside")]
@@ -278,9 +278,9 @@ def _points(x: Series, y: Series) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """At most two decimals; what is not finite is a mistake of the caller."""
+    """Returns the number with at most two decimals. Raises ValueError if it is not finite."""
     if not np.isfinite(value):
-        raise ValueError(f"no place for {value}")
+        raise ValueError(f"a drawing has no position {value}")
     return f"{round(value, 2):g}" if abs(value) < 1e5 else f"{value:.0f}"
 
 
@@ -291,7 +291,10 @@ SIDES = ("a", "b")
 
 @dataclass(frozen=True)
 class Curve:
-    """x, y: (n,), n >= 1, finite, x from 0 on. `style` is a class of the style sheet; one style has one label."""
+    """A curve through the points x and y: finite, of shape (n,), n >= 1, x not negative.
+
+    `style` is a class of the style sheet. All curves of a style have the same label.
+    """
 
     x: Series
     y: Series
@@ -301,7 +304,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of the x axis set apart."""
+    """A range of the x axis that is shaded."""
 
     start: float
     end: float
@@ -310,23 +313,23 @@ class Span:
 
 @dataclass(frozen=True)
 class Plane:
-    """What a plot is of, and how it is framed."""
+    """The title, axes and size of a plot."""
 
     title: str
     description: str
     x_unit: str
-    """Of the x axis: "steps" or "s"."""
+    """The unit of the x axis: "steps" or "s"."""
     x_name: str
     y_unit: str
     height: float = 200.0
     from_zero: bool = False
     y_range: tuple[float, float] | None = None
-    """None shows everything."""
+    """The range of the y axis; None shows all values."""
     spans: Sequence[Span] = field(default=())
 
 
 def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:
-    """Curves over steps or time; None if there is nothing to draw. A long one becomes its mean within its extremes."""
+    """Draws curves over steps or time; None if there are none. A long curve is drawn as its mean and its extremes."""
     if not curves:
         return None
     low, high = plane.y_range or _extent([curve.y for curve in curves])
@@ -348,9 +351,10 @@ def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:
 def framed(
     x: Axis | None, y: Axis, inner: Iterable[Markup], top: float = HEAD, foot: float | None = None
 ) -> list[Markup]:
-    """Both axes, and the inner drawing from `top` on, which is as tall as the scale of `y` says.
+    """Returns both axes, and the inner drawing below `top`, as tall as the scale of `y`.
 
-    x: None for a plot that has something else below; foot: pixels from the top to the bottom axis, if not right below.
+    `x` is None for a plot without a bottom axis. `foot` is the distance in pixels from the top to the bottom
+    axis, if that is not directly below the drawing.
     """
     height = y.scale.start
     parts = [left_axis(((top + place, tick) for place, tick in y.ticks), y.label)]
@@ -373,7 +377,7 @@ def _curve(curve: Curve, x: Scale, y: Scale) -> list[Markup]:
 
 
 def _end_labels(curves: Sequence[Curve], y: Scale) -> list[Markup]:
-    """Each style's name right of where its curves end, pushed apart where they would overlap."""
+    """Returns the label of each style, right of the ends of its curves. Labels that would overlap are moved apart."""
     ends: dict[tuple[str, str], list[float]] = {}
     for curve in curves:
         if curve.label:
@@ -444,7 +448,7 @@ def _medians(
 
 
 def marks(plane: Plane, sides: Sequence[tuple[str, str, Series]], end: float) -> Markup:
-    """One row for each (style, name, moments): a tick at each moment from 0 to `end`, which has to be positive."""
+    """Draws a row for each (style, name, moments), with a tick at each moment from 0 to `end`, which is positive."""
     bottom = HEAD + 22 * len(sides)
     x = Scale(0, end, 0, 100)
     axis = Axis(x, plane.x_unit, plane.x_name)

@@ -173,7 +173,7 @@ def _of(change: int, whole: int) -> str:
     return f"{'-' if change < 0 else '+'}{share(abs(change), whole)}" if whole else ""
 
 
-CAVEAT = "times of a profile are those of a step of the profiled repeat: they tell shares, not speed"
+CAVEAT = "times of a profile are those of a step of the profiled repeat: they show proportions, not speed"
 
 
 def bottlenecks(causes: Causes) -> list[str]:

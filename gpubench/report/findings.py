@@ -110,7 +110,7 @@ def recorded_with(option: str, own: bool) -> str:
 
 
 def _is_wide(saving: Saving) -> bool:
-    """Say whether a saving's interval is wider than WIDE, and so says nothing."""
+    """Returns whether a saving's interval is wider than WIDE, so that it establishes nothing."""
     return saving.low is not None and saving.high is not None and saving.high - saving.low > WIDE
 
 

@@ -69,7 +69,7 @@ LATER = 0.005
 
 
 def headline(footprint: Footprint) -> str:
-    """State the peak, its phase and its largest parts; a prediction also says whether it fits."""
+    """States the peak, its phase and its largest parts; a prediction also says whether it fits."""
     peak = footprint.peak
     said = [f"peak {units.size(peak.level.total)}", _place(footprint), _beside(footprint)]
     told = " ".join(filter(None, said))
@@ -80,7 +80,7 @@ def headline(footprint: Footprint) -> str:
 
 
 def fits(footprint: Footprint) -> str:
-    """Say whether the footprint fits the device's memory, and by how much; an empty string if that is unknown.
+    """Returns whether the footprint fits the device's memory, and by how much; an empty string if that is unknown.
 
     Before it fails, an allocator at the limit frees what it holds unused, so that only allocated memory and the context
     have to fit.
@@ -97,7 +97,7 @@ def fits(footprint: Footprint) -> str:
 
 
 def about(footprint: Footprint, label: str = "") -> str:
-    """Say where the figures come from. `label` is the file, or what ran."""
+    """Returns where the figures come from. `label` is the file, or what ran."""
     said = SOURCES[footprint.source]
     if footprint.device:
         said += f"{', for' if footprint.source == 'predicted' else ' on'} {footprint.device}"
@@ -109,7 +109,7 @@ def about(footprint: Footprint, label: str = "") -> str:
 
 
 def beginning(footprint: Footprint) -> str:
-    """Say what a history without its beginning means for the figures; an empty string for a complete one."""
+    """Returns what a history without its beginning means for the figures; an empty string for a complete one."""
     if footprint.truncated and not footprint.truncation_proven:
         return "history probably truncated: if events before its first one were lost, the true peak may be among them"
     if footprint.truncated:
@@ -120,7 +120,7 @@ def beginning(footprint: Footprint) -> str:
 
 
 def allocator(footprint: Footprint) -> str:
-    """Describe the allocator's activity as far as it is known; an empty string for files of an earlier version."""
+    """Describes the allocator's activity as far as it is known; an empty string for files of an earlier version."""
     found = footprint.allocator
     if not found:
         return ""
@@ -388,7 +388,7 @@ EXACT = 1e-5
 
 
 def batch_sizes_sentence(found: BatchSizes) -> str:
-    """Name the largest batch that fits, and say whether it is also the fastest."""
+    """Names the largest batch that fits, and says whether it is also the fastest."""
     room = f"{units.size(found.limit)} ({units.size(found.capacity)} less {units.percent(found.spare)})"
     if found.largest is None:
         return _none_fits(found, room)
@@ -405,7 +405,7 @@ def batch_sizes_sentence(found: BatchSizes) -> str:
 
 
 def _none_fits(found: BatchSizes, room: str) -> str:
-    """Say that no batch fits, from the smallest batch that was run, or else from the prediction."""
+    """Returns that no batch fits, with the smallest batch that was run or, if none was, the prediction."""
     if not found.confirmed:
         least = f"it takes {units.size(found.points[0].total)}" if found.points else "it takes more"
         return f"not even a batch of 1 fits into {room}: {least}, by prediction"

@@ -213,7 +213,7 @@ def _steps(held: Timeline, x: Scale) -> list[Markup]:
 
 
 def _spans(marks: Sequence[TimelineMark], x: Scale) -> list[tuple[TimelineMark, float, float]]:
-    """Yield each mark with its start and end in percent; marks shorter than a point are left out."""
+    """Yields each mark with its start and end in percent; marks shorter than a point are left out."""
     ends = [*(mark.at for mark in marks), x.high][1:]
     return [(mark, x(mark.at), x(end)) for mark, end in zip(marks, ends, strict=True) if end > mark.at]
 
@@ -348,7 +348,7 @@ def _through(line: Line, x: Scale, y: Scale) -> Markup:
 
 
 def _numbers(spots: Sequence[Spot], x: Scale, y: Scale) -> Iterator[Markup]:
-    """Yield each run's number in the table as a label that overlaps no other; the efficient runs' labels are bold."""
+    """Yields each run's number in the table as a label that overlaps no other; the efficient runs' labels are bold."""
     placed: list[tuple[str, float, float]] = []
     for spot in sorted(spots, key=lambda spot: -spot.throughput):
         place = x(spot.peak)

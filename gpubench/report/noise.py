@@ -62,7 +62,7 @@ def _caption(noise: Noise) -> str:
 
 
 def _budget(noise: Noise) -> list[str]:
-    """Say how many runs or repeats a side are needed to resolve changes of the leading metric."""
+    """Returns how many runs or repeats a side are needed to resolve changes of the leading metric."""
     leading = _leading_metric(noise.metrics)
     if leading is None:
         return []

@@ -228,7 +228,7 @@ def width(verdict: Verdict) -> tuple[float, float] | None:
 
 
 def large(ratio: float, ends: tuple[float, float] | None) -> bool:
-    """Say whether to show a factor instead of percents, because the ratio or its interval is large."""
+    """Returns whether to show a factor instead of percents, because the ratio or its interval is large."""
     return not 0.5 < ratio < 2 or any(not 1 / FAR < end < FAR for end in ends or ())
 
 
@@ -247,7 +247,7 @@ def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
 
 
 def _invisible(fraction: float) -> bool:
-    """Say whether a fraction is too small to show in any digit."""
+    """Returns whether a fraction is too small to show in any digit."""
     return abs(fraction) * 100 < units.SMALLEST_PERCENT
 
 
@@ -349,7 +349,7 @@ def _limit(verdict: Verdict) -> str:
 
 
 def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
-    """Say whether one run's repeats represent a side, although runs may differ by more than repeats do.
+    """Returns whether one run's repeats represent a side, although runs may differ by more than repeats do.
 
     For step-level verdicts the answer is no: the interval says that it is from steps alone.
     """

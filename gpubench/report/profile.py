@@ -110,7 +110,7 @@ def window(rank: Rank, unit: str = "step") -> str:
 
 
 def about(profile: Profile, unit: str = "step") -> str:
-    """Say which ranks were recorded, and for how long."""
+    """Returns a sentence on the ranks that were recorded, and for how long."""
     first = profile.ranks[0]
     if len(profile.ranks) > 1:
         return f"{len(profile.ranks)} ranks, of which {part_name(first)} is shown below: {window(first, unit)}"
@@ -127,23 +127,23 @@ def is_distorted(overhead: float | None) -> bool:
 
 
 def caveat(rank: Rank, overhead: float | None, unit: str = "step") -> str:
-    """Say how far the times below can be trusted."""
+    """Returns a caveat on the times, such as the cost of recording."""
     said = "times are of the profiled run"
     if len(rank.steps) > 1:
         said += f", mean over its {len(rank.steps)} {unit}s"
     if overhead is None:
-        return f"{said}: they tell shares, not speed"
+        return f"{said}: they show proportions, not speed"
     if overhead <= 0:
         return f"{said}; it took no longer than a clean one"
     slower = "{} longer than" if overhead < 1 else "{} as long as"
     said += f"; the profiled {unit} took {slower.format(units.difference(overhead))} a clean one"
     if is_distorted(overhead):
         return f"{said}: shares below are distorted; times of the clean run are in the metrics"
-    return f"{said}: its times tell shares, not speed"
+    return f"{said}: its times show proportions, not speed"
 
 
 def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
-    """Describe the launches: their number, delays and queue."""
+    """Describes the launches: their number, delays and queue."""
     calling = duration(rank, found.host) or "0 s"
     said = [f"launches {per(rank, unit)}: {calls(rank, found.calls) or 0} in {calling} of the host"]
     said.append(
@@ -298,7 +298,7 @@ class Against:
 
 
 def reservation(unlike: Sequence[str]) -> str:
-    """Say why no change is reported."""
+    """Returns why no change is reported."""
     return f"not compared: {'; '.join(unlike)}"
 
 
@@ -349,7 +349,7 @@ def work_changes(of: str, changes: Sequence[WorkChange], others: int = 0) -> Tab
 
 
 def outcome(change: FindingChange, alike: bool = True) -> str:
-    """Say what became of a finding: "gone", "new" and "still there" need two profiles of the same work."""
+    """Returns what became of a finding: "gone", "new" and "still there" need two profiles of the same work."""
     # FindingChange.fate is the persisted name of the field.
     if change.fate and not alike:
         return APART[change.fate]

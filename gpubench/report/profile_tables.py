@@ -53,7 +53,7 @@ def part_name(rank: Rank) -> str:
 
 
 def bound_known(rank: Rank) -> bool:
-    """Say whether an operator's bound is known, which needs its shapes and the published peaks of the device."""
+    """Returns whether an operator's bound is known, which needs its shapes and the published peaks of the device."""
     return any(operator.bound != "insufficient data" for operator in rank.operators)
 
 

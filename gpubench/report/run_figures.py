@@ -45,7 +45,7 @@ def repeats_of(runs: Iterable[RunEvidence], metric: str, limit: int) -> list[Rep
 
 
 def _measured(run: RunEvidence) -> list[RepeatSteps]:
-    """The steps in order, each as long as its slowest rank took."""
+    """Returns the steps in order. The time of a step is that of its slowest rank."""
     table = run.steps
     first = {window.repeat: window.first for window in run.windows}
     found = []
@@ -74,7 +74,7 @@ def _measured(run: RunEvidence) -> list[RepeatSteps]:
 
 
 def _logged(run: RunEvidence, metric: str) -> list[RepeatSteps]:
-    """What another tool logged, if it is not the time of a step: its steady values."""
+    """Returns the steady values of a log of another tool that holds something other than step times."""
     series = run.series(metric) or []
     return [
         RepeatSteps(
@@ -87,22 +87,22 @@ def _logged(run: RunEvidence, metric: str) -> list[RepeatSteps]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that telemetry samples. `of` gives the values at one instant, by device."""
+    """A quantity in telemetry samples. `of` returns its values in one sample, by device."""
 
     title: str
     unit: str
     from_zero: bool
     of: Callable[[TelemetrySample], Mapping[str, float | None]]
     news: bool = True
-    """False: zero from beginning to end is not worth a figure."""
+    """Whether it is drawn even if it is zero all the time."""
 
 
-BREAK = 10  # times the usual distance of two samples
+BREAK = 10  # times the median distance of two samples
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One device's values over time. `times` (seconds since the epoch), `values`: (n,)."""
+    """The values of one device over time. `times`, in seconds since the epoch, and `values` have the shape (n,)."""
 
     device: str
     times: Series
@@ -116,7 +116,7 @@ class Reading:
         return Reading(self.device, self.times - moment, self.values)
 
     def pieces(self) -> "list[Reading]":
-        """What was read without a break: between two repeats another run may have had the machine."""
+        """Returns the parts without a gap. Between two repeats, another run may have used the machine."""
         gaps = np.diff(self.times)
         breaks = np.flatnonzero(gaps > BREAK * np.median(gaps)) + 1 if len(gaps) else np.empty(0, np.int64)
         parts = zip(np.split(self.times, breaks), np.split(self.values, breaks), strict=True)
@@ -147,7 +147,7 @@ CPU_MEMORY: Final = Quantity("memory held by the workers", "B", True, _cpu("memo
 
 
 def device_readings(samples: Sequence[TelemetrySample], quantity: Quantity) -> list[Reading]:
-    """By device; a device that never said anything is left out."""
+    """Returns the readings of each device. A device without any value is left out."""
     times: dict[str, list[float]] = {}
     values: dict[str, list[float]] = {}
     for sample in samples:
@@ -159,7 +159,7 @@ def device_readings(samples: Sequence[TelemetrySample], quantity: Quantity) -> l
 
 
 def together(by_device: Sequence[Reading]) -> Reading | None:
-    """The mean of all devices at each instant at which any was read."""
+    """Returns the mean over the devices at each time at which any was read; None without a device."""
     if not by_device:
         return None
     times, place = np.unique(np.concatenate([reading.times for reading in by_device]), return_inverse=True)
@@ -168,7 +168,7 @@ def together(by_device: Sequence[Reading]) -> Reading | None:
 
 
 def throttling(samples: Sequence[TelemetrySample]) -> tuple[Series, list[str]]:
-    """When some GPU's clocks were held down, and by what. Clocks that the user set do not count."""
+    """Returns when the clocks of a GPU were throttled, and the reasons. A limit set by the user does not count."""
     held: list[float] = []
     reasons: dict[str, None] = {}
     for sample in samples:
@@ -179,20 +179,20 @@ def throttling(samples: Sequence[TelemetrySample]) -> tuple[Series, list[str]]:
     return np.array(held, np.float64), list(reasons)
 
 
-SHOWN = 6  # repeats of one side: more lines than that cover each other
+SHOWN = 6  # repeats of one side: more lines hide each other
 NAMES = ("A", "B")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One side's repeats as they are drawn, and the runs they come from by label."""
+    """The repeats of one side that are drawn, and their runs by label."""
 
     repeats: Sequence[RepeatSteps]
     runs: Mapping[str, RunEvidence]
     metric: str
     unit: str
     total: int
-    """Repeats there are; those beyond SHOWN are not drawn."""
+    """The number of all repeats, of which at most SHOWN are drawn."""
 
 
 def recording(side: Side) -> Recording:
@@ -212,7 +212,7 @@ def or_missing(found: Iterable[Figure | None], missing: str) -> Iterator[Block]:
 
 
 def steps(sides: Sequence[Recording]) -> Figure | None:
-    """The metric over the steps of each repeat, its axis fitted to the steady ones."""
+    """Draws the metric over the steps of each repeat, on an axis that fits the steady steps."""
     drawn = [repeat for side in sides for repeat in side.repeats]
     if not drawn or len({side.unit for side in sides}) > 1:
         return None
@@ -244,7 +244,7 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
 
 
 def distribution(sides: Sequence[Recording]) -> Figure | None:
-    """Histograms of the steady values; a dot below for each repeat's mean, as a repeat is the unit of evidence."""
+    """Draws histograms of the steady values. A dot below shows the mean of each repeat, the unit of evidence."""
     steady = [[repeat.steady for repeat in side.repeats if len(repeat.steady)] for side in sides]
     pooled = [np.concatenate(repeats) for repeats in steady if repeats]
     if not pooled or len({side.unit for side in sides}) > 1:
@@ -260,13 +260,13 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
         height=170,
     )
     drawing = charts.distributions(plane, steady, [label for _, label in styles(sides)], low, high)
-    said = "The dots are the means of the repeats: how far they lie apart is what a verdict has to reckon with."
+    said = "The dots are the means of the repeats. A verdict depends on how much they vary."
     said = f"{said} {_outside(pooled, low, high, sides[0].unit)}".rstrip()
     return Figure(f"D{plane.title[1:]}", drawing, said, keys=len(sides) > 1) if drawing else None
 
 
 def styles(sides: Sequence[Recording]) -> list[tuple[str, str]]:
-    """Class and label of each side; a run alone needs no label."""
+    """Returns the style and the label of each side. A single run has no label."""
     return list(zip(charts.SIDES, NAMES if len(sides) > 1 else ("",), strict=False))
 
 
@@ -280,7 +280,7 @@ def _in_words(sides: Sequence[Recording]) -> str:
 
 
 def _outside(series: Sequence[Series], low: float, high: float, unit: str) -> str:
-    """What the axis leaves out."""
+    """Returns a sentence on the values outside the axis; an empty string if there are none."""
     outside = sum(int(np.count_nonzero((values < low) | (values > high))) for values in series)
     if not outside:
         return ""
@@ -291,7 +291,7 @@ def _outside(series: Sequence[Series], low: float, high: float, unit: str) -> st
     )
 
 
-TOLD_APART = 4  # devices that have a colour of their own
+TOLD_APART = 4  # devices that are drawn in different colours
 PEAKS = {
     "peak_memory_allocated": "allocated",
     "peak_memory_reserved": "reserved",
@@ -301,9 +301,9 @@ PEAKS = {
 
 
 def telemetry(sides: Sequence[Recording]) -> list[Figure]:
-    """Each repeat from its first step on, averaged where it was steady; the mean where there are several GPUs.
+    """Draws the telemetry of each repeat from its first step on, as the mean over the GPUs.
 
-    The CPU's only where no GPU's is.
+    The telemetry of the CPU is drawn only if there is none of a GPU.
     """
     gpus = [found for quantity in GPU if (found := _aligned(sides, quantity))]
     throttled = _throttled(sides)
@@ -313,7 +313,7 @@ def telemetry(sides: Sequence[Recording]) -> list[Figure]:
 
 
 def peaks(sides: Sequence[Recording], metrics: Sequence[Mapping[str, float]]) -> Figure | None:
-    """metrics: of each side, bytes by metric."""
+    """Draws the peaks of memory. `metrics` has the bytes by metric of each side."""
     items = [
         (f"{word} {label}".strip(), known[name], f"fill solid {style}")
         for name, word in PEAKS.items()
@@ -329,7 +329,7 @@ def memory(sides: Sequence[Recording]) -> Figure | None:
 
 
 def whole_run(run: RunEvidence, quantities: Sequence[Quantity]) -> list[Figure]:
-    """One run from its first sample to its last, its steady windows shaded; a line for each device, named if few."""
+    """Draws a run from its first sample to its last, with a line for each device and the steady windows shaded."""
     if not run.telemetry:
         return []
     began = run.telemetry[0].time
@@ -372,7 +372,7 @@ def _aligned(sides: Sequence[Recording], quantity: Quantity) -> Figure | None:
 
 
 def _by_run(side: Recording) -> Iterator[tuple[RunEvidence, list[RepeatSteps]]]:
-    """The runs that are drawn: the telemetry of others would be read for nothing."""
+    """Yields the runs that are drawn. The telemetry of other runs is not read."""
     for name, run in side.runs.items():
         if repeats := [repeat for repeat in side.repeats if repeat.run == name]:
             yield run, repeats
@@ -389,7 +389,7 @@ def _timeline(
     x_name: str,
     spans: Sequence[Span] = (),
 ) -> Figure | None:
-    """steady: by label, the values within the steady windows, which are averaged."""
+    """Draws one quantity over time. `steady` has, by label, the values within the steady windows, for the means."""
     if not (quantity.news or any(curve.y.any() for curve in curves)):
         return None
     means = ", ".join(f"{label} {mean}".strip() for label, mean in _means(steady, quantity.unit).items())
@@ -417,7 +417,7 @@ def _means(series: Sequence[tuple[str, Series]], unit: str) -> dict[str, str]:
 
 
 def _throttled(sides: Sequence[Recording]) -> Figure | None:
-    """When clocks were held down; nothing if they never were, or if no driver says."""
+    """Draws when clocks were throttled; None if they never were, or if the driver does not report it."""
     marks: list[tuple[str, str, Series]] = []
     reasons: dict[str, None] = {}
     longest = 0.0
@@ -432,6 +432,6 @@ def _throttled(sides: Sequence[Recording]) -> Figure | None:
         marks.append((style, label, np.concatenate(moments)))
     if not any(len(moments) for *_, moments in marks):
         return None
-    said = f"Held down by {', '.join(reasons)}."
-    plane = Plane("clocks held down over time", said, "s", "time since the first step of a repeat", "")
-    return Figure("Clocks held down", charts.marks(plane, marks, longest), said)
+    said = f"Reasons: {', '.join(reasons)}."
+    plane = Plane("clocks throttled over time", said, "s", "time since the first step of a repeat", "")
+    return Figure("Clocks throttled", charts.marks(plane, marks, longest), said)

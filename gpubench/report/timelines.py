@@ -50,7 +50,7 @@ def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def timeline(found: Timeline, whole: str = "step") -> Markup | None:
-    """Draw one step with a row for each lane that has boxes; None if no lane has. `whole` names the recorded unit."""
+    """Draws one step with a row for each lane that has boxes; None if no lane has. `whole` names the recorded unit."""
     lanes = [lane for lane in found.lanes if lane.boxes]
     if not lanes or found.wall <= 0:
         return None
@@ -85,7 +85,7 @@ class Stack:
 
 
 def stacked(title: str, said: str, stacks: Sequence[Stack], unit: str, of: str = "") -> Markup | None:
-    """Draw bars from zero, one row each, made of pieces; None if all are empty.
+    """Draws bars from zero, one row each, made of pieces; None if all are empty.
 
     `said` is the description in words; `of` says what the sizes refer to. The axis of fractions ends at 1.
     """
@@ -173,7 +173,7 @@ def _joined(before: Bar, bar: Bar) -> Bar:
 
 
 def gantt(found: Sequence[Bar], ranks: int) -> Markup | None:
-    """Draw the first MOST_BARS bars, in seconds from the first bar's start; None if there are no bars."""
+    """Draws the first MOST_BARS bars, in seconds from the first bar's start; None if there are no bars."""
     drawn = [bar for bar in found[:MOST_BARS] if 0 <= bar.rank < ranks]
     began, ended = min((bar.start for bar in drawn), default=0.0), max((bar.end for bar in drawn), default=0.0)
     if ended <= began:
@@ -209,7 +209,7 @@ def _what(bar: Bar) -> str:
 
 
 def shares(stages: Sequence[Stage]) -> Markup | None:
-    """Draw how each rank's makespan was spent, as a stacked bar; None if no repeat was completed."""
+    """Draws how each rank's makespan was spent, as a stacked bar; None if no repeat was completed."""
     known = [(stage.rank, stage.times) for stage in stages if stage.times]
     stacks = [Stack(f"rank {rank}", [_share(times, part) for part in PARTS]) for rank, times in known]
     said = "; ".join(f"rank {rank} computes {units.percent(times.share('compute'))}" for rank, times in known)

@@ -64,9 +64,9 @@ def lone_repeat(repeats: int, more: str = MORE) -> str | None:
 
 
 def held_down(shares: Mapping[str, float]) -> str | None:
-    """Warns of any time with clocks held down. `shares` maps each reason to its share of the steady time."""
+    """Warns of any time with throttled clocks. `shares` maps each reason to its share of the steady time."""
     reasons = [f"{reason} for {units.percent(share)}" for reason, share in Counter(shares).most_common() if share]
-    return f"clocks were held down by {', '.join(reasons)} of the steady time" if reasons else None
+    return f"clocks were throttled by {', '.join(reasons)} of the steady time" if reasons else None
 
 
 def too_noisy(metric: Metric | None) -> str | None:

@@ -84,7 +84,7 @@ _NAMES = re.compile(r"[\w*?\[\]!.-]+(\s*,\s*[\w*?\[\]!.-]+)*")
 
 
 def _blocks(value: Any) -> Any:
-    """Which modules to checkpoint: all or none, the k of every k-th block, or patterns of names between commas."""
+    """Returns the modules to checkpoint: all, none, the k of every k-th block, or patterns separated by commas."""
     if isinstance(value, list):
         value = ",".join(map(str, value))
     if isinstance(value, str):
@@ -309,7 +309,7 @@ class ProfilingSettings(Section):
         return self.wait + (self.warmup + self.active) * (self.repeat + 1)
 
     def shortfall(self, units: int, source: str) -> str | None:
-        """What is wrong with a run of `units`, which are from `source`; None where it lasts as long as the schedule."""
+        """Returns why a run of `units`, which come from `source`, is too short for the schedule; None if it is not."""
         if units >= self.units:
             return None
         needed = f"wait {self.wait} + (warmup {self.warmup} + active {self.active}) x (repeat {self.repeat} + 1)"

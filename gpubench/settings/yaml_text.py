@@ -34,7 +34,7 @@ def _integer(loader: Any, node: Any) -> int:
 
 
 def _mapping(loader: Any, node: Any) -> Iterator[dict[Any, Any]]:
-    """Builds a mapping as PyYAML does, which keeps the last value of a key that is given twice, but refuses such keys."""
+    """Builds a mapping as PyYAML does, but refuses a key that is given twice, of which PyYAML keeps the last value."""
     seen = set[str]()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
