@@ -201,12 +201,13 @@ def _document(
 ) -> str:
     if chosen is Format.HTML:
         return _page(comparisons, found)
+    from gpubench.compare import result
     from gpubench.report import comparison, markdown
 
     if chosen is Format.JSON:
-        return comparison.to_json(comparisons)
+        return result.to_json(comparisons)
     if chosen is Format.CSV:
-        return comparison.to_csv(comparisons)
+        return result.to_csv(comparisons)
     document = comparison.document(comparisons, everything=everything)
     return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
 
@@ -231,10 +232,11 @@ def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
 
 
 def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
-    from gpubench.report import comparison, markdown, noise
+    from gpubench.compare import result
+    from gpubench.report import markdown, noise
 
     if chosen is Format.JSON:
-        return comparison.to_json(learned)
+        return result.to_json(learned)
     document = noise.document(learned)
     return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from rich.console import Console
 
 from gpubench import units
+from gpubench.compare import result
 from gpubench.compare.result import (
     Bottleneck,
     Comparability,
@@ -431,7 +432,7 @@ def test_a_change_of_a_sample_is_told_as_such() -> None:
 
 
 def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
-    text = report.to_csv(hostile())
+    text = result.to_csv(hostile())
     assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     assert len(text.splitlines()) == 2
     (row,) = csv.DictReader(io.StringIO(text))
@@ -440,7 +441,7 @@ def test_no_label_brings_line_ends_or_escapes_into_csv() -> None:
 
 def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
     document = comparisons(comparison(verdict(), verdict("mfu")), comparison(verdict(), candidate="third, one"))
-    rows = list(csv.DictReader(io.StringIO(report.to_csv(document))))
+    rows = list(csv.DictReader(io.StringIO(result.to_csv(document))))
     assert [(row["candidate_label"], row["metric"]) for row in rows] == [
         ("new", "step_time"),
         ("new", "mfu"),
@@ -451,7 +452,7 @@ def test_csv_has_a_row_for_each_metric_and_every_field() -> None:
 
 
 def test_a_csv_cell_without_a_value_is_empty() -> None:
-    (row,) = csv.DictReader(io.StringIO(report.to_csv(comparisons(comparison(verdict(interval=None, leaning=None))))))
+    (row,) = csv.DictReader(io.StringIO(result.to_csv(comparisons(comparison(verdict(interval=None, leaning=None))))))
     assert (row["interval_low"], row["leaning"]) == ("", "")
 
 
@@ -459,7 +460,7 @@ def test_json_holds_every_number_and_reason_and_no_nan() -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    document = json.loads(report.to_json(hostile()), parse_constant=refuse)
+    document = json.loads(result.to_json(hostile()), parse_constant=refuse)
     (only,) = document["comparisons"]
     assert only["verdicts"][0]["interval"] == [1.026, 1.037]
     assert only["comparability"]["differences"][0]["candidate"] == "nan"

@@ -21,6 +21,7 @@ from running import Finished
 from test_damaged_runs import DAMAGES, Damage
 from test_page import compare_page
 
+from gpubench.compare import result
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import open_run
 from gpubench.compare.explanation import Followed, against, followed, size_changes
@@ -369,7 +370,7 @@ def test_markdown_json_and_page_have_the_same_section(tmp_path: Path) -> None:
     text = markdown.render(comparison.document(found))
     assert "- peak 9 GiB lower (-14 %): gradients -10 GiB, temporaries +1 GiB" in text
     assert "| first step, forward | -6.84 GiB |" in text
-    document = json.loads(comparison.to_json(found))["comparisons"][0]["memory"]
+    document = json.loads(result.to_json(found))["comparisons"][0]["memory"]
     assert document["change"] == -9_216 * MIB
     assert document["baseline"]["level"]["total"] == predicted().peak.level.total
     page = Page(compare_page(found, sides))

@@ -17,8 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from transformers import masking_utils
 
-from gpubench.memory import cuda_kernels
-from gpubench.memory.cuda_kernels import RULES, Call, as_cuda, backend, registered
+from gpubench.memory import attention_kernels, cuda_kernels
+from gpubench.memory.attention_kernels import Call, backend
+from gpubench.memory.cuda_kernels import RULES, as_cuda, registered
 from gpubench.releases import Release, installed
 from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.models import build
@@ -312,31 +313,31 @@ def test_pytorch_asks_cudnn_first_by_its_own_version_and_cudnns(
     version: str, cudnn: int, capability: tuple[int, int], first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = Release(*map(int, version.split(".")[:2]))
-    assert cuda_kernels.cudnn_first(capability, cudnn, release) == first
+    assert attention_kernels.cudnn_first(capability, cudnn, release) == first
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    assert not cuda_kernels.cudnn_first(capability, cudnn, release)
+    assert not attention_kernels.cudnn_first(capability, cudnn, release)
 
 
 @pytest.mark.skipif(installed() < Release(2, 10), reason="of PyTorch 2.10 and later")
 def test_the_choice_follows_the_cudnn_that_runs_here_and_an_unknown_one_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda: 91002)
+    monkeypatch.setattr(attention_kernels, "cudnn_version", lambda: 91002)
     assert _choice(HOPPER, BF16) == "flash"
-    assert cuda_kernels.assumptions(HOPPER) == []
-    monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda: 92000)
+    assert attention_kernels.assumptions(HOPPER) == []
+    monkeypatch.setattr(attention_kernels, "cudnn_version", lambda: 92000)
     assert _choice(HOPPER, BF16) == "cudnn"
-    monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda: None)
+    monkeypatch.setattr(attention_kernels, "cudnn_version", lambda: None)
     assert _choice(HOPPER, BF16) == "cudnn"
-    (said,) = cuda_kernels.assumptions(HOPPER)
+    (said,) = attention_kernels.assumptions(HOPPER)
     assert "as with cuDNN 9.15.1 or newer" in said
-    assert cuda_kernels.assumptions(AMPERE) == cuda_kernels.assumptions(None) == []
+    assert attention_kernels.assumptions(AMPERE) == attention_kernels.assumptions(None) == []
 
 
 def test_dropout_is_not_cudnns_where_its_version_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_kernels, "cudnn_first", lambda capability, cudnn, release: True)
+    monkeypatch.setattr(attention_kernels, "cudnn_first", lambda capability, cudnn, release: True)
     for version, kernel in ((91100, "cudnn"), (91200, "flash"), (91400, "cudnn")):
-        monkeypatch.setattr(cuda_kernels, "cudnn_version", lambda version=version: version)
+        monkeypatch.setattr(attention_kernels, "cudnn_version", lambda version=version: version)
         assert _choice(HOPPER, BF16, dropout=0.25) == kernel
         assert _choice(HOPPER, BF16) == "cudnn"
 

@@ -3,14 +3,20 @@
 --json prints these structures, so the names of their fields are part of the output format.
 """
 
+import csv
+import io
+import math
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
+from gpubench import text as plain
 from gpubench.findings import Severity
 from gpubench.memory import footprint
 from gpubench.memory.history import Phase
 from gpubench.metrics import Better
+from gpubench.runs import directory
 
 Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
 Kind = Literal["workload", "scale", "treatment", "protocol", "code"]
@@ -339,3 +345,45 @@ class Noise(Struct, frozen=True):
     margin: float
     confidence: float
     metrics: list[NullMetric]
+
+
+PARTS = {  # columns of the fields of Verdict that are pairs
+    "interval": ("low", "high"),
+    "units": ("baseline", "candidate"),
+    "effective_n": ("baseline", "candidate"),
+}
+
+
+def to_json(document: msgspec.Struct) -> str:
+    """Returns the document as JSON; a NaN or infinity, which JSON does not have, becomes a string."""
+    return directory.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
+
+
+def to_csv(comparisons: Comparisons) -> str:
+    """Returns one row per metric and candidate; an apostrophe precedes text that a spreadsheet would evaluate."""
+    text = io.StringIO()
+    columns = ["baseline_label", "candidate_label"]
+    for name in Verdict.__struct_fields__:
+        columns += [f"{name}_{part}" for part in PARTS.get(name, ())] or [name]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for comparison in comparisons.comparisons:
+        labels = [plain.cell(side.label) for side in (comparison.baseline, comparison.candidate)]
+        writer.writerows([*labels, *_fields(verdict)] for verdict in comparison.verdicts)
+    return text.getvalue()
+
+
+def _fields(verdict: Verdict) -> list[Any]:
+    cells: list[Any] = []
+    for name in Verdict.__struct_fields__:
+        value = getattr(verdict, name)
+        cells += list(value or [None] * len(PARTS[name])) if name in PARTS else [value]
+    return [plain.cell(cell) if isinstance(cell, str) else cell for cell in cells]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_iter
 from gpubench import releases, units
 from gpubench.errors import GpubenchError, ModelError
 from gpubench.findings import Finding, Findings, Saving
-from gpubench.memory import cuda_kernels
+from gpubench.memory import attention_kernels
 from gpubench.memory.allocator import blas_workspace
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.cuda_kernels import RULES, Applied, as_cuda
@@ -310,7 +310,7 @@ def predict(
             history = tracker.history()
         if target.cuda:
             history.notes += releases.installed().notes
-            history.notes += cuda_kernels.assumptions(target.capability) if applied["attention"] else []
+            history.notes += attention_kernels.assumptions(target.capability) if applied["attention"] else []
             history.notes += _distributed_assumptions(settings.distributed) if world_size > 1 else []
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise _unpredictable(str(error.func)) from error

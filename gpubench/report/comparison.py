@@ -1,15 +1,11 @@
 """The report of a comparison: verdicts, what explains them, memory, causes and the gate; and of `compare --null`."""
 
-import csv
-import io
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from gpubench import text as plain
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.explanation import diagnosis
@@ -57,7 +53,6 @@ from gpubench.report.findings import NOTHING
 from gpubench.report.memory import STAGES, added
 from gpubench.report.memory_figures import category, hue, ordered, share, stack
 from gpubench.report.phrases import headline
-from gpubench.runs import directory
 from gpubench.text import words
 
 FOLDED = 0.001  # of the baseline's peak: smaller changes share one row
@@ -566,45 +561,3 @@ def _footer(comparisons: Comparisons, sides: Sequence[Side]) -> list[tuple[list[
         facts = [f"{word} {phrases.cell(environment[key])}" for word, key in VERSIONS.items() if environment.get(key)]
         lines.append((summary.paths[:PATHS], [f"{more} more paths"] * (more > 0) + facts))
     return lines
-
-
-PARTS = {  # columns of the fields of Verdict that are pairs
-    "interval": ("low", "high"),
-    "units": ("baseline", "candidate"),
-    "effective_n": ("baseline", "candidate"),
-}
-
-
-def to_json(document: msgspec.Struct) -> str:
-    """Returns the document as JSON; a NaN or infinity, which JSON does not have, becomes a string."""
-    return directory.to_json(_finite(msgspec.to_builtins(document, str_keys=True)))
-
-
-def to_csv(comparisons: Comparisons) -> str:
-    """Returns one row per metric and candidate; an apostrophe precedes text that a spreadsheet would evaluate."""
-    text = io.StringIO()
-    columns = ["baseline_label", "candidate_label"]
-    for name in Verdict.__struct_fields__:
-        columns += [f"{name}_{part}" for part in PARTS.get(name, ())] or [name]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for comparison in comparisons.comparisons:
-        labels = [plain.cell(side.label) for side in (comparison.baseline, comparison.candidate)]
-        writer.writerows([*labels, *_fields(verdict)] for verdict in comparison.verdicts)
-    return text.getvalue()
-
-
-def _fields(verdict: Verdict) -> list[Any]:
-    cells: list[Any] = []
-    for name in Verdict.__struct_fields__:
-        value = getattr(verdict, name)
-        cells += list(value or [None] * len(PARTS[name])) if name in PARTS else [value]
-    return [plain.cell(cell) if isinstance(cell, str) else cell for cell in cells]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
