@@ -1,9 +1,10 @@
 """More ranks than cores, many samples, and runs beside one another."""
 
+import json
 from pathlib import Path
 
 import pytest
-from running import PATIENCE, SMALL, gpubench, started
+from running import PATIENCE, SMALL, decided, gpubench, started
 
 from gpubench.compare.evidence import open_run
 from gpubench.runs.reader import Run
@@ -53,3 +54,17 @@ def test_two_runs_that_begin_together_have_a_directory_each_and_both_are_whole(t
         assert len(list(run.lines("steps.jsonl", dict))) == 30
         assert not run.problems
         assert (path / "report.html").exists()
+
+
+def test_gradients_that_are_reduced_too_often_are_found_and_the_fix_is_confirmed(tmp_path: Path) -> None:
+    program = ("--model", "slow_training:model", "--data.source=slow_training:photos", "--data.workers=1")
+    slow = ("--batch-size", "2", "--training.grad_accumulation=8", "--distributed.sync_gradients=each")
+    few = ("--steps", "10", "--training.warmup_steps=2", "--performance.cpu_threads=1", "--repeats", "1")
+    done = gpubench("profile", *program, *slow, *few, "--world-size", "2", "--verify", "-q", results=tmp_path)
+    assert done.code == 0, done.stderr
+    (run,) = (path for path in done.runs if path.parent.name == "profile")
+    found = json.loads((run / "findings.json").read_text())["findings"]
+    trouble = next(one for one in found if one["id"] == "repeated-reduction")
+    assert trouble["fix"] == {"distributed.sync_gradients": "last"}
+    decided(trouble["measured"]["outcome"], trouble["measured"]["reason"], trouble["measured"])
+    assert trouble["measured"]["outcome"] == "confirmed"

@@ -2,21 +2,20 @@
 
 Usage: python examples/session/session.py
 
-Terminal output becomes SVG. Screenshots of two HTML pages become PNG, if Chromium is installed.
+Terminal output becomes SVG. A screenshot of a report becomes PNG, if Chromium is installed.
 """
 
 import io
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "session"
@@ -24,68 +23,84 @@ WIDTH = 110  # characters
 FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # pictures must not load fonts from a server
 
 
+EDITS = {
+    "batch_size=16, shuffle=True": "batch_size=16, shuffle=True, num_workers=1",
+    "lr=1e-3": "lr=1e-3, fused=True",
+}
+"""What the findings say to write into train.py."""
+
+
 @dataclass(frozen=True)
 class Step:
-    """One command, and the part of its output that becomes a picture: all of it, or the lines between two phrases.
-
-    A step without a name has no picture; the next command shows its result.
-    """
+    """One command, and the part of its output that becomes a picture: all of it, or the lines before a phrase."""
 
     name: str
     command: str
-    since: str = ""
     until: str = ""
 
-    def arguments(self, keep: Mapping[str, Any]) -> list[str]:
-        """Returns the command with KEEP replaced by `--vs` options for `keep`, the settings to adopt."""
-        changes = [part for key, value in keep.items() for part in ("--vs", f"{key}={value}")]
-        return [part for word in shlex.split(self.command) for part in (changes if word == "KEEP" else [word])]
+    @property
+    def arguments(self) -> list[str]:
+        return shlex.split(self.command)
 
 
-MEASURE = Step("measure", "gpubench train-bench --config my_training.yaml")
-FINDINGS = Step("findings", "gpubench profile --config my_training.yaml --verify", until="part of a step")
-PARTS = Step("diagnose", FINDINGS.command, since="part of a step", until="-v also shows")
-MEMORY = Step("memory", "gpubench memory --config my_training.yaml", until=r"1\. ")
-CHANGE = Step("", "gpubench train-bench --config my_training.yaml KEEP")
-JUDGE = Step("judge", "gpubench compare latest~1 latest --html change.html")
+MEASURE = Step("measure", "gpubench train-bench -- python train.py")
+FINDINGS = Step("findings", "gpubench profile --verify -- python train.py", until="part of a step")
+CONFIRM = Step("confirm", "gpubench train-bench --vs-ref HEAD -- python train.py")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 
 
 def main() -> None:
     """Raises CalledProcessError if a command fails. The gate must exit with 3."""
     PICTURES.mkdir(exist_ok=True)
-    keep: dict[str, Any] = {}
-    for steps in ((MEASURE,), (FINDINGS, PARTS), (MEMORY,), (CHANGE,), (JUDGE,), (GATE,)):
-        arguments = steps[0].arguments(keep)
-        shown = run(arguments, codes=(3,) if GATE in steps else (0,))
-        for step in filter(lambda one: one.name, steps):
-            picture(shlex.join(arguments), cut(shown, step), PICTURES / f"{step.name}.svg")
-        if FINDINGS in steps:
-            keep = kept()
-            photograph(newest("profile") / "report.html", PICTURES / "report.png")
-    photograph(HERE / "change.html", PICTURES / "change.png")
+    with TemporaryDirectory() as folder:
+        program = check_in(Path(folder))
+        for step in (MEASURE, FINDINGS, CONFIRM, GATE):
+            if step is CONFIRM:
+                photograph(newest(program / "results" / "profile") / "report.html", PICTURES / "report.png")
+                edit(program)
+            shown = run(step.arguments, program, codes=(3,) if step is GATE else (0,))
+            picture(step.command, cut(shown, step), PICTURES / f"{step.name}.svg")
 
 
-def run(arguments: Sequence[str], codes: Sequence[int]) -> str:
+def check_in(folder: Path) -> Path:
+    """Copies the script into a new repository in `folder`, as its first commit, and returns the folder."""
+    shutil.copy(HERE / "train.py", folder)
+    author = ("-c", "user.name=example", "-c", "user.email=example@localhost")
+    for command in (("init", "--quiet"), ("add", "train.py"), (*author, "commit", "--quiet", "--message", "Train")):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def edit(folder: Path) -> None:
+    """Makes the edits. Raises ValueError if the script has no such code."""
+    path = folder / "train.py"
+    text = path.read_text()
+    for old, new in EDITS.items():
+        if text.count(old) != 1:
+            raise ValueError(f"{path.name} has {old!r} {text.count(old)} times")
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def run(arguments: Sequence[str], folder: Path, codes: Sequence[int]) -> str:
     """Returns the output on a colour terminal. Raises CalledProcessError for an exit code not in `codes`."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # `python` is this one
+    environment = os.environ | {"PATH": path, "FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "COLORTERM": "truecolor"}
     command = [sys.executable, "-m", *arguments]
-    environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "COLORTERM": "truecolor"}
-    done = subprocess.run(command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in codes:
         raise subprocess.CalledProcessError(done.returncode, arguments)
     return done.stdout
 
 
 def cut(shown: str, step: Step) -> str:
-    """Returns the lines from the first match of `step.since` to the next match of `step.until`, which is excluded."""
+    """Returns the lines before the first match of `step.until`, or all of them."""
     from rich.text import Text
 
     lines = shown.strip("\n").splitlines()
     plain = [Text.from_ansi(line).plain for line in lines]
-    first = next((n for n, line in enumerate(plain) if re.match(step.since, line)), 0)
-    later = range(first + 1, len(plain))
-    last = next((n for n in later if step.until and re.match(step.until, plain[n])), len(plain))
-    return "\n".join(lines[first:last]).strip("\n")
+    last = next((n for n, line in enumerate(plain) if step.until and re.match(step.until, line)), len(plain))
+    return "\n".join(lines[:last]).strip("\n")
 
 
 def picture(title: str, shown: str, path: Path) -> None:
@@ -108,16 +123,9 @@ def photograph(page: Path, path: Path) -> None:
     subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
 
 
-def kept() -> dict[str, Any]:
-    """Returns the settings that the last diagnosis recommends."""
-    found: dict[str, Any] = json.loads((newest("profile") / "findings.json").read_text())
-    keep: dict[str, Any] = found["keep"]
-    return keep
-
-
-def newest(experiment: str) -> Path:
+def newest(experiment: Path) -> Path:
     """Returns the newest run directory of an experiment."""
-    return max((HERE / "results" / experiment).iterdir(), key=lambda path: path.name)
+    return max(experiment.iterdir(), key=lambda path: path.name)
 
 
 if __name__ == "__main__":
