@@ -96,9 +96,11 @@ def test_a_program_that_cannot_be_measured_gets_one_error(
         (["./train.py"], (), "./train.py is not executable; start it with python ./train.py"),
         ([], (), "names no program"),
         (["true"], ("--program.directory=nosuch",), "there is no directory nosuch"),
-        (["true"], ("--precision", "bf16"), "--precision configures a model of gpubench"),
+        (["true"], ("--batch-size", "8"), "--batch-size configures a model of gpubench"),
+        (["true"], ("--precision", "amp"), "precision"),
+        (["true"], ("--distributed.world_size=2",), "'distributed.world_size' is a setting of train-bench"),
         (["true"], ("--training.optimizer=sgd",), "'training.optimizer' is a setting of train-bench"),
-        (["true"], ("--vs", "precision=bf16"), "'precision' is a setting of train-bench"),
+        (["true"], ("--vs", "training.batch_size=8"), "'training.batch_size' is a setting of train-bench"),
         (["true"], ("--vs-ref", "HEAD"), "not a git repository"),
         (["true"], ("--vs-ref", "HEAD", "--vs-args", "x"), "different comparisons"),
         (["true"], ("--steps", "none"), "training.steps"),
@@ -226,7 +228,7 @@ def test_a_program_is_recorded_and_diagnosed_with_advice_instead_of_settings(tmp
     assert run.stdout.splitlines()[0] == "CPU: 50 % of the step waits for the data, 45 % in operators"
     (finding,) = run.document("findings.json")["findings"]
     assert finding["fix"] == {"data.workers": 1}
-    assert "DataLoader(..., num_workers=1)" in finding["advice"]
+    assert finding["code"] == "DataLoader(..., num_workers=1) at train.py:31"
     assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
 
 
@@ -246,6 +248,16 @@ def test_a_setting_that_the_probe_changes_can_be_compared(tmp_path: Path) -> Non
     (compared,) = json.loads(run.stdout)["comparisons"]
     assert {each["key"] for each in compared["comparability"]["differences"]} == {"data.workers"}
     assert compared["verdicts"][0]["verdict"] == "faster"
+
+
+def test_a_setting_that_finds_nothing_to_change_is_reported_in_the_run_and_in_the_comparison(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs", "performance.sdpa=math", "--json"])
+    assert run.code == 0
+    (compared,) = json.loads(run.stdout)["comparisons"]
+    assert compared["candidate"]["label"] == "with performance.sdpa=math"
+    assert any("performance.sdpa was not applied" in warning for warning in compared["warnings"])
+    without, given = (json.loads((each / "summary.json").read_text())["missed"] for each in run.runs)
+    assert (without, given) == ({}, {"performance.sdpa": "there is no attention"})
 
 
 def test_a_recording_needs_enough_steps(tmp_path: Path) -> None:

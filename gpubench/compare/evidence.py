@@ -1,6 +1,6 @@
 """The runs of one side of a comparison, checked for plausibility."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +135,8 @@ class RunEvidence:
     """The name of the device; None if it is unknown."""
     warnings: Sequence[str] = ()
     """The warnings in the run's summary."""
+    missed: Mapping[str, str] = field(default_factory=dict)
+    """The settings that found nothing to change in a program, each with the reason."""
     problems: list[str] = field(default_factory=list)
     """What could not be read, by file and line. The list grows as more files are read."""
     files: Run | None = None
@@ -302,6 +304,7 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
         others=summary.others,
         device=summary.environment.device if summary.environment else None,
         warnings=summary.warnings,
+        missed=summary.missed,
         problems=run.problems,
         files=run,
     )
