@@ -343,6 +343,14 @@ def test_a_fix_in_code_puts_the_arguments_of_a_call_together_with_its_place() ->
     assert in_code({"training.optimizer_impl": "fused"}, places) == "torch.optim.<Optimizer>(..., fused=True)"
 
 
+def test_every_treatment_is_in_the_table_of_the_documentation_with_what_it_does_to_numbers() -> None:
+    page = Path(__file__).parents[1] / "docs" / "commands" / "train-bench.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    for key, treatment in from_outside().items():
+        (row,) = (row for row in rows if f"`{key}`" in row.split("|")[1] and row.count("|") == 5)
+        assert row.endswith(f"| {'the same' if treatment.numbers == 'same' else treatment.numbers} |")
+
+
 def region(name: str) -> AbstractContextManager[Any]:
     found: AbstractContextManager[Any] = torch.profiler.record_function(name)
     return found
