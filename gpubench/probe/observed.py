@@ -99,12 +99,15 @@ def _kernels() -> str | None:
 
 def autocast_of(tensor: torch.Tensor) -> torch.dtype | None:
     """Returns the type in which autocast computes on the device of the tensor now; None without autocast."""
-    if tensor.is_cuda:
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    device = tensor.device.type
+    if device not in ("cpu", "cuda"):
+        return None
     try:
-        return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     except (AttributeError, TypeError):  # PyTorch before 2.4
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        if device == "cpu":
+            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
