@@ -6,10 +6,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from running import Finished, gpubench, metrics
+
+from gpubench.findings import Finding, Findings
+from gpubench.host.program import ProgramRecorder, complete_program
+from gpubench.settings.loading import completed, load
+from gpubench.settings.schema import ProgramSettings
 
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
 
@@ -248,6 +254,20 @@ def test_a_setting_that_the_probe_changes_can_be_compared(tmp_path: Path) -> Non
     (compared,) = json.loads(run.stdout)["comparisons"]
     assert {each["key"] for each in compared["comparability"]["differences"]} == {"data.workers"}
     assert compared["verdicts"][0]["verdict"] == "faster"
+
+
+def test_a_fix_is_kept_only_if_it_can_be_made_from_outside(tmp_path: Path) -> None:
+    given = {"program.command": "true", "results": str(tmp_path)}
+    recorder = ProgramRecorder(completed(load(ProgramSettings, None, given), complete_program), [])
+    fixes: list[dict[str, Any]] = [{"precision": "bf16"}, {"precision": "fp16"}, {"training.steps": 3}, {}]
+    usual: dict[str, Any] = {"id": "", "title": "", "severity": "low", "evidence": [], "cause": "", "threshold": ""}
+    made = [Finding(**usual, advice="do it", fix=fix) for fix in fixes]
+    found = recorder.addressed(Findings("", made, [])).findings
+    recorder.close("failed", recorder.summary())
+    assert [one.fix for one in found] == [{"precision": "bf16"}, {}, {}, {}]
+    assert found[0].code.startswith("with torch.autocast(")
+    assert "compare" in found[0].advice  # the losses, which another type changes
+    assert [one.code for one in found[1:]] == [""] * 3
 
 
 def test_a_setting_that_finds_nothing_to_change_is_reported_in_the_run_and_in_the_comparison(tmp_path: Path) -> None:

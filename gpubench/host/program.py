@@ -393,13 +393,13 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
 
     def _addressed(self, finding: Finding) -> Finding:
         """Returns the finding with the code for its fix; without a fix if the probe cannot make the change."""
-        if not finding.fix:
-            return finding
+        known = from_outside()
         try:
             apply_overrides(self.settings, finding.fix)
         except SettingsError:
             return msgspec.structs.replace(finding, fix={})
-        known = from_outside()
+        if not finding.fix.keys() <= known.keys():
+            return msgspec.structs.replace(finding, fix={})
         numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
         code = in_code(finding.fix, self._places)
         return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Hashable
 from inspect import unwrap
 from multiprocessing.util import Finalize
 from types import CodeType, FunctionType
@@ -133,7 +134,7 @@ class Probe:
 
     def _make_optimizer(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         call(optimizer, *args, **kwargs)
-        if place := self._places.here():
+        if isinstance(optimizer, Hashable) and (place := self._places.here()):
             self._made[optimizer] = place
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
