@@ -51,6 +51,8 @@ def measure(
     if vs_args:
         more = {"program.command": f"{first.settings.program.command} {vs_args}"}
         runs, labels = [first, first.with_overrides(more, "--vs-args")], ["as given", f"with {vs_args}"]
+    elif vs:
+        labels = ["as given", f"with {' '.join(vs)}"]
     elif vs_ref:
         runs, labels = [first.with_overrides({"program.ref": vs_ref}, "--vs-ref"), first], [vs_ref, "this directory"]
     if print_config:

@@ -188,6 +188,15 @@ class ModelBuilt(Event, frozen=True):
     """The type of the parameters' device, if the worker and not the settings decided on it."""
     settings: dict[str, Any] = {}
     """How a program of the user runs, by the dot-keys of the settings that can change it."""
+    places: dict[str, str] = {}
+    """Where in a program of the user its fixes belong, as file and line; see `gpubench.settings.field.Place`."""
+
+
+class TreatmentsMissed(Event, frozen=True):
+    """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
+
+    repeat: int
+    missed: dict[str, str]
 
 
 class Planned(Event, frozen=True):
@@ -412,8 +421,8 @@ class Done(Event, frozen=True):
 
 
 Message = (
-    Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | Planned | StepsMeasured | FlopsCounted
-    | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound
+    Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | Planned | StepsMeasured
+    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound
     | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished | StageDone
     | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip

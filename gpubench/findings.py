@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 Severity = Literal["high", "medium", "low"]
-Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed"]
+Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed", "not applied"]
 Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
 
 
@@ -32,12 +32,12 @@ class Trial(Struct, frozen=True):
 
     outcome: Outcome
     saving: Saving | None
-    """The measured saving. One of time has a 95 % interval; one of memory has none. None if the trial failed."""
+    """The measured saving. One of time has a 95 % interval; one of memory has none. None if nothing was measured."""
     run: str | None
     """The run directory with the fix."""
     baseline: str | None
     reason: str | None = None
-    """Why the trial failed or is inconclusive."""
+    """Why the trial failed or is inconclusive, or why the fix was not applied."""
     cost: Cost | None = None
     """For a memory fix, its cost in time; None if it was not timed."""
 
@@ -55,6 +55,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The recommended action, in words."""
     fix: dict[str, Any] = {}
     """The advice as overrides of the user's configuration; empty if only a change of code helps."""
+    code: str = ""
+    """For a program of the user, the code that does the same as `fix`, with its file and line if they are known."""
     expected: Saving | None = None
     """The largest saving according to the trace; None if it is unknown."""
     threshold: str

@@ -254,3 +254,11 @@ DEFINITIONS: dict[str, Definition] = {
         "fraction", "higher", "share of samples whose final latent is bit-identical to that of single-process diffusers"
     ),
 }
+
+
+def definition_of(name: str) -> Definition:
+    """Returns the definition of a metric, also that of a phase that a program has named itself."""
+    if name.startswith("phase_") and name not in DEFINITIONS:
+        region = name.removeprefix("phase_")
+        return Definition("s", "lower", f"mean time per steady step in the program's own region {region!r}", "step")
+    return DEFINITIONS[name]

@@ -159,14 +159,16 @@ def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench
         without, *outcomes = bench.time([base, *runs.values()])
         stop_if_interrupted([without, *outcomes])
         for number, outcome in zip(runs, outcomes, strict=True):
-            trials[number] = _speed_trial(without, outcome, bench)
+            trials[number] = _speed_trial(fixes[number], without, outcome, bench)
     return [trials[number] for number in range(len(fixes))]
 
 
-def _speed_trial(without: Outcome, with_fix: Outcome, bench: Bench) -> Trial:
+def _speed_trial(fix: Mapping[str, Any], without: Outcome, with_fix: Outcome, bench: Bench) -> Trial:
     run, baseline = directory(with_fix), directory(without)
     if error := with_fix.error or without.error:
         return Trial("failed", None, run, baseline, error.message)
+    if fix.keys() <= (missed := with_fix.summary.missed).keys():
+        return Trial("not applied", None, run, baseline, "; ".join(dict.fromkeys(missed[key] for key in fix)))
     verdict = bench.throughput(without, with_fix)
     if verdict is None or not verdict.ratio:
         return Trial("failed", None, run, baseline, "no step was measured")

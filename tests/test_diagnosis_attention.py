@@ -122,3 +122,12 @@ def test_sizes_that_take_next_to_nothing_are_not_listed() -> None:
     tiny = attention(PERCENT // 10, queries=5, keys=5)
     finding = only(case(gpu(attention=[attention(50 * PERCENT), tiny])))
     assert len(finding.evidence) == 2
+
+
+def test_a_program_that_allows_the_math_backend_only_is_told_so_with_a_fix() -> None:
+    rank = gpu(attention=[attention(50 * PERCENT, fallback=True, obstacles=["a reason that is none here"])])
+    finding = only(case(rank, settings={"performance.sdpa": "math"}))
+    assert finding.fix == {"performance.sdpa": "fused"}
+    assert "allows" in finding.cause
+    assert "a reason" not in finding.cause
+    assert only(case(rank, settings={"performance.sdpa": "fused"})).fix == {}

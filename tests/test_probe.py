@@ -1,143 +1,30 @@
 """The probe: what it sees of training loops of all kinds, and that it changes none of them.
 
-Each loop runs in a fork of this process, in which the probe is installed as it is in a program of the user, and is the
-only rank of a host in this process. One test runs a real program.
+Each loop runs with the probe in a fork of this process (`probing.py`). One test runs a real program.
 """
 
 import base64
 import json
 import multiprocessing
 import os
-import socket
 import sys
-import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from probing import RECORDED, WARMUP, Loop, batches, probed, run_probed
 from running import gpubench
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from gpubench.probe import hooks, timeline
 from gpubench.probe.hooks import Probe
 from gpubench.probe.timeline import Timeline, period
-from gpubench.ranks import machine
-from gpubench.settings.sections import ProfilingSettings
-
-WARMUP = 3
-
-
-class Measured:
-    """The events of a rank by their names, and the exit code of its process."""
-
-    def __init__(self, events: list[dict[str, Any]], code: int) -> None:
-        self.code = code
-        self.all = events
-        self.names = [event["event"] for event in events]
-        self.events = {event["event"]: event for event in events}
-        self.steps = [step for event in events if event["event"] == "stepsmeasured" for step in event["steps"]]
-
-    def phases(self, since: int = 2) -> set[str]:
-        """Returns the phases of the steps from number `since` on: the modules are looked for in step 1."""
-        return {phase for step in self.steps[since:] for phase in step["phases"]}
-
-
-def probed(
-    folder: Path,
-    loop: Callable[[], object],
-    steps: int | str = "all",
-    profiling: dict[str, Any] | None = None,
-    treatments: dict[str, Any] | None = None,
-) -> Measured:
-    """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
-
-    `profiling` are the settings of a repeat that is recorded; None for one that is measured.
-    """
-    address = str(folder / "host")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        listener.settimeout(60)
-        child = os.fork()
-        if not child:
-            os._exit(_run(address, loop, treatments))
-        found: list[dict[str, Any]] = []
-        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
-        serving.start()
-        _, status = os.waitpid(child, 0)
-        listener.shutdown(socket.SHUT_RDWR)
-        serving.join()
-    return Measured(found, os.waitstatus_to_exitcode(status))
-
-
-def _run(address: str, loop: Callable[[], object], treatments: dict[str, Any] | None = None) -> int:
-    torch.set_num_threads(1)
-    probe = Probe(address, treatments or {})
-    probe.install()
-    try:
-        loop()
-        if probe._host:
-            probe._leave()  # in a process of its own, an exit handler does this
-    except SystemExit as end:
-        return int(end.code or 0)
-    except BaseException:  # the fork must never return to pytest
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def _serve(
-    listener: socket.socket, steps: int | str, profiling: dict[str, Any] | None, found: list[dict[str, Any]]
-) -> None:
-    try:
-        connection, _ = listener.accept()
-    except OSError:
-        return
-    job = {
-        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}, "profiling": profiling},
-        "repeats": [0],
-        "profiled": 0 if profiling else None,
-        "clock": [time.time(), time.monotonic()],
-        "machine": machine(),
-    }
-    with connection, connection.makefile("rb") as lines:
-        found.append(json.loads(lines.readline()))
-        connection.sendall(json.dumps(job).encode() + b"\n")
-        found += map(json.loads, lines)
-
-
-def batches(number: int = 12, size: int = 4, workers: int = 0) -> "DataLoader[Any]":
-    return DataLoader(TensorDataset(torch.randn(number * size, 3)), batch_size=size, num_workers=workers)
-
-
-class Loop:
-    """A plain training loop, which keeps its losses."""
-
-    def __init__(self, steps: int = 12) -> None:
-        torch.manual_seed(0)
-        self.model: nn.Module = nn.Sequential(nn.Linear(3, 5), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.Linear(5, 1))
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
-        self.data = batches(steps)
-        self.losses: list[float] = []
-
-    def __call__(self) -> None:
-        for (batch,) in self.data:
-            self.step(batch)
-
-    def step(self, batch: Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss = self.model(batch).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.losses.append(loss.item())
 
 
 def test_the_steps_of_a_plain_loop_with_their_phases_and_losses(tmp_path: Path) -> None:
@@ -366,9 +253,6 @@ def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path:
     assert isinstance(torch.load(path, weights_only=False), nn.Sequential)
 
 
-RECORDED = ProfilingSettings(enabled=True, wait=1, active=2, repeat=0, compress=False)
-
-
 def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path) -> None:
     found = probed(tmp_path, Loop(100), profiling=RECORDED.model_dump())
     assert found.code == 0
@@ -394,66 +278,6 @@ def test_a_program_with_a_profiler_of_its_own_is_not_recorded_and_says_so(tmp_pa
     assert "slows it down" in probed(tmp_path, run, steps=8).events["log"]["message"]
 
 
-def test_treatments_change_how_a_program_runs_and_the_probe_tells_how_it_does(tmp_path: Path) -> None:
-    changes = {
-        "data.workers": 1,
-        "data.prefetch": 3,
-        "training.optimizer_impl": "foreach",
-        "performance.cpu_threads": 2,
-        "performance.matmul_precision": "high",
-        "performance.cudnn_benchmark": True,
-    }
-
-    def run() -> None:
-        torch.set_num_threads(1)  # a treatment has priority over the program
-        torch.backends.cudnn.benchmark = False
-        Loop()()
-
-    plain = probed(tmp_path, run)
-    (tmp_path / "host").unlink()
-    changed = probed(tmp_path, run, treatments=changes)
-    assert plain.events["modelbuilt"]["settings"] == {
-        "data.workers": 0,
-        "data.pin_memory": False,
-        "training.optimizer_impl": "auto",
-        "performance.compile": False,
-        "performance.cpu_threads": 1,
-        "performance.matmul_precision": "highest",
-        "performance.cudnn_benchmark": False,
-    }
-    assert changed.events["modelbuilt"]["settings"] == plain.events["modelbuilt"]["settings"] | changes
-    assert [step["loss"] for step in changed.steps] == pytest.approx([step["loss"] for step in plain.steps])
-
-
-def test_compiling_is_a_treatment_of_the_outermost_modules(tmp_path: Path) -> None:
-    compiled = tmp_path / "compiled"
-
-    def stand_in(module: nn.Module) -> None:
-        compiled.write_text(type(module).__name__)
-
-    def run() -> None:
-        nn.Module.compile = stand_in  # type: ignore[assignment, method-assign]
-        Loop()()
-
-    assert probed(tmp_path, run, treatments={"performance.compile": True}).code == 0
-    assert compiled.read_text() == "Sequential"
-
-
-def test_the_workers_of_a_stream_are_not_changed(tmp_path: Path) -> None:
-    class Stream(IterableDataset[Tensor]):
-        def __iter__(self) -> Iterator[Tensor]:
-            return iter(torch.randn(48, 3))
-
-    def run() -> None:
-        loop = Loop()
-        for batch in DataLoader(Stream(), batch_size=4):
-            loop.step(batch)
-
-    found = probed(tmp_path, run, treatments={"data.workers": 2})
-    assert len(found.steps) == 12
-    assert "data.workers" not in found.events["modelbuilt"]["settings"]
-
-
 def test_what_comes_long_before_the_first_update_is_set_up(tmp_path: Path) -> None:
     def run() -> None:
         for _ in batches(3000):
@@ -469,7 +293,7 @@ def test_a_program_without_a_host_runs_on(tmp_path: Path) -> None:
     loop = Loop()
     child = os.fork()
     if not child:
-        os._exit(_run(str(tmp_path / "nobody"), loop) or len(loop.losses) != 12)
+        os._exit(run_probed(str(tmp_path / "nobody"), loop) or len(loop.losses) != 12)
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -6,10 +6,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from running import Finished, gpubench, metrics
+
+from gpubench.findings import Finding, Findings
+from gpubench.host.program import ProgramRecorder, complete_program
+from gpubench.settings.loading import completed, load
+from gpubench.settings.schema import ProgramSettings
 
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
 
@@ -96,9 +102,11 @@ def test_a_program_that_cannot_be_measured_gets_one_error(
         (["./train.py"], (), "./train.py is not executable; start it with python ./train.py"),
         ([], (), "names no program"),
         (["true"], ("--program.directory=nosuch",), "there is no directory nosuch"),
-        (["true"], ("--precision", "bf16"), "--precision configures a model of gpubench"),
+        (["true"], ("--batch-size", "8"), "--batch-size configures a model of gpubench"),
+        (["true"], ("--precision", "amp"), "precision"),
+        (["true"], ("--distributed.world_size=2",), "'distributed.world_size' is a setting of train-bench"),
         (["true"], ("--training.optimizer=sgd",), "'training.optimizer' is a setting of train-bench"),
-        (["true"], ("--vs", "precision=bf16"), "'precision' is a setting of train-bench"),
+        (["true"], ("--vs", "training.batch_size=8"), "'training.batch_size' is a setting of train-bench"),
         (["true"], ("--vs-ref", "HEAD"), "not a git repository"),
         (["true"], ("--vs-ref", "HEAD", "--vs-args", "x"), "different comparisons"),
         (["true"], ("--steps", "none"), "training.steps"),
@@ -226,7 +234,7 @@ def test_a_program_is_recorded_and_diagnosed_with_advice_instead_of_settings(tmp
     assert run.stdout.splitlines()[0] == "CPU: 50 % of the step waits for the data, 45 % in operators"
     (finding,) = run.document("findings.json")["findings"]
     assert finding["fix"] == {"data.workers": 1}
-    assert "DataLoader(..., num_workers=1)" in finding["advice"]
+    assert finding["code"] == "DataLoader(..., num_workers=1) at train.py:31"
     assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
 
 
@@ -246,6 +254,30 @@ def test_a_setting_that_the_probe_changes_can_be_compared(tmp_path: Path) -> Non
     (compared,) = json.loads(run.stdout)["comparisons"]
     assert {each["key"] for each in compared["comparability"]["differences"]} == {"data.workers"}
     assert compared["verdicts"][0]["verdict"] == "faster"
+
+
+def test_a_fix_is_kept_only_if_it_can_be_made_from_outside(tmp_path: Path) -> None:
+    given = {"program.command": "true", "results": str(tmp_path)}
+    recorder = ProgramRecorder(completed(load(ProgramSettings, None, given), complete_program), [])
+    fixes: list[dict[str, Any]] = [{"precision": "bf16"}, {"precision": "fp16"}, {"training.steps": 3}, {}]
+    usual: dict[str, Any] = {"id": "", "title": "", "severity": "low", "evidence": [], "cause": "", "threshold": ""}
+    made = [Finding(**usual, advice="do it", fix=fix) for fix in fixes]
+    found = recorder.addressed(Findings("", made, [])).findings
+    recorder.close("failed", recorder.summary())
+    assert [one.fix for one in found] == [{"precision": "bf16"}, {}, {}, {}]
+    assert found[0].code.startswith("with torch.autocast(")
+    assert "compare" in found[0].advice  # the losses, which another type changes
+    assert [one.code for one in found[1:]] == [""] * 3
+
+
+def test_a_setting_that_finds_nothing_to_change_is_reported_in_the_run_and_in_the_comparison(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs", "performance.sdpa=math", "--json"])
+    assert run.code == 0
+    (compared,) = json.loads(run.stdout)["comparisons"]
+    assert compared["candidate"]["label"] == "with performance.sdpa=math"
+    assert any("performance.sdpa was not applied" in warning for warning in compared["warnings"])
+    without, given = (json.loads((each / "summary.json").read_text())["missed"] for each in run.runs)
+    assert (without, given) == ({}, {"performance.sdpa": "there is no attention"})
 
 
 def test_a_recording_needs_enough_steps(tmp_path: Path) -> None:

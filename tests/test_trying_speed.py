@@ -51,6 +51,8 @@ class Machine:
     failing: dict[str, GpubenchError]
     measured: list[list[dict[str, Any]]] = field(default_factory=list)
     """What each call was asked for, as changes from its first configuration."""
+    missed: dict[str, str] = field(default_factory=dict)
+    """The settings that find nothing to change, with the reasons."""
 
     @property
     def bench(self) -> Bench:
@@ -84,7 +86,8 @@ class Machine:
         error = next((self.failing[key] for key in changes if key in self.failing), None)
         path = Path("fix" if changes else "base")
         recorder = SimpleNamespace(writer=SimpleNamespace(path=path))
-        return SimpleNamespace(recorder=recorder, error=error, changes=changes)
+        summary = SimpleNamespace(missed={key: reason for key, reason in self.missed.items() if key in changes})
+        return SimpleNamespace(recorder=recorder, error=error, changes=changes, summary=summary)
 
 
 def machine(speedup: dict[str, float] | None = None, failing: dict[str, GpubenchError] | None = None) -> Machine:
@@ -155,6 +158,22 @@ def test_of_two_fixes_for_one_setting_the_one_that_saved_more_is_combined(profil
     assert known.combination is not None
     assert known.combination.fix["data.workers"] in (2, 4)
     assert set(known.combination.fix) == {"data.workers", "training.optimizer_impl"}
+
+
+def test_a_fix_that_found_nothing_to_change_was_not_applied_whatever_was_measured(
+    profiled: Configuration[Any],
+) -> None:
+    measure = machine({"training.optimizer_impl": 2.0, "data.workers": 2.0})
+    measure.missed = {"data.workers": "no DataLoader"}
+    both = WORKERS | BATCH  # of which the batch is applied
+    known = tried(profiled, found(finding("a", WORKERS), finding("b", FUSED), finding("c", both)), measure)
+    first, second, third = (one.measured for one in known.findings)
+    assert first is not None
+    assert (first.outcome, first.saving, first.reason) == ("not applied", None, "no DataLoader")
+    assert second is not None
+    assert second.outcome == "confirmed"
+    assert third is not None
+    assert third.outcome == "confirmed"
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("out of memory in forward"), SettingsError("that cannot be")])

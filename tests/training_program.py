@@ -59,7 +59,8 @@ def main() -> None:
     phases = PHASES | ({"data_wait": 0.0} if treatments.get("data.workers") else {})
     model = {"parameters": 7, "trainable_parameters": 7, "sample_shape": "3", "tokens_per_sample": None}
     settings = {"data.workers": 0} | treatments
-    host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu", settings=settings)
+    places = {"loader": "train.py:31"}
+    host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu", settings=settings, places=places)
     began = time.monotonic_ns()
     for step in range(min(steps, wanted)):
         one = {"repeat": repeat, "rank": rank, "epoch": 0, "step": step, "time": host.unix(began) + step * step_seconds}
@@ -73,6 +74,8 @@ def main() -> None:
     if repeat == host.job["profiled"] and steps >= RECORDED:
         data = base64.b64encode(json.dumps(trace()).encode()).decode()
         host.put("tracerecorded", repeat=repeat, name="rank0.1.pt.trace.json", data=data, last=True)
+    if "performance.sdpa" in treatments:
+        host.put("treatmentsmissed", repeat=repeat, missed={"performance.sdpa": "there is no attention"})
     memory = {"peak_allocated": None, "peak_reserved": None, "peak_rss": 1}
     host.put("repeatdone", repeat=repeat, wall=step_seconds * min(steps, wanted), **memory)
     host.put("done")

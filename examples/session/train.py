@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 CLASSES = 10
 
 
-class Photos(Dataset):
+class Photos(Dataset[tuple[Tensor, int]]):
     """Small images that take 2 ms each to read, as from slow storage."""
 
     def __len__(self) -> int:
@@ -26,7 +26,8 @@ class Block(nn.Module):
         self.layers = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x)
+        out: Tensor = self.layers(x)
+        return x + out
 
 
 def main() -> None:

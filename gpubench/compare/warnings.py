@@ -91,6 +91,7 @@ def find_warnings(baseline: Side, candidate: Side) -> list[str]:
         said.append(apart)
     timed = not any(run.untimed for side in sides for run in side.runs)
     checks = (
+        _not_applied,
         _throttled,
         _others_on_gpus,
         _contended,
@@ -333,6 +334,10 @@ def _short(side: Side) -> str | None:
     more = "raise --steps" if side.runs[0].record else "give a longer log"
     independent = units.counted(round(worth), "independent one")
     return f"its {steps} steady steps are worth {independent}: an interval from steps alone is too narrow: {more}"
+
+
+def _not_applied(side: Side) -> str | None:
+    return warnings.not_applied({key: reason for run in side.runs for key, reason in run.summary.missed.items()})
 
 
 def _unread(side: Side) -> str | None:

@@ -30,8 +30,9 @@ def unfused_attention(case: ProfileCase) -> Answers:
         title=_title(found, fallback),
         severity=severity(cost),
         evidence=_evidence(case, found, spent),
-        cause=_cause(found, fallback),
+        cause=_cause(case, found, fallback),
         advice=_advice(case.rank, found, fallback),
+        fix=case.fix(performance__sdpa="fused") if fallback and case.setting("performance.sdpa") == "math" else {},
         expected=at_most(saving),
         threshold=f"at least {units.percent(MEDIUM)} of {case.window()}; a fused kernel still does the matrix "
         "products, or half of them under a causal mask: if the device's peak is known, the expected saving leaves out "
@@ -97,10 +98,12 @@ def _scores(one: Attention) -> int:
     return (one.groups or 0) * (one.queries or 0) * (one.keys or 0)
 
 
-def _cause(found: list[Attention], fallback: bool) -> str:
+def _cause(case: ProfileCase, found: list[Attention], fallback: bool) -> str:
     why = "the scores of all queries with all keys are written to memory and read again by each of these operators"
     if not fallback:
         return why
+    if case.setting("performance.sdpa") == "math":
+        return f"the program allows scaled_dot_product_attention no fused kernel; {why}"
     obstacles = list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
     if not obstacles:
         return f"scaled_dot_product_attention fell back to separate operators, and the trace does not show why; {why}"

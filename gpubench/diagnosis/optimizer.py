@@ -34,7 +34,9 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
             *([f"training.optimizer_impl is {impl}{_meaning(case, impl)}"] if impl is not None else []),
         ],
         cause="each operation of the update reads and writes every parameter and its state again",
-        advice="use torch.optim's fused=True, which does the whole update in one pass over the parameters",
+        advice="use torch.optim's fused=True, which does the whole update in one pass over the parameters"
+        if impl is not None
+        else "use an optimizer that does the whole update in one pass, such as those of torch.optim with fused=True",
         fix=case.fix(training__optimizer_impl="fused"),
         expected=at_most(cost * SAVED if rank.device is None else cost),
         threshold=f"at least {units.percent(NOTABLE)} of the step in the optimizer, as every step has one; one pass "

@@ -23,32 +23,30 @@ import psutil
 
 from gpubench import devices, events, machine, probe, units
 from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
-from gpubench.findings import Findings
+from gpubench.findings import Finding, Findings
 from gpubench.host.launch import GRACE, TICK, Workers
 from gpubench.host.recorder import StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
+from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
-from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import PROGRAM, CommandSettings, CompletedProgramSettings, ProgramSettings
+from gpubench.settings.field import Place
+from gpubench.settings.loading import Configuration, apply_overrides
+from gpubench.settings.schema import (
+    PROGRAM,
+    CommandSettings,
+    CompletedProgramSettings,
+    ProgramSettings,
+    from_outside,
+)
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
 TORCHRUN_SECONDS = 40.0
 """The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
 
-IN_CODE = {
-    "data.workers": "DataLoader(..., num_workers={})",
-    "data.pin_memory": "DataLoader(..., pin_memory={})",
-    "data.prefetch": "DataLoader(..., prefetch_factor={})",
-    "training.optimizer_impl": "torch.optim.<Optimizer>(..., {}=True)",
-    "performance.compile": "model = torch.compile(model)",
-    "performance.cudnn_benchmark": "torch.backends.cudnn.benchmark = {}",
-    "performance.matmul_precision": "torch.set_float32_matmul_precision({!r})",
-    "performance.cpu_threads": "torch.set_num_threads({})",
-}
-"""The settings that the probe changes in the program, each with the code that does the same."""
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 log = logging.getLogger("gpubench.program")
 
@@ -119,8 +117,37 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _code(fix: Mapping[str, Any]) -> str:
-    return ", ".join(IN_CODE[key].format(value) for key, value in fix.items())
+AT: Mapping[Place, str] = {
+    "loader": "at {}",
+    "optimizer": "at {}",
+    "ddp": "at {}",
+    "model": "for the model that is called at {}",
+}
+"""How the place of a fix in the program is called."""
+NUMBERS = {
+    "same": "",
+    "rounding": "",
+    "type": "; another type changes the losses: compare them",
+}
+"""What to say about the numbers that a fix changes."""
+
+
+def in_code(fix: Mapping[str, Any], places: Mapping[str, str]) -> str:
+    """Returns the code that does the same as a fix, with its place in the program as far as it is known.
+
+    `places` are those of `events.ModelBuilt`. Arguments of the same call are put together.
+    """
+    known = from_outside()
+    calls: dict[tuple[str, Place], list[str]] = {}
+    for key, value in fix.items():
+        call, _, arguments = known[key].in_code(value).partition("(")
+        found = calls.setdefault((call, known[key].place), [])
+        found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]
+    return "; ".join(
+        (f"{call}({', '.join(arguments)})" if arguments else call)
+        + (f" {AT[place].format(places[place])}" if place in AT and place in places else "")
+        for (call, place), arguments in calls.items()
+    )
 
 
 class Program(Workers):
@@ -181,12 +208,18 @@ class Program(Workers):
     def _variables(self, path: str) -> dict[str, str]:
         """Returns the environment variables to add. `path` is the PYTHONPATH with the probe."""
         threads = self._treatments.get("performance.cpu_threads")
-        return {
+        expandable = self._treatments.get("performance.expandable_segments")
+        variables = {
             "PYTHONPATH": path,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
-            **({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}),
         }
+        if threads:
+            variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if expandable is not None:  # every release of PyTorch reads this one, and first
+            given = os.environ.get(ALLOCATOR, os.environ.get("PYTORCH_ALLOC_CONF"))
+            variables[ALLOCATOR] = ",".join(filter(None, [given, f"expandable_segments:{expandable}"]))
+        return variables
 
     def stream(self) -> Iterator[events.Message | None]:
         """Yields the events of the ranks, and None about every `TICK` seconds, until the program has been measured.
@@ -319,9 +352,11 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     _ranks = 1
     _device: str | None = None
     _found: Mapping[str, Any] | None = None
+    _places: Mapping[str, str] = {}
 
     def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
+        self._missed: list[events.TreatmentsMissed] = []
         self._program = program = configuration.settings.program
         self._directory = program.directory or Path()
         self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
@@ -354,17 +389,33 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
 
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
-        found = [
-            msgspec.structs.replace(finding, advice=f"{finding.advice}; in the code: {_code(finding.fix)}")
-            if finding.fix
-            else finding
-            for finding in findings.findings
-        ]
-        return msgspec.structs.replace(findings, findings=found)
+        return msgspec.structs.replace(findings, findings=[self._addressed(finding) for finding in findings.findings])
+
+    def _addressed(self, finding: Finding) -> Finding:
+        """Returns the finding with the code for its fix; without a fix if the probe cannot make the change."""
+        known = from_outside()
+        try:
+            apply_overrides(self.settings, finding.fix)
+        except SettingsError:
+            return msgspec.structs.replace(finding, fix={})
+        if not finding.fix.keys() <= known.keys():
+            return msgspec.structs.replace(finding, fix={})
+        numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
+        code = in_code(finding.fix, self._places)
+        return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
 
     def _treatments(self) -> dict[str, Any]:
         """Returns the values that are given of the settings that the probe changes in the program."""
-        return {key: value for key in IN_CODE if (value := self._values.get(key)) is not None}
+        return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
+
+    def _not_applied(self) -> dict[str, str]:
+        """Returns the settings that no rank of any repeat had a use for, by dot-key, each with the reason."""
+        ranks = sum(len(repeat.done) for repeat in self._in_order)
+        measured = [one for one in self._missed if one.repeat != self.profiled]
+        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
+        return {
+            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
+        }
 
     @property
     def watched_gpus(self) -> list[int]:
@@ -390,10 +441,13 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
                 self._ranks = self.progress.ranks = event.world_size
                 self.writer.update(world_size=event.world_size)
             return True
+        if isinstance(event, events.TreatmentsMissed):
+            self._missed.append(event)
+            return True
         return super().keep(event)
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._found = built.device, built.settings
+        self._device, self._found, self._places = built.device, built.settings, built.places
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:
@@ -402,9 +456,12 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         super().end_repeat()
 
     def sum_up(self) -> Summary:
-        return summarise(
+        found = summarise(
             self._in_order, self.settings.training.warmup_steps, None, "", None, None, self.telemetry, self.gpus
         )
+        missed = self._not_applied()
+        said = warnings.collected(warnings.not_applied(missed), *found.warnings)
+        return msgspec.structs.replace(found, warnings=said, missed=missed)
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if summary.metrics and (self.profiled is None or self.traces):

@@ -9,31 +9,37 @@ changed.
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import sys
 import threading
+from collections.abc import Hashable
 from inspect import unwrap
 from multiprocessing.util import Finalize
 from types import CodeType, FunctionType
 from typing import Any, Callable, Mapping
-from weakref import WeakSet, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE, treatments
+from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .facts import facts, peak_memory
 from .host import Host
+from .observed import Places, autocast_of, of_loader, of_process
 from .recording import Recording, is_profiled
+from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
+from .treatments import Treatments, is_compiling, stand_in
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
+MOST_LOADERS = 1024
+"""DataLoaders whose places are remembered."""
 
 
 def install(variables: Mapping[str, str]) -> None:
@@ -47,10 +53,20 @@ class Probe:
     def __init__(self, address: str, treatments: dict[str, Any]) -> None:
         """`treatments` are values by dot-key."""
         self._address = address
-        self._treatments = treatments
+        self._treatments = Treatments(treatments)
         self._facts: dict[str, Any] = {}
         """How the first DataLoader runs, by the dot-keys of the treatments."""
+        self._autocast: torch.dtype | None = None
+        """The type in which autocast computes calls of modules; None if it computes none."""
+        self._places = Places()
+        self._made: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        """Where the program makes its optimizers."""
+        self._loaders: dict[int, str] = {}
+        """Where the program makes its DataLoaders, by the identities of their samplers."""
+        self._found: dict[str, str] = {}
+        """Where the program does what the treatments change; see `gpubench.settings.field.Place`."""
         self._timeline = Timeline()
+        self._regions = Regions(self._timeline_here)
         self._thread = 0
         self._over = False
         self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
@@ -70,6 +86,8 @@ class Probe:
         self._training_loaders: set[int] = set()
         """The identities of the samplers of the loaders that training draws from."""
         self._updates = 0
+        self._passes = 0
+        """The backward passes since the last update."""
         self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
@@ -83,18 +101,41 @@ class Probe:
         self._time = 0.0
 
     def install(self) -> None:
-        treatments.install(self._treatments)
+        self._treatments.install()
         os.register_at_fork(after_in_child=self._begin_in_fork)
-        _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
-        _wrap(torch.autograd, "backward", self._backward)
-        _wrap(optimizers.Optimizer, "zero_grad", self._zero_gradients)
+        stand_in(dataloader.DataLoader, "__init__", self._make_loader)
+        stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        stand_in(DistributedDataParallel, "__init__", self._make_ddp)
+        stand_in(torch.autograd, "backward", self._backward)
+        stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
+        stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
+        stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
+        stand_in(optimizers.Optimizer, "zero_grad", self._zero_gradients)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        _wrap(scaler, "scale", self._scale)
-        _wrap(scaler, "step", self._scaler_step)
+        stand_in(scaler, "scale", self._scale)
+        stand_in(scaler, "step", self._scaler_step)
         optimizers.register_optimizer_step_pre_hook(self._before_update)
         optimizers.register_optimizer_step_post_hook(self._after_update)
 
     # What stands in for the functions of torch; `call` is the original.
+
+    def _make_loader(self, call: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> None:
+        call(loader, *args, **kwargs)
+        sampler = getattr(loader, "_index_sampler", None)
+        if sampler is not None and (place := self._places.here()):
+            if len(self._loaders) >= MOST_LOADERS:
+                self._loaders.clear()
+            self._loaders[id(sampler)] = place
+
+    def _make_ddp(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if place := self._places.here():
+            self._found.setdefault("ddp", place)
+        call(*args, **kwargs)
+
+    def _make_optimizer(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        call(optimizer, *args, **kwargs)
+        if isinstance(optimizer, Hashable) and (place := self._places.here()):
+            self._made[optimizer] = place
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._timeline.is_in(DATA_WAIT):
@@ -107,15 +148,19 @@ class Probe:
             self._timeline.suppose_training()
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
-        self._facts = self._facts or treatments.of_loader(iterator)
+        if not self._facts:
+            self._facts = of_loader(iterator)
+            if loader in self._loaders:
+                self._found["loader"] = self._loaders[loader]
         if size := self._size(batch):
             self._draws = True
             self._timeline.part.drawn += size
         self._timeline.part.loaders.add(loader)
+        self._treatments.draw(loader)
         return batch
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or id(module) not in self._roots or not self._watches():
+        if is_compiling() or id(module) not in self._roots or not self._watches():
             return call(module, *args, **kwargs)
         # A forward pass in the backward pass computes activations again that a checkpoint has not kept.
         if self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD):
@@ -130,7 +175,7 @@ class Probe:
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             part.forwarded += self._size((args, kwargs))
         with self._timeline.phase(FORWARD):
-            return call(module, *args, **kwargs)
+            return self._treatments.call(call, module, args, kwargs)
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(BACKWARD):
@@ -139,6 +184,7 @@ class Probe:
         tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)  # an iterator works only once
         for loss in tensors:
             self._keep_loss(loss)
+        self._passes += 1
         with self._timeline.phase(BACKWARD):
             return call(tensors, *args, **kwargs)
 
@@ -166,7 +212,7 @@ class Probe:
         return found
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._host and not self._watches() and not _is_compiling():
+        if not self._host and not self._watches() and not is_compiling():
             self._thread, self._timeline = threading.get_ident(), Timeline()
         if not self._watches():
             return
@@ -187,11 +233,18 @@ class Probe:
 
     def _watches(self) -> bool:
         """Returns whether the calling thread is the one to measure: the one that trains, or else the first one seen."""
-        if _is_compiling() or self._over:
+        if is_compiling() or self._over:
             return False
         here = threading.get_ident()
         self._thread = self._thread or here
         return self._thread == here
+
+    def _timeline_here(self) -> Timeline | None:
+        """Returns the timeline of the calling thread; None if it is not measured."""
+        if not self._watches():
+            return None
+        self._forget_set_up()
+        return self._timeline
 
     def _begin_in_fork(self) -> None:
         """Measures a forked process on its own. That of a rank, such as a worker of a DataLoader, is not measured."""
@@ -236,6 +289,7 @@ class Probe:
     def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
         """Ends a part of the loop and, with the last one to measure, the program."""
         self._scaled.clear()
+        self._regions.cut(self._timeline)
         self._timeline.end_part(id(optimizer), skipped=skipped)
         self._look_for_modules(optimizer)
         if self._host is None:
@@ -251,6 +305,8 @@ class Probe:
     def _record(self, recording: Recording, complete: int) -> None:
         """Starts the recording with the first complete step, and advances it with every further one."""
         if complete and not self._recorded:
+            if self._module_call:  # the recording wraps the same function, and the last one must be undone first
+                return
             recording.start(list(self._roots.values()))
             self._wanted = complete + recording.steps  # on all ranks, so that they end together
         elif complete > self._recorded:
@@ -269,23 +325,30 @@ class Probe:
             torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
             self._module_call = None
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
-                _wrap(cls, "__call__", self._call_module)
+                stand_in(cls, "__call__", self._call_module)
                 self._wrapped.add(cls)
-            treatments.compile_modules(self._treatments, list(self._roots.values()))
+            self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
+        self._passes = 0
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
-            treatments.apply_again(self._treatments)
-            self._module_call = torch.nn.Module.__call__
-            _wrap(torch.nn.Module, "__call__", self._find)
+            self._treatments.apply_again()
+            if not self._recorded:  # the recording has wrapped the function too
+                self._module_call = torch.nn.Module.__call__
+                stand_in(torch.nn.Module, "__call__", self._find)
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not _is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
+        if not is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
             inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
+            first = next(module.parameters(), None)
+            if first is not None:
+                self._autocast = autocast_of(first) or self._autocast
             if not inner and any(parameter.requires_grad for parameter in module.parameters()):
                 self._roots[id(module)] = module
                 model = _unwrapped(module)
                 self._models[id(model)] = model
+                if "model" not in self._found and (place := self._places.here()):
+                    self._found["model"] = place
         return self._call_module(call, module, *args, **kwargs)
 
     # What the host is told.
@@ -326,7 +389,12 @@ class Probe:
                 tokens_per_sample=None,
                 seconds=None,
                 device=next((each.device.type for each in parameters), None),
-                settings=self._facts | treatments.of_process(list(self._roots.values()), optimizer),
+                settings={
+                    **self._facts,
+                    **of_process(list(self._roots.values()), optimizer, self._autocast),
+                    "training.grad_accumulation": max(1, self._passes),
+                },
+                places=self._found | ({"optimizer": self._made[optimizer]} if optimizer in self._made else {}),
             )
 
     def _send_steps(self, *, ended: bool = False) -> None:
@@ -371,6 +439,8 @@ class Probe:
         assert self._host
         if self._recording:
             self._recording.close()
+        if missed := self._treatments.missed():
+            self._host.put("treatmentsmissed", repeat=self._repeat, missed=missed)
         self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
         self._host.put("done")
         self._host.flush()
@@ -392,17 +462,6 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
     wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
     return _unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replaces a function of a module or a class by `around`, which gets the original as its first argument."""
-    call = getattr(owner, name)
-
-    @functools.wraps(call)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(call, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
 
 
 def _keep_from_compilation() -> None:
@@ -431,9 +490,6 @@ def _keep_from_compilation() -> None:
             found.append(each.fget if isinstance(each, property) else each.__func__)
         elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
             found += vars(each).values() if isinstance(each, type) else [unwrap(each).__code__]
-
-
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
 
 
 def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from .host import Host
-from .treatments import is_compiled
+from .treatments import is_compiled, stand_in
 
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 
@@ -65,6 +65,8 @@ class Recording:
                 for path, module in root.named_modules():
                     self._paths.setdefault(id(module), f"module: {path} ({type(module).__name__})")
             self._annotate()
+        stand_in(profile, "start", self._notice)
+        stand_in(torch.autograd.profiler.profile, "__enter__", self._notice)
         self._call(self._profile.start)
 
     def advance(self) -> None:
@@ -104,11 +106,25 @@ class Recording:
 
         torch.nn.Module.__call__ = annotated  # type: ignore[method-assign]
 
-    @staticmethod
-    def _call(action: Callable[[], object]) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Profiler")  # on events that are in the files already
-            action()
+    def _notice(self, call: Callable[..., Any], started: Any) -> Any:
+        """Says that the program starts a profiler of its own, which may end it; PyTorch runs one at a time."""
+        if self._profile and started is not self._profile:
+            self._host.warn(
+                "the program starts a profiler of its own while it is recorded, which may end it with an error: "
+                "PyTorch runs one at a time"
+            )
+            self._host.flush()
+        return call(started)
+
+    def _call(self, action: Callable[[], object]) -> None:
+        """Calls a function of the profiler. Without it the program goes on, and is not recorded."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*Profiler")  # on events that are in the files already
+                action()
+        except RuntimeError as error:
+            self._host.warn(f"the program cannot be recorded: {error}")
+            self._profile = None
 
 
 def is_profiled() -> bool:

@@ -16,6 +16,8 @@ from typing import Any, Iterable, Iterator, NamedTuple
 import torch
 
 OTHER, EVALUATION = "other", "evaluation"
+LEFT = ""
+"""Stands for a phase that ended before the phases inside of it."""
 LONGEST_PERIOD = 16
 """The largest number of optimizer updates in one step of a program with several optimizers."""
 CERTAIN = 4
@@ -163,7 +165,26 @@ class Timeline:
         """Ends the phase that was entered last."""
         if self._open:
             self._open.pop()
+        while self._open and self._open[-1] == LEFT:
+            self._open.pop()
         self.part.marks.append((self._open[-1] if self._open else self.base, self._clock.mark()))
+
+    def leave_at(self, depth: int, phase: str) -> None:
+        """Ends the phase that was entered at this depth, if it is running.
+
+        If phases inside of it still run, it ends after them, and takes no time in between.
+        """
+        if self._open[depth : depth + 1] != [phase]:
+            return
+        if len(self._open) == depth + 1:
+            self.leave()
+        else:
+            self._open[depth] = LEFT
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The phases that are running, the outermost first."""
+        return tuple(self._open)
 
     @property
     def depth(self) -> int:

@@ -1,17 +1,20 @@
 """Changes how the program runs, without an edit: what the settings of `ProgramSettings` set.
 
 Most changes must be made before the program makes its loaders and optimizers, so that they are installed with the
-probe. A treatment has priority over what the program asks for.
+probe. A treatment has priority over what the program asks for. One that finds nothing to change, or that the program
+cannot run with, leaves the program as it is, and `missed` gives the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from typing import Any, Callable
+from typing import Any, Callable, Dict, Iterable
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 OPTIMIZERS = {
     "fused": {"fused": True, "foreach": None},
@@ -19,99 +22,343 @@ OPTIMIZERS = {
     "loop": {"fused": None, "foreach": False},
 }
 """The arguments of an optimizer for each value of training.optimizer_impl."""
+KERNELS = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}
+"""The fused kernels of attention by the values of performance.sdpa, with their names in torch.backends.cuda."""
+ARGUMENTS_OF_DDP = {
+    "distributed.bucket_mb": "bucket_cap_mb",
+    "distributed.gradient_as_bucket_view": "gradient_as_bucket_view",
+}
+ON_GPU = ("performance.cudnn_benchmark", "performance.expandable_segments")
+ALWAYS = ("performance.cpu_threads", "performance.matmul_precision")
+"""Treatments that apply to any program: the number of threads, and a setting of PyTorch as a whole."""
+NO_GPU = "the program uses no GPU"
+NOTHING = {
+    "data": "the program makes no DataLoader of a map-style dataset",
+    "distributed": "the program makes no DistributedDataParallel",
+    "precision=bf16": "no outermost module was called in training",
+    "precision=fp32": "the program uses no torch.autocast",
+    "performance.channels_last": "no outermost module was given a 4-D floating-point tensor",
+    "performance.compile=True": "the outermost modules are compiled already, or none was called in training",
+    "performance.compile=False": "the program does not call torch.compile",
+    "performance.compile_mode": "nothing is compiled",
+    "performance.sdpa": "the program does not call scaled_dot_product_attention",
+    "training.optimizer_impl": "the program makes no optimizer of torch.optim that has this implementation",
+}
+"""Why a treatment was not applied, by its dot-key, its section, or its dot-key and value."""
+
+Arguments = Dict[str, Any]  # of a call, by name
 
 
-def install(treatments: dict[str, Any]) -> None:
-    """Installs the treatments, which are values by dot-key."""
-    workers = treatments.get("data.workers")
-    if any(key.startswith("data.") for key in treatments):
-        prefetch = treatments.get("data.prefetch")
-        _change(DataLoader, lambda given: _loader(given, workers, treatments.get("data.pin_memory"), prefetch))
-    if implementation := treatments.get("training.optimizer_impl"):
-        for cls in vars(torch.optim).values():
-            if inspect.isclass(cls) and {"fused", "foreach"} <= set(inspect.signature(cls).parameters):
-                _change(cls, lambda given: given.update(OPTIMIZERS[implementation]))
-    if threads := treatments.get("performance.cpu_threads"):
-        torch.set_num_threads(threads)
-        torch.set_num_threads = _ignore
-    if precision := treatments.get("performance.matmul_precision"):
-        torch.set_float32_matmul_precision(precision)
-        torch.set_float32_matmul_precision = _ignore
-    apply_again(treatments)
+class Treatments:
+    """The changes of one process of the program."""
 
+    def __init__(self, values: dict[str, Any]) -> None:
+        """`values` are by dot-key."""
+        self._values = values
+        self._applied: set[str] = set()
+        self._obstacles: dict[str, str] = {}
+        """Why something could not be changed, by dot-key."""
+        self._refusals = 0
+        self._loaders: dict[int, list[str]] = {}
+        """The treatments of the DataLoaders that the program has made, by the identities of their samplers."""
+        self._format: torch.memory_format | None = None
+        self._device = ""
+        """The type of the device of the outermost modules."""
+        self._compiled = False
+        self._widens = True
+        """Whether the outermost modules have no bf16 parameters, so that bf16 outputs come from the treatment."""
 
-def _ignore(*_: Any, **__: Any) -> None:
-    """Stands in for what the program must not change."""
+    def install(self) -> None:
+        """Installs what must be in place before the program makes its loaders, modules and optimizers."""
+        values = self._values
+        self._change_arguments()
+        if values.get("performance.compile") is False or "performance.compile_mode" in values:
+            stand_in(torch, "compile", self._compile)
+        if (channels_last := values.get("performance.channels_last")) is not None:
+            self._format = torch.channels_last if channels_last else torch.contiguous_format
+            stand_in(torch.optim.Optimizer, "add_param_group", self._add_parameters)
+            stand_in(DistributedDataParallel, "__init__", self._wrap_module)
+        if kernels := values.get("performance.sdpa"):
+            self._choose_kernels(kernels)
+        self._set_up()
+        self.apply_again()
 
+    def _change_arguments(self) -> None:
+        """Changes the arguments with which the program makes its objects."""
+        values = self._values
+        if any(key.startswith("data.") for key in values):
+            self._change(DataLoader, self._loader)
+        if "training.optimizer_impl" in values:
+            for cls in vars(torch.optim).values():
+                if inspect.isclass(cls) and {"fused", "foreach"} <= set(inspect.signature(cls).parameters):
+                    self._change(cls, self._optimizer)
+        if ARGUMENTS_OF_DDP.keys() & values.keys():
+            self._change(DistributedDataParallel, self._ddp)
+        if "precision" in values:
+            self._change(torch.autocast, self._autocast)
+            self._change(getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler, self._scaler)
 
-def apply_again(treatments: dict[str, Any]) -> None:
-    """Applies again what the program may have changed since."""
-    if (benchmark := treatments.get("performance.cudnn_benchmark")) is not None:
-        torch.backends.cudnn.benchmark = benchmark
+    def _set_up(self) -> None:
+        """Sets PyTorch's own settings, and keeps the program from changing them."""
+        values = self._values
+        if threads := values.get("performance.cpu_threads"):
+            _fix_setting(torch, "set_num_threads", threads)
+        if precision := values.get("performance.matmul_precision"):
+            _fix_setting(torch, "set_float32_matmul_precision", precision)
 
+    def apply_again(self) -> None:
+        """Applies again what the program may have changed since."""
+        if (benchmark := self._values.get("performance.cudnn_benchmark")) is not None:
+            torch.backends.cudnn.benchmark = benchmark
 
-def compile_modules(treatments: dict[str, Any], roots: list[torch.nn.Module]) -> None:
-    """Compiles the outermost modules, unless they are compiled already."""
-    if treatments.get("performance.compile"):
+    def apply_to(self, roots: list[torch.nn.Module]) -> None:
+        """Applies what concerns the outermost modules, once they are known."""
         for root in roots:
-            if not is_compiled(root):
+            self._device = next((each.device.type for each in root.parameters()), self._device)
+            self._widens = self._widens and all(each.dtype is not torch.bfloat16 for each in root.parameters())
+            self._lay_out(each for each in root.parameters() if not each.requires_grad)  # no optimizer has those
+            if self._values.get("performance.compile") and not is_compiled(root) and hasattr(root, "compile"):
                 root.compile()
+                self._applied.add("performance.compile")
+            self._compiled = self._compiled or is_compiled(root)
+
+    def call(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Calls an outermost module in training."""
+        if self._format:
+            args, kwargs = self._laid_out(args), self._laid_out(kwargs)
+        if self._values.get("precision") != "bf16" or self._device not in ("cpu", "cuda"):
+            return call(module, *args, **kwargs)
+        self._applied.add("precision")
+        with torch.autocast(self._device, dtype=torch.bfloat16):
+            found = call(module, *args, **kwargs)
+        return _widened(found) if self._widens else found
+
+    def draw(self, sampler: int) -> None:
+        """Notes that training draws from the DataLoader whose sampler has this identity."""
+        self._applied.update(self._loaders.pop(sampler, ()))
+
+    def missed(self) -> dict[str, str]:
+        """Returns the treatments that were not applied, by dot-key, each with the reason."""
+        if torch.cuda.is_initialized():
+            self._applied.update(ON_GPU)
+        if self._compiled:  # what a compiled function calls is not seen
+            self._applied.add("performance.sdpa")
+        if self._device == "cpu" and (kernels := self._values.get("performance.sdpa")) in ("efficient", "cudnn"):
+            self._obstacles["performance.sdpa"] = f"PyTorch has no {kernels} attention for a CPU"
+            self._applied.discard("performance.sdpa")
+        return {
+            key: self._obstacles.get(key) or self._reason(key, value)
+            for key, value in self._values.items()
+            if key not in self._applied and key not in ALWAYS
+        }
+
+    def _reason(self, key: str, value: Any) -> str:
+        if key in ON_GPU:
+            return NO_GPU
+        found = NOTHING.get(f"{key}={value}") or NOTHING.get(key) or NOTHING.get(key.partition(".")[0])
+        return found or "nothing of the kind was found in the program"
+
+    # What changes the arguments of a call. Each returns the treatments that it applies; none leaves the call as it is.
+
+    def _loader(self, given: Arguments) -> list[str]:
+        """Changes the arguments of a DataLoader. The samples of an IterableDataset depend on its workers."""
+        values = {key.partition(".")[2]: value for key, value in self._values.items() if key.startswith("data.")}
+        if isinstance(given.get("dataset"), IterableDataset):
+            reason = "the samples of an IterableDataset depend on its workers"
+            self._obstruct(reason, *(f"data.{each}" for each in values))
+            return []
+        if "workers" in values:
+            given["num_workers"] = values["workers"]
+            if not values["workers"]:
+                given.update(prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None)
+        if values.get("pin_memory") and not torch.cuda.is_available():
+            self._obstruct("there is no GPU to copy batches to", "data.pin_memory")
+            del values["pin_memory"]
+        given.update({"pin_memory": values["pin_memory"]} if "pin_memory" in values else {})
+        for key, argument in (("prefetch", "prefetch_factor"), ("persistent_workers", "persistent_workers")):
+            if key in values and given.get("num_workers"):
+                given[argument] = values[key]
+            elif key in values:
+                self._obstruct("the DataLoaders of the program have no workers", f"data.{key}")
+                del values[key]
+        return [f"data.{each}" for each in values]
+
+    def _optimizer(self, given: Arguments) -> list[str]:
+        if iter(parameters := given["params"]) is parameters:
+            given["params"] = list(parameters)  # so that they can be read twice
+        given.update(OPTIMIZERS[self._values["training.optimizer_impl"]])
+        return ["training.optimizer_impl"]
+
+    def _ddp(self, given: Arguments) -> list[str]:
+        keys = [key for key in ARGUMENTS_OF_DDP if key in self._values]
+        given.update({ARGUMENTS_OF_DDP[key]: self._values[key] for key in keys})
+        return keys
+
+    def _autocast(self, given: Arguments) -> list[str]:
+        """Makes the program's own contexts compute in the type of the treatment, also those inside of its modules."""
+        if not given.get("enabled", True):
+            return []
+        given.update({"enabled": False} if self._values["precision"] == "fp32" else {"dtype": torch.bfloat16})
+        return ["precision"]
+
+    def _scaler(self, given: Arguments) -> list[str]:
+        """Switches a gradient scaler off, which only fp16 needs."""
+        given["enabled"] = False
+        return ["precision"]
+
+    def _change(self, cls: Any, change: Callable[[Arguments], list[str]]) -> None:
+        """Makes `change` change the arguments with which objects of `cls` are made.
+
+        If the class refuses the changed arguments, the object is made as the program asks for.
+        """
+        original = cls.__init__
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def changed(own: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                given = signature.bind(own, *args, **kwargs).arguments
+                given.pop(next(iter(signature.parameters)))
+                given.update(given.pop("kwargs", {}))
+                asked = dict(given)
+                keys = change(given)
+            except TypeError:  # the program calls it wrongly, and the class says so
+                keys = []
+            if not keys:
+                original(own, *args, **kwargs)
+                return
+            refusals = self._refusals
+            try:
+                original(own, **given)
+            except (RuntimeError, TypeError, ValueError) as error:
+                self._refusals += 1
+                self._obstruct(f"{cls.__name__} refuses it: {error}", *keys)
+                if "params" in given:  # which may have been an iterator
+                    asked["params"] = given["params"]
+                original(own, **asked)
+            if self._refusals == refusals:  # also of the class that it is derived from
+                self._keep(own, keys)
+
+        cls.__init__ = changed
+
+    def _keep(self, made: Any, keys: list[str]) -> None:
+        """Keeps which treatments an object was made with. Those of a DataLoader apply when it is drawn from."""
+        sampler = getattr(made, "_index_sampler", None)
+        if sampler is None:
+            self._applied.update(keys)
+        else:
+            self._loaders[id(sampler)] = keys
+
+    def _obstruct(self, reason: str, *keys: str) -> None:
+        for key in keys:
+            self._obstacles.setdefault(key, reason)
+
+    # What stands in for functions of torch; `call` is the original.
+
+    def _compile(self, call: Callable[..., Any], model: Any = None, **kwargs: Any) -> Any:
+        if self._values.get("performance.compile") is False:
+            self._applied.add("performance.compile")
+            return model if model is not None else lambda function: function
+        if kwargs.get("backend", "inductor") == "inductor":
+            kwargs.pop("options", None)  # torch.compile takes only one of the two
+            kwargs["mode"] = self._values["performance.compile_mode"]
+            self._applied.add("performance.compile_mode")
+        return call(model, **kwargs)
+
+    def _add_parameters(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Lays out the parameters before the optimizer makes a state for them, which gets the same layout."""
+        call(optimizer, *args, **kwargs)
+        self._lay_out(optimizer.param_groups[-1]["params"])
+
+    def _wrap_module(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Lays out the parameters before DDP makes its buckets, in which the gradients get the same layout."""
+        module = kwargs.get("module", args[1] if len(args) > 1 else None)
+        if isinstance(module, torch.nn.Module):
+            self._lay_out(module.parameters())
+        call(*args, **kwargs)
+
+    def _choose_kernels(self, kernels: str) -> None:
+        for value, name in KERNELS.items():
+            _fix_setting(torch.backends.cuda, f"enable_{name}_sdp", kernels in (value, "fused"))
+        _fix_setting(torch.backends.cuda, "enable_math_sdp", True)
+        for module in (getattr(torch.nn, "attention", None), torch.backends.cuda):
+            for name in ("sdpa_kernel", "sdp_kernel"):
+                if hasattr(module, name):
+                    setattr(module, name, _without_choice(getattr(module, name)))
+        stand_in(torch.nn.functional, "scaled_dot_product_attention", self._attend)
+
+    def _attend(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            self._applied.add("performance.sdpa")
+        return call(*args, **kwargs)
+
+    # The memory format.
+
+    def _lay_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        if self._format:
+            for each in tensors:
+                if type(each) in (torch.Tensor, torch.nn.Parameter) and each.dim() == 4:
+                    each.data = each.data.contiguous(memory_format=self._format)
+
+    def _laid_out(self, found: Any) -> Any:
+        """Returns the inputs of a module with the 4-D tensors in them in the memory format."""
+        if type(found) is torch.Tensor and found.dim() == 4 and found.is_floating_point():
+            self._applied.add("performance.channels_last")
+            return found.contiguous(memory_format=self._format or torch.contiguous_format)
+        if type(found) in (tuple, list):
+            return type(found)(self._laid_out(each) for each in found)
+        return {key: self._laid_out(each) for key, each in found.items()} if type(found) is dict else found
+
+
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def of_loader(iterator: Any) -> dict[str, Any]:
-    """Returns how the DataLoader of an iterator runs, by dot-key; {} for one whose samples depend on its workers."""
-    if isinstance(iterator._dataset, IterableDataset):
-        return {}
-    found = {"data.workers": iterator._num_workers, "data.pin_memory": bool(iterator._pin_memory)}
-    if isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
-        found["data.prefetch"] = iterator._prefetch_factor
+def stand_in(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replaces a function of a module or a class by `around`, which gets the original as its first argument."""
+    call = getattr(owner, name)
+
+    @functools.wraps(call)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(call, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def _widened(found: Any) -> Any:
+    """Returns the outputs of a module with bf16 tensors in fp32, as without autocast, so that the loss is in fp32."""
+    if isinstance(found, torch.Tensor):
+        return found.float() if found.dtype is torch.bfloat16 else found
+    if isinstance(found, tuple) and hasattr(found, "_fields"):
+        return type(found)(*map(_widened, found))
+    if type(found) in (tuple, list):
+        return type(found)(map(_widened, found))
+    if isinstance(found, dict):  # also that of a library, such as the ModelOutput of transformers
+        for key, each in list(found.items()):
+            if (wide := _widened(each)) is not each:
+                found[key] = wide
     return found
 
 
-def of_process(roots: list[torch.nn.Module], optimizer: Any) -> dict[str, Any]:
-    """Returns how this process runs the outermost modules and an optimizer, by dot-key, without what is unknown."""
-    found: dict[str, Any] = {
-        "performance.compile": any(map(is_compiled, roots)),
-        "performance.cpu_threads": torch.get_num_threads(),
-        "performance.matmul_precision": torch.get_float32_matmul_precision(),
-        "performance.cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
-    }
-    defaults = getattr(optimizer, "defaults", {})
-    if {"fused", "foreach"} <= defaults.keys():
-        loop = "loop" if defaults["foreach"] is False else "auto"
-        found["training.optimizer_impl"] = "fused" if defaults["fused"] else "foreach" if defaults["foreach"] else loop
-    return found
+def _fix_setting(owner: Any, name: str, value: Any) -> None:
+    """Sets a setting of torch by the function `name`, if there is one, and keeps the program from changing it."""
+    if hasattr(owner, name):
+        getattr(owner, name)(value)
+        setattr(owner, name, _ignore)
 
 
-def _loader(given: dict[str, Any], workers: int | None, pin_memory: bool | None, prefetch: int | None) -> None:
-    """Changes the arguments of a DataLoader. The samples of an IterableDataset depend on its workers."""
-    if isinstance(given["dataset"], IterableDataset):
-        return
-    if workers is not None:
-        given["num_workers"] = workers
-        if not workers:
-            given.update(prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None)
-    if pin_memory is not None:
-        given["pin_memory"] = pin_memory
-    if prefetch is not None and given.get("num_workers"):
-        given["prefetch_factor"] = prefetch
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stands in for what the program must not change."""
 
 
-def _change(cls: type, change: Callable[[dict[str, Any]], object]) -> None:
-    """Makes `change` change the arguments with which objects of `cls` are made."""
-    original: Callable[..., None] = cls.__init__  # type: ignore[misc]
-    signature = inspect.signature(original)
+def _without_choice(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what stands in for a function whose context chooses kernels. It has the attributes of the function."""
 
-    @functools.wraps(original)
-    def changed(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
-        own = given.pop("self")
-        given.update(given.pop("kwargs", {}))
-        change(given)
-        original(own, **given)
+    def no_choice(*_: Any, **__: Any) -> Any:
+        return contextlib.nullcontext()
 
-    cls.__init__ = changed  # type: ignore[misc]
+    no_choice.__dict__.update(vars(choose))  # torch.compile reads __wrapped__
+    return no_choice

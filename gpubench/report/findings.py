@@ -21,6 +21,7 @@ OUTCOMES: dict[Outcome, Style] = {
     "inconclusive": "inconclusive",
     "worse": "worse",
     "failed": "rejected",
+    "not applied": "rejected",
 }
 INTERRUPTED = "verification was interrupted: what was not tried by then is only expected"
 
@@ -47,6 +48,7 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
 
 def _finding(finding: Finding, whole: str) -> document.Finding:
     lines = [Line("cause", finding.cause), Line("fix", finding.advice)]
+    lines.append(Line("in code", finding.code, code=True))
     lines.append(Line("set", options(finding.fix), code=True))
     if finding.expected:
         saving = f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"

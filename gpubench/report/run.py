@@ -365,7 +365,8 @@ def _steps(run: RunEvidence) -> Iterator[Block]:
         for metric in run.metrics.values()
         if metric.name.startswith("phase_")
     }
-    ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+    last = PHASES.index("other")
+    ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else last - 0.5)
     whole = sum(found.values())
     drawing = bar_charts.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
     if drawing is not None and not run.untimed:

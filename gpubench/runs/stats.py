@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpubench.distributions import student_t_quantile
-from gpubench.metrics import DEFINITIONS, RATES, Distribution
+from gpubench.metrics import RATES, Distribution, definition_of
 
 Series = NDArray[np.float64]
 
@@ -145,7 +145,7 @@ def mean_and_interval(name: str, repeats: Sequence[float]) -> tuple[float, tuple
     odds of shares. So no time is below 0 and no share outside 0 to 1. Values without a logarithm, such as a count of 0,
     stay on their own scale, and the interval is clipped to the same limits.
     """
-    rate, share = name in RATES and min(repeats) > 0, DEFINITIONS[name].unit == "fraction"
+    rate, share = name in RATES and min(repeats) > 0, definition_of(name).unit == "fraction"
     mean = 1 / fmean([1 / value for value in repeats]) if rate else fmean(repeats)
     if len(repeats) < 2:
         return mean, None

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpubench import hardware
 from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
-from gpubench.metrics import DEFINITIONS, Distribution, Metric
+from gpubench.metrics import Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
 from gpubench.runs.stages import Pipeline
@@ -63,7 +63,7 @@ def metric_of(
     name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
 ) -> Metric:
     """Returns the metric `name` from its estimate in each repeat. `steps` is the number of steps behind them."""
-    definition = DEFINITIONS[name]
+    definition = definition_of(name)
     estimate, interval = stats.mean_and_interval(name, repeats)
     return Metric(
         name=name,
@@ -131,6 +131,8 @@ class Summary(msgspec.Struct, frozen=True):
     sampling: Sampling | None = None
     """The cost of the hardware samples."""
     environment: Environment | None = None
+    missed: dict[str, str] = {}
+    """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
 
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)

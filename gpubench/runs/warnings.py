@@ -121,6 +121,13 @@ def imprecise(throughput: Metric | None, target: float | None, repeats: int, mos
 # Of training
 
 
+def not_applied(missed: Mapping[str, str]) -> str | None:
+    """Warns of settings that found nothing to change in a program. `missed` has the reason for each."""
+    if not missed:
+        return None
+    return "; ".join(f"{key} was not applied: {reason}" for key, reason in missed.items())
+
+
 def not_settled(settled: Sequence[bool], longer: str | None = LONGER) -> str | None:
     """Warns of repeats whose warm-up may reach beyond half of their steps. `settled` has one entry per repeat."""
     number = settled.count(False)

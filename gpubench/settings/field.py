@@ -16,6 +16,27 @@ afterwards. `TrainSettings` is the same as `TrainSettings[None]`."""
 Role = Literal["workload", "scale", "treatment", "protocol", "uncompared"]
 
 
+Place = Literal["loader", "optimizer", "model", "ddp", "start"]
+"""Where a program does what a setting changes: it makes a DataLoader, an optimizer or a DistributedDataParallel, or
+calls an outermost module; or "start", anywhere before the training loop."""
+
+
+@dataclass(frozen=True)
+class FromOutside:
+    """How the probe changes a program of the user by a setting, without an edit."""
+
+    code: str | Mapping[Any, str]
+    """The code that does the same, by value or with the value as {}."""
+    place: Place
+    """Where in the program the code belongs."""
+    numbers: Literal["same", "rounding", "type"]
+    """What it changes about the computed numbers: nothing, their last digits, or the type that they are computed in."""
+
+    def in_code(self, value: Any) -> str:
+        """Returns the code for a value."""
+        return self.code.format(value) if isinstance(self.code, str) else self.code[value]
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is declared about a setting besides its type, its default and its description."""
@@ -30,6 +51,8 @@ class Setting:
     """The facts of environment.json that it decides."""
     superseded_by: str | None = None
     """A fact of the built model that is compared instead of it, where both runs have recorded the fact."""
+    from_outside: FromOutside | None = None
+    """How it changes a program of the user; None for a setting that does not."""
 
 
 def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:

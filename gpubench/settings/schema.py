@@ -5,14 +5,28 @@ None in `TrainSettings`, but not in `CompletedTrainSettings`, which everything t
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, untaken, workload
+from gpubench.settings.field import (
+    Conflict,
+    FromOutside,
+    Open,
+    Place,
+    Section,
+    fields,
+    protocol,
+    scale,
+    setting,
+    treatment,
+    uncompared,
+    untaken,
+    workload,
+)
 from gpubench.settings.sections import (
     DEFAULT_STEPS,
     DataSettings,
@@ -281,9 +295,16 @@ class CommandSettings(Section):
         return shlex.split(self.command)
 
 
-def _of_program(meaning: str) -> Any:
-    """Returns the field of a setting that the probe changes in a program."""
-    return treatment(None, f"{meaning}; default: as the program does")
+def _of_program(
+    meaning: str,
+    code: str | Mapping[Any, str],
+    place: Place,
+    numbers: Literal["same", "rounding", "type"],
+    environment: Sequence[str] = (),
+) -> Any:
+    """Returns the field of a setting that the probe changes in a program; see `FromOutside`."""
+    outside = FromOutside(code, place, numbers)
+    return treatment(None, f"{meaning}; default: as the program does", environment=environment, from_outside=outside)
 
 
 class ProgramTraining(Section):
@@ -293,22 +314,99 @@ class ProgramTraining(Section):
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
     )
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program("optimizer implementation")
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program(
+        "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
+        {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
+        | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
+        "optimizer",
+        "rounding",
+    )
 
 
 class ProgramData(Section):
-    workers: Natural | None = _of_program("DataLoader worker processes per rank")
-    pin_memory: bool | None = _of_program("copy batches to page-locked memory first")
-    prefetch: Positive | None = _of_program("batches that each DataLoader worker loads ahead")
+    workers: Natural | None = _of_program(
+        "worker processes of every DataLoader of a map-style dataset, per rank",
+        "DataLoader(..., num_workers={})",
+        "loader",
+        "same",
+    )
+    pin_memory: bool | None = _of_program(
+        "copy batches to page-locked memory first, with a GPU", "DataLoader(..., pin_memory={})", "loader", "same"
+    )
+    prefetch: Positive | None = _of_program(
+        "batches that each DataLoader worker loads ahead", "DataLoader(..., prefetch_factor={})", "loader", "same"
+    )
+    persistent_workers: bool | None = _of_program(
+        "keep the DataLoader workers from one epoch to the next",
+        "DataLoader(..., persistent_workers={})",
+        "loader",
+        "same",
+    )
 
 
 class ProgramPerformance(Section):
-    compile: bool | None = _of_program("torch.compile the outermost modules")
-    cudnn_benchmark: bool | None = _of_program("let cuDNN time its algorithms and use the fastest")
-    matmul_precision: Literal["highest", "high", "medium"] | None = _of_program(
-        "value for torch.set_float32_matmul_precision"
+    channels_last: bool | None = _of_program(
+        "NHWC memory format of the 4-D weights, and of the 4-D inputs of the outermost modules",
+        {
+            True: "model.to(memory_format=torch.channels_last), batch.to(memory_format=torch.channels_last)",
+            False: "model.to(memory_format=torch.contiguous_format), batch.contiguous()",
+        },
+        "model",
+        "rounding",
     )
-    cpu_threads: Threads | None = _of_program("CPU threads of each rank")
+    compile: bool | None = _of_program(
+        "torch.compile the outermost modules, or with false nothing",
+        {True: "model = torch.compile(model)", False: "no torch.compile"},
+        "model",
+        "rounding",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
+        _of_program("torch.compile mode", "model = torch.compile(model, mode={!r})", "model", "rounding")
+    )
+    cudnn_benchmark: bool | None = _of_program(
+        "let cuDNN time its algorithms and use the fastest",
+        "torch.backends.cudnn.benchmark = {}",
+        "start",
+        "rounding",
+    )
+    matmul_precision: Literal["highest", "high", "medium"] | None = _of_program(
+        "value for torch.set_float32_matmul_precision", "torch.set_float32_matmul_precision({!r})", "start", "type"
+    )
+    sdpa: Literal["fused", "flash", "efficient", "cudnn", "math"] | None = _of_program(
+        "kernels that scaled_dot_product_attention may use: one of them, or math where it does not fit; fused: all",
+        {
+            "fused": "no restriction by torch.nn.attention.sdpa_kernel or torch.backends.cuda.enable_*_sdp",
+            "flash": "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):",
+            "efficient": "with torch.nn.attention.sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):",
+            "cudnn": "with torch.nn.attention.sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):",
+            "math": "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):",
+        },
+        "model",
+        "rounding",
+        environment=("math.sdp_flash", "math.sdp_mem_efficient", "math.sdp_cudnn", "math.sdp_math"),
+    )
+    expandable_segments: bool | None = _of_program(
+        "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment",
+        "start",
+        "same",
+        environment=("variables.PYTORCH_CUDA_ALLOC_CONF",),
+    )
+    cpu_threads: Threads | None = _of_program(
+        "CPU threads of each rank", "torch.set_num_threads({})", "start", "rounding"
+    )
+
+
+class ProgramDistributed(Section):
+    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] | None = _of_program(
+        "size of a DDP gradient bucket in MiB", "DistributedDataParallel(..., bucket_cap_mb={})", "ddp", "rounding"
+    )
+    gradient_as_bucket_view: bool | None = _of_program(
+        "let the gradients of DDP be views of its buckets, which saves a copy and its memory",
+        "DistributedDataParallel(..., gradient_as_bucket_view={})",
+        "ddp",
+        "same",
+    )
 
 
 PROGRAM = "program"
@@ -325,16 +423,33 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     program: CommandSettings = CommandSettings()
     training: ProgramTraining = ProgramTraining()
     data: ProgramData = ProgramData()
+    precision: Literal["fp32", "bf16"] | None = _of_program(
+        "bf16: autocast around the outermost modules, whose outputs stay fp32, and no gradient scaler; fp32: no "
+        "autocast",
+        {
+            "bf16": "with torch.autocast(device.type, torch.bfloat16): around the forward pass and the loss, and no "
+            "GradScaler",
+            "fp32": "no torch.autocast, and no GradScaler",
+        },
+        "model",
+        "type",
+    )
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
+    distributed: ProgramDistributed = ProgramDistributed()  # type: ignore[assignment]
     seed: Natural = untaken(0)
     device: Device | Open = untaken(None)
-    distributed: RankSettings[Open] = untaken(RankSettings())
 
     @model_validator(mode="after")
     def _counts_steps(self) -> Self:
         if self.profiling.enabled and self.profiling.unit == "epoch":
             raise Conflict("profiling.unit=epoch: the epochs of a program are not known", "profiling.unit")
         return self
+
+
+def from_outside() -> dict[str, FromOutside]:
+    """Returns how each setting that the probe changes in a program does it, by dot-key."""
+    declared = {key: setting(field).from_outside for key, field in fields(ProgramSettings).items()}
+    return {key: outside for key, outside in declared.items() if outside}
 
 
 _OF_COMMANDS: Sequence[type[RunSettings]] = (

@@ -1,0 +1,155 @@
+"""How the program runs, by the dot-keys of the treatments, and the lines of its source that decide on it."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset, dataloader
+
+from .treatments import KERNELS, is_compiled
+
+AUTOCAST = {torch.float16: "amp", torch.bfloat16: "bf16"}
+"""The values of `precision` by the type of autocast."""
+
+
+def of_loader(iterator: Any) -> dict[str, Any]:
+    """Returns how the DataLoader of an iterator runs, by dot-key; {} for one whose samples depend on its workers."""
+    if isinstance(iterator._dataset, IterableDataset):
+        return {}
+    found = {"data.workers": iterator._num_workers, "data.pin_memory": bool(iterator._pin_memory)}
+    if isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+        found["data.prefetch"] = iterator._prefetch_factor
+        found["data.persistent_workers"] = bool(getattr(iterator, "_persistent_workers", False))
+    return found
+
+
+def of_process(roots: list[torch.nn.Module], optimizer: Any, autocast: torch.dtype | None) -> dict[str, Any]:
+    """Returns how this process runs the outermost modules and an optimizer, by dot-key, without what is unknown.
+
+    `autocast` is the type in which autocast computes the calls of modules; None without autocast.
+    """
+    found: dict[str, Any] = {
+        "performance.compile": any(map(is_compiled, roots)),
+        "performance.cpu_threads": torch.get_num_threads(),
+        "performance.matmul_precision": torch.get_float32_matmul_precision(),
+        "performance.cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+    }
+    if not found["performance.compile"]:  # otherwise the mode is not known
+        found["performance.compile_mode"] = "default"
+    if kernels := _kernels():
+        found["performance.sdpa"] = kernels
+    if torch.cuda.is_initialized():
+        names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        options = "".join(os.environ.get(name, "") for name in names)
+        found["performance.expandable_segments"] = "expandable_segments:True" in options.replace(" ", "")
+    parameters = [each for root in roots for each in root.parameters()]
+    if any(type(each).__name__ == "DTensor" for each in parameters):
+        found["distributed.strategy"] = "fsdp2"
+    else:
+        found.update(_of_modules(roots, parameters, autocast))
+    defaults = getattr(optimizer, "defaults", {})
+    # A class of the program's own may keep the arguments of the class that it is made after, without their effect.
+    if type(optimizer).__module__.startswith("torch.optim") and {"fused", "foreach"} <= defaults.keys():
+        loop = "loop" if defaults["foreach"] is False else "auto"
+        found["training.optimizer_impl"] = "fused" if defaults["fused"] else "foreach" if defaults["foreach"] else loop
+    return found
+
+
+def _of_modules(
+    roots: list[torch.nn.Module], parameters: list[torch.nn.Parameter], autocast: torch.dtype | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for root in roots:
+        if isinstance(root, DistributedDataParallel):
+            found["distributed.strategy"] = "ddp"
+            found["distributed.bucket_mb"] = root.bucket_bytes_cap / 2**20
+            found["distributed.gradient_as_bucket_view"] = bool(root.gradient_as_bucket_view)
+    if autocast in AUTOCAST:
+        found["precision"] = AUTOCAST[autocast]
+    elif parameters and {each.dtype for each in parameters} == {torch.float32}:
+        fast = parameters[0].is_cuda and torch.get_float32_matmul_precision() != "highest"
+        found["precision"] = "tf32" if fast else "fp32"
+    weights = [each.weight for root in roots for each in root.modules() if isinstance(each, _ConvNd)]
+    if images := [weight for weight in weights if type(weight) is torch.nn.Parameter and weight.dim() == 4]:
+        found["performance.channels_last"] = any(
+            each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous() for each in images
+        )
+    return found
+
+
+def _kernels() -> str | None:
+    """Returns the value of performance.sdpa that allows the same kernels as the program does; None if none does."""
+    allowed = {
+        value for value, name in KERNELS.items() if getattr(torch.backends.cuda, f"{name}_sdp_enabled", lambda: False)()
+    }
+    if {"flash", "efficient"} <= allowed:
+        return "fused"
+    if len(allowed) > 1:
+        return None
+    return next(iter(allowed), "math")
+
+
+def autocast_of(tensor: torch.Tensor) -> torch.dtype | None:
+    """Returns the type in which autocast computes on the device of the tensor now; None without autocast."""
+    device = tensor.device.type
+    if device not in ("cpu", "cuda"):
+        return None
+    try:
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    except (AttributeError, TypeError):  # PyTorch before 2.4
+        if device == "cpu":
+            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""The folders of installed packages, also those of a virtual environment in the program's directory."""
+
+
+class Places:
+    """Finds the line of the program's own source that leads to a call."""
+
+    def __init__(self) -> None:
+        try:
+            self._directory = os.getcwd()
+        except OSError:  # it has been removed
+            self._directory = os.sep
+        folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+        folders += [*getattr(site, "getsitepackages", list)(), site.getusersitepackages()]
+        folders += [os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__))]
+        self._libraries = tuple({os.path.join(os.path.abspath(each), "") for each in folders if each})
+
+    def here(self) -> str | None:
+        """Returns the innermost line of the program that is being run, as "train.py:31"; None without one.
+
+        If it called another package, which made the call, that package is named: "train.py:31 (by transformers)".
+        """
+        frame: FrameType | None = sys._getframe(1)
+        package = ""
+        while frame:
+            name = frame.f_code.co_filename
+            if not name.startswith("<"):
+                path = os.path.join(self._directory, name)
+                if not path.startswith(self._libraries) and not _PACKAGES.intersection(path.split(os.sep)):
+                    return f"{self._shown(path)}:{frame.f_lineno}" + (f" (by {package})" if package else "")
+                module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+                if _PACKAGES.intersection(path.split(os.sep)) and module != "torch":
+                    package = module
+            frame = frame.f_back
+        return None
+
+    def _shown(self, path: str) -> str:
+        """Returns the path relative to the directory that the program was started in, if it is in there."""
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        for folder in (self._directory, os.path.dirname(os.path.abspath(main)) if main else None):
+            if folder and path.startswith(os.path.join(folder, "")):
+                return os.path.relpath(path, folder)
+        return path

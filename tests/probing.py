@@ -1,0 +1,143 @@
+"""Training loops with the probe in them, each in a fork of the test's process.
+
+In the fork the probe is installed as it is in a program of the user, and is the only rank of a host in this process.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpubench.probe.hooks import Probe
+from gpubench.ranks import machine
+from gpubench.settings.sections import ProfilingSettings
+
+RECORDED = ProfilingSettings(enabled=True, wait=1, active=2, repeat=0, compress=False)
+
+WARMUP = 3
+
+
+class Measured:
+    """The events of a rank by their names, and the exit code of its process."""
+
+    def __init__(self, events: list[dict[str, Any]], code: int) -> None:
+        self.code = code
+        self.all = events
+        self.names = [event["event"] for event in events]
+        self.events = {event["event"]: event for event in events}
+        self.steps = [step for event in events if event["event"] == "stepsmeasured" for step in event["steps"]]
+
+    @property
+    def missed(self) -> dict[str, str]:
+        """The treatments that were not applied, each with the reason."""
+        found: dict[str, str] = self.events["treatmentsmissed"]["missed"] if "treatmentsmissed" in self.events else {}
+        return found
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How the program runs, as the probe has found it."""
+        found: dict[str, Any] = self.events["modelbuilt"]["settings"]
+        return found
+
+    def phases(self, since: int = 2) -> set[str]:
+        """Returns the phases of the steps from number `since` on: the modules are looked for in step 1."""
+        return {phase for step in self.steps[since:] for phase in step["phases"]}
+
+
+def probed(
+    folder: Path,
+    loop: Callable[[], object],
+    steps: int | str = "all",
+    profiling: dict[str, Any] | None = None,
+    treatments: dict[str, Any] | None = None,
+) -> Measured:
+    """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
+
+    `profiling` are the settings of a repeat that is recorded; None for one that is measured.
+    """
+    address = str(folder / "host")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        listener.settimeout(60)
+        child = os.fork()
+        if not child:
+            os._exit(run_probed(address, loop, treatments))
+        found: list[dict[str, Any]] = []
+        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
+        serving.start()
+        _, status = os.waitpid(child, 0)
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join()
+    return Measured(found, os.waitstatus_to_exitcode(status))
+
+
+def run_probed(address: str, loop: Callable[[], object], treatments: dict[str, Any] | None = None) -> int:
+    torch.set_num_threads(1)
+    probe = Probe(address, treatments or {})
+    probe.install()
+    try:
+        loop()
+        if probe._host:
+            probe._leave()  # in a process of its own, an exit handler does this
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:  # the fork must never return to pytest
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _serve(
+    listener: socket.socket, steps: int | str, profiling: dict[str, Any] | None, found: list[dict[str, Any]]
+) -> None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return
+    job = {
+        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}, "profiling": profiling},
+        "repeats": [0],
+        "profiled": 0 if profiling else None,
+        "clock": [time.time(), time.monotonic()],
+        "machine": machine(),
+    }
+    with connection, connection.makefile("rb") as lines:
+        found.append(json.loads(lines.readline()))
+        connection.sendall(json.dumps(job).encode() + b"\n")
+        found += map(json.loads, lines)
+
+
+def batches(number: int = 12, size: int = 4, workers: int = 0) -> "DataLoader[Any]":
+    return DataLoader(TensorDataset(torch.randn(number * size, 3)), batch_size=size, num_workers=workers)
+
+
+class Loop:
+    """A plain training loop, which keeps its losses."""
+
+    def __init__(self, steps: int = 12) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(nn.Linear(3, 5), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.Linear(5, 1))
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
+        self.data = batches(steps)
+        self.losses: list[float] = []
+
+    def __call__(self) -> None:
+        for (batch,) in self.data:
+            self.step(batch)
+
+    def step(self, batch: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
