@@ -30,8 +30,10 @@ from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
+from gpubench.settings.defaults import Gaps, fill_inference_steps
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import PROGRAM, CommandSettings, CompletedProgramSettings, ProgramSettings
+from gpubench.settings.sections import DEFAULT_STEPS
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
@@ -67,7 +69,11 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
             "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
             keys=["program.command"],
         )
-    return CompletedProgramSettings.model_validate(settings.model_dump()), {}
+    gaps = Gaps(settings)
+    if settings.inference:
+        fill_inference_steps(gaps)
+    gaps.fill("training.steps", DEFAULT_STEPS)
+    return gaps.filled(), gaps.reasons
 
 
 def _why_not(path: Path, name: str) -> str:
@@ -403,7 +409,13 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
 
     def sum_up(self) -> Summary:
         return summarise(
-            self._in_order, self.settings.training.warmup_steps, None, "", None, None, self.telemetry, self.gpus
+            self._in_order,
+            self.settings.training.warmup_steps,
+            None,
+            "",
+            telemetry=self.telemetry,
+            gpus=self.gpus,
+            inference=self.settings.inference,
         )
 
     def refutation(self, summary: Summary) -> GpubenchError | None:

@@ -30,7 +30,14 @@ from gpubench.settings.data_sources import (
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import CompletedTrainSettings, MemorySettings, RunSettings, TrainSettings
-from gpubench.settings.sections import DataSettings, Device, DistributedSettings, Precision, TrainingSettings
+from gpubench.settings.sections import (
+    INFERENCE_STEPS,
+    DataSettings,
+    Device,
+    DistributedSettings,
+    Precision,
+    TrainingSettings,
+)
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
@@ -47,10 +54,12 @@ class Gaps:
         self._values = flatten(settings.model_dump())
         self.reasons: dict[str, str] = {}
 
-    def fill(self, key: str, value: Any, reason: str) -> Any:
-        """Returns the given value of `key`, or else chooses `value`."""
+    def fill(self, key: str, value: Any, reason: str | None = None) -> Any:
+        """Returns the given value of `key`, or else chooses `value`. A plain default needs no reason."""
         if self._values[key] is None:
-            self._values[key], self.reasons[key] = value, reason
+            self._values[key] = value
+            if reason:
+                self.reasons[key] = reason
         return self._values[key]
 
     def filled(self) -> Any:
@@ -66,7 +75,14 @@ def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str,
     """
     gaps = Gaps(settings)
     fill_training(settings, gaps, on_gpu=fill_device(settings, gaps) is Device.cuda)
+    if settings.inference and settings.training.epochs is None and settings.training.seconds is None:
+        fill_inference_steps(gaps)
     return gaps.filled(), gaps.reasons
+
+
+def fill_inference_steps(gaps: Gaps) -> None:
+    """Chooses the number of forward passes to measure."""
+    gaps.fill("training.steps", INFERENCE_STEPS, "enough for the 99th percentile")
 
 
 def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:

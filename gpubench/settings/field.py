@@ -30,6 +30,8 @@ class Setting:
     """The facts of environment.json that it decides."""
     superseded_by: str | None = None
     """A fact of the built model that is compared instead of it, where both runs have recorded the fact."""
+    training_only: bool = False
+    """Whether it changes nothing where a forward pass is all that is computed."""
 
 
 def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:

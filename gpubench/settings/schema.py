@@ -57,6 +57,11 @@ class RunSettings(Section, Generic[Open]):
     logging: LoggingSettings = LoggingSettings()
 
 
+def _inference() -> Any:
+    """Returns the field that turns a run of training into one of inference, which is other work."""
+    return workload(False, "measure inference instead of training: forward passes without gradients")
+
+
 class TrainSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench`."""
 
@@ -69,6 +74,7 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
         "older GPU, fp32 on a CPU",
         depends_on=("device",),
     )
+    inference: bool = _inference()
     model: ModelSettings[Open] = ModelSettings()
     data: DataSettings[Open] = DataSettings()
     training: TrainingSettings[Open] = TrainingSettings()
@@ -272,7 +278,7 @@ class CommandSettings(Section):
     command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
     directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
     ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
-    patience: Seconds = protocol(600.0, "seconds that the program may take until its first optimizer step")
+    patience: Seconds = protocol(600.0, "seconds that the program may take until its first step")
     grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
 
     @property
@@ -281,19 +287,25 @@ class CommandSettings(Section):
         return shlex.split(self.command)
 
 
-def _of_program(meaning: str) -> Any:
+def _of_program(meaning: str, **more: Any) -> Any:
     """Returns the field of a setting that the probe changes in a program."""
-    return treatment(None, f"{meaning}; default: as the program does")
+    return treatment(None, f"{meaning}; default: as the program does", **more)
 
 
-class ProgramTraining(Section):
-    steps: Positive | Literal["all"] = protocol(
-        DEFAULT_STEPS, "optimizer steps measured in each repeat; all: until the program ends by itself", alias="steps"
+class ProgramTraining(Section, Generic[Open]):
+    steps: Positive | Literal["all"] | Open = protocol(
+        None,
+        "optimizer steps, or calls of the model in inference, measured in each repeat; default: 50, or 400 of "
+        "inference; all: until the program ends by itself",
+        depends_on=("inference",),
+        alias="steps",
     )
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
     )
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program("optimizer implementation")
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program(
+        "optimizer implementation", training_only=True
+    )
 
 
 class ProgramData(Section):
@@ -323,7 +335,8 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     command: ClassVar[str] = PROGRAM
     experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
     program: CommandSettings = CommandSettings()
-    training: ProgramTraining = ProgramTraining()
+    inference: bool = _inference()
+    training: ProgramTraining[Open] = ProgramTraining()
     data: ProgramData = ProgramData()
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     seed: Natural = untaken(0)
