@@ -234,10 +234,14 @@ class Probe:
             self._timeline.part.losses.append((loss, loss._version))
 
     def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
-        """Ends a part of the loop and, with the last one to measure, the program."""
+        """Ends a part of the loop with an update of the optimizer."""
         self._scaled.clear()
         self._timeline.end_part(id(optimizer), skipped=skipped)
         self._look_for_modules(optimizer)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Tells the host about the parts so far, and ends the program after the last one to measure."""
         if self._host is None:
             self._join()
         if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
