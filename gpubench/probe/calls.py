@@ -6,7 +6,8 @@ the wait for a DataLoader, or else the phase "other". Where the program trains b
 belongs to no step.
 
 The outermost modules are found by wrapping the call of every module. The wrapper is taken away while a module found is
-called, so that torch.compile never compiles it, and for good after SEARCHED calls.
+called, so that torch.compile never compiles it, and for good after SEARCHED calls. Calls may come from several threads;
+one that begins while another one runs is not measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.utils.data import dataloader, get_worker_info
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE, treatments
 from .hooks import DATA_WAIT, FORWARD, Probe, _is_compiling, _unwrapped, _wrap
-from .timeline import LONGEST_PERIOD, Part, Timeline
+from .timeline import LONGEST_PERIOD, Part
 
 SEARCHED = 4 * LONGEST_PERIOD
 """Calls of inference after which a module that has not been called yet is not looked for."""
@@ -48,8 +49,11 @@ class CallProbe(Probe):
         super().__init__(address, treatments)
         self._trains = False
         """Whether the program has made an optimizer, so that calls in training mode with gradients are training."""
-        self._within = False
-        """Whether an outermost module is being called."""
+        self._calling = threading.Lock()
+        """Held while an outermost module is called."""
+        self._overlapping = 0
+        """Calls of outermost modules that began while another thread called one."""
+        self._calls = self._in_training_mode = self._with_gradients = 0
         self._interrupted = False
         """Whether the program has trained since the last call of inference."""
         self._searches = SEARCHED
@@ -67,7 +71,7 @@ class CallProbe(Probe):
     # What stands in for the functions of torch; `call` is the original.
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
-        if not self._watches() or self._within or self._timeline.is_in(DATA_WAIT):
+        if not self._watches() or self._calling.locked() or self._timeline.is_in(DATA_WAIT):
             return call(iterator)
         self._forget_set_up()
         with self._timeline.phase(DATA_WAIT):
@@ -81,14 +85,12 @@ class CallProbe(Probe):
 
     def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         changed = call(module, *args, **kwargs)
-        if not module.training and not self._within:
+        if not module.training and not self._calling.locked():
             self._search()
         return changed
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or self._over or self._within or self._timeline.is_in(DATA_WAIT) or not _computes(module):
-            return call(module, *args, **kwargs)
-        if self._host and not self._watches():
+        if _is_compiling() or self._over or self._calling.locked() or self._draws_now() or not _computes(module):
             return call(module, *args, **kwargs)
         self._end_search()  # first, because the wrapper of the class calls what it finds now
         self._roots[id(module)] = module
@@ -98,18 +100,19 @@ class CallProbe(Probe):
         return type(module).__call__(module, *args, **kwargs)
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or self._over or self._within or id(module) not in self._roots:
+        if _is_compiling() or self._over or self._draws_now() or id(module) not in self._roots:
             return call(module, *args, **kwargs)
-        if not self._host and self._thread != threading.get_ident():  # until now, another thread was watched
-            self._thread, self._timeline = threading.get_ident(), Timeline()
-        if not self._watches() or self._timeline.is_in(DATA_WAIT):
+        if not self._calling.acquire(blocking=False):
+            self._overlapping += self._thread != threading.get_ident()
             return call(module, *args, **kwargs)
-        self._within = True
-        self._end_search()
         try:
+            self._end_search()
             if not self._infers(module):
                 self._interrupted = True
                 return call(module, *args, **kwargs)
+            if self._thread != threading.get_ident():  # the waits of this thread are measured from now on
+                self._timeline.leave_all_but(0)
+                self._thread = threading.get_ident()
             if self._interrupted:
                 self._timeline.restart()
                 self._interrupted = False
@@ -124,9 +127,13 @@ class CallProbe(Probe):
             self._search()
             return result
         finally:
-            self._within = False
+            self._calling.release()
 
     # What they share.
+
+    def _draws_now(self) -> bool:
+        """Returns whether the calling thread waits for a DataLoader, whose samples may pass through modules."""
+        return self._thread == threading.get_ident() and self._timeline.is_in(DATA_WAIT)
 
     def _search(self) -> None:
         """Wraps the call of every module, to find the outermost ones."""
@@ -145,7 +152,9 @@ class CallProbe(Probe):
 
     def _end_call(self, module: torch.nn.Module) -> None:
         """Ends a part of the loop with a call and, with the last one to measure, the program."""
-        first = self._host is None
+        self._calls += 1
+        self._in_training_mode += _unwrapped(module).training
+        self._with_gradients += torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
         self._timeline.end_part(id(module))
         if len(self._roots) > self._reported:
             treatments.compile_modules(self._treatments, list(self._roots.values()))
@@ -153,15 +162,25 @@ class CallProbe(Probe):
         if self._host and len(self._roots) > self._reported:
             self._reported = len(self._roots)
             self._report_model(None)
-        if self._host and first:
-            if _unwrapped(module).training:
-                self._host.warn(TRAINING_MODE)
-            elif torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
-                self._host.warn(RECORDS_GRADIENTS)
 
     def _step(self, parts: list[Part]) -> dict[str, Any]:
+        """Returns a step, whose samples are those of the module that is called first in a turn."""
         assert self._host
-        return super()._step(parts) | {"time": self._host.unix(parts[0].marks[0][1].ns)}
+        samples = sum(part.forwarded for part in parts if part.optimizer == parts[0].optimizer)
+        return super()._step(parts) | {"time": self._host.unix(parts[0].marks[0][1].ns), "samples": samples}
+
+    def _finish(self) -> None:
+        if self._host:
+            if 2 * self._in_training_mode > self._calls:
+                self._host.warn(TRAINING_MODE)
+            elif 2 * self._with_gradients > self._calls:
+                self._host.warn(RECORDS_GRADIENTS)
+            if self._overlapping:
+                self._host.warn(
+                    f"{self._overlapping} of {self._overlapping + self._calls} calls of the model began in another "
+                    "thread while one was measured, and are not counted: the throughput of all threads is higher"
+                )
+        super()._finish()
 
 
 def _computes(module: torch.nn.Module) -> bool:
