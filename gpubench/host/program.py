@@ -30,10 +30,10 @@ from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
-from gpubench.settings.defaults import Gaps, fill_inference_steps
+from gpubench.settings.defaults import FOR_QUANTILES, Gaps
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import PROGRAM, CommandSettings, CompletedProgramSettings, ProgramSettings
-from gpubench.settings.sections import DEFAULT_STEPS
+from gpubench.settings.sections import INFERENCE_STEPS
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
@@ -70,9 +70,8 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
             keys=["program.command"],
         )
     gaps = Gaps(settings)
-    if settings.inference:
-        fill_inference_steps(gaps)
-    gaps.fill("training.steps", DEFAULT_STEPS)
+    if settings.inference and "steps" not in settings.training.model_fields_set:
+        gaps.choose("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
     return gaps.filled(), gaps.reasons
 
 
@@ -416,7 +415,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         return super().keep(event)
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._found = built.device, built.settings
+        self._device, self._found = built.device, {**(built.settings or {}), "inference": self.settings.inference}
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:

@@ -41,6 +41,7 @@ from gpubench.settings.sections import (
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
+FOR_QUANTILES = "enough for the 99th percentile"
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
 
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
@@ -54,13 +55,15 @@ class Gaps:
         self._values = flatten(settings.model_dump())
         self.reasons: dict[str, str] = {}
 
-    def fill(self, key: str, value: Any, reason: str | None = None) -> Any:
-        """Returns the given value of `key`, or else chooses `value`. A plain default needs no reason."""
+    def fill(self, key: str, value: Any, reason: str) -> Any:
+        """Returns the given value of `key`, or else chooses `value`."""
         if self._values[key] is None:
-            self._values[key] = value
-            if reason:
-                self.reasons[key] = reason
+            self.choose(key, value, reason)
         return self._values[key]
+
+    def choose(self, key: str, value: Any, reason: str) -> None:
+        """Sets the value of `key`, which is not given."""
+        self._values[key], self.reasons[key] = value, reason
 
     def filled(self) -> Any:
         """Returns the settings as an instance of the completed class. Raises SettingsError."""
@@ -76,13 +79,8 @@ def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str,
     gaps = Gaps(settings)
     fill_training(settings, gaps, on_gpu=fill_device(settings, gaps) is Device.cuda)
     if settings.inference and settings.training.epochs is None and settings.training.seconds is None:
-        fill_inference_steps(gaps)
+        gaps.fill("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
     return gaps.filled(), gaps.reasons
-
-
-def fill_inference_steps(gaps: Gaps) -> None:
-    """Chooses the number of forward passes to measure."""
-    gaps.fill("training.steps", INFERENCE_STEPS, "enough for the 99th percentile")
 
 
 def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:

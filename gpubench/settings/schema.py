@@ -292,9 +292,9 @@ def _of_program(meaning: str, **more: Any) -> Any:
     return treatment(None, f"{meaning}; default: as the program does", **more)
 
 
-class ProgramTraining(Section, Generic[Open]):
-    steps: Positive | Literal["all"] | Open = protocol(
-        None,
+class ProgramTraining(Section):
+    steps: Positive | Literal["all"] = protocol(
+        DEFAULT_STEPS,
         "optimizer steps, or calls of the model in inference, measured in each repeat; default: 50, or 400 of "
         "inference; all: until the program ends by itself",
         depends_on=("inference",),
@@ -336,7 +336,7 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
     program: CommandSettings = CommandSettings()
     inference: bool = _inference()
-    training: ProgramTraining[Open] = ProgramTraining()
+    training: ProgramTraining = ProgramTraining()
     data: ProgramData = ProgramData()
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     seed: Natural = untaken(0)
