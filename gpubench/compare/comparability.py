@@ -20,19 +20,24 @@ if TYPE_CHECKING:
 
 def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
     """Returns the headline of a training run, such as "resnet18, fp32, batch 16 x 2 ranks", or of inference."""
-    model, precision, batch = (_known(settings.get(key)) for key in ("model.name", "precision", "training.batch_size"))
-    many = f" x {ranks} ranks" if ranks > 1 else ""
-    return f"{_of_inference(settings)}{model}, {precision}, batch {batch}{many}"
+    return f"{model_in(settings)}, batch {_known(settings.get('training.batch_size'))}{over(ranks)}"
+
+
+def model_in(settings: Mapping[str, Any]) -> str:
+    """Returns what is trained or run, such as "resnet18, fp32"."""
+    name, precision = (_known(settings.get(key)) for key in ("model.name", "precision"))
+    return f"{_of_inference(settings)}{name}, {precision}"
+
+
+def over(ranks: int) -> str:
+    """Returns " x 2 ranks", or nothing for one."""
+    return f" x {ranks} ranks" if ranks > 1 else ""
 
 
 def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
     samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
-    return (
-        f"{_of_inference(settings)}{settings['program.command']}, {samples} samples a step"
-        + (f" x {ranks} ranks" if ranks > 1 else "")
-        + f" on {device}"
-    )
+    return f"{_of_inference(settings)}{settings['program.command']}, {samples} samples a step{over(ranks)} on {device}"
 
 
 def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:
