@@ -460,7 +460,7 @@ def _from_callable(name: str, arguments: Mapping[str, Any], seed: int, inference
         ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else type(returned).__name__
     )
     accepted = "(nn.Module, make_batch, loss) or (nn.Module, make_batch, loss, optimizer)"
-    accepted = f"(nn.Module, make_batch), {accepted}" if inference else accepted
+    accepted = f"(nn.Module, make_batch), {accepted}" if inference else f"{accepted}; --inference needs no loss"
     raise ModelError(f"model {name!r} returned {kinds}", f"return an nn.Module, {accepted}")
 
 
