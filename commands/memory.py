@@ -103,6 +103,7 @@ def memory(
     data: options.Data = None,
     precision: options.Precision = None,
     batch_size: options.BatchSize = None,
+    inference: options.Inference = False,
     world_size: options.WorldSize = None,
     steps: Steps = None,
     device: options.Device = None,

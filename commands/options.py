@@ -78,7 +78,18 @@ Data = Annotated[
 ]
 Precision = Annotated[str | None, option("fp32|tf32|amp|bf16", "Arithmetic of the forward and backward pass.", MODEL)]
 BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass.", MODEL)]
-Steps = Annotated[str | None, option("N", "Optimizer steps measured in each repeat.", MEASUREMENT)]
+BatchSizes = Annotated[
+    str | None, option("N[,N...]", "Samples per rank and forward pass; several: measures each, in one table.", MODEL)
+]
+Inference = Annotated[
+    bool,
+    typer.Option(
+        "--inference",
+        help="Measure inference instead of training: latency and throughput of forward passes.",
+        rich_help_panel=MEASUREMENT,
+    ),
+]
+Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
 WorldSize = Annotated[str | None, option("N", "Number of ranks; each is one process.", MEASUREMENT)]
 Repeats = Annotated[str | None, option("N", "Times to repeat the measurement, each in new processes.", MEASUREMENT)]
 TargetPrecision = Annotated[

@@ -21,6 +21,8 @@ gpubench profile
 
 gpubench profile --config gpt2 --precision bf16 --verify
 
+gpubench profile --inference --config gpt2
+
 gpubench profile -- python train.py --epochs 1
 
 gpubench profile --trace run.pt.trace.json.gz
@@ -77,6 +79,7 @@ def profile(
     data: options.Data = None,
     precision: options.Precision = None,
     batch_size: options.BatchSize = None,
+    inference: options.Inference = False,
     steps: options.Steps = None,
     world_size: options.WorldSize = None,
     repeats: options.Repeats = None,
@@ -90,7 +93,7 @@ def profile(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Find the bottleneck of a training run or of your own program, and estimate what fixing it saves."""
+    """Find the bottleneck of training, inference or your own program, and estimate what fixing it saves."""
     from gpubench.settings.schema import ProfileSettings
 
     if trace or against:

@@ -51,6 +51,25 @@ def run_and_report(
     finish(outcomes, pair, terminal, json=json)
 
 
+def sweep_and_report(
+    runs: "Sequence[Configuration[Any]]",
+    recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
+    drawing: "Drawing[Any]",
+    *,
+    json: bool,
+    quiet: bool,
+    verbose: int,
+) -> None:
+    """Runs configurations that differ in their batch size, interleaved, and prints them as one table.
+
+    A batch size that fails does not end the others, unless it is the first one. Raises the first error at the end.
+    """
+    from gpubench.report.terminal import Terminal
+
+    terminal = Terminal(quiet=quiet, verbosity=verbose)
+    finish(measure(runs, recorder, drawing, terminal, independent=True), None, terminal, json=json, swept=True)
+
+
 def measure(
     runs: "Sequence[Configuration[Any]]",
     recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
@@ -85,14 +104,21 @@ def finish(
     *,
     json: bool,
     unfolded: bool = False,
+    swept: bool = False,
 ) -> None:
-    """Prints the results from the run directories, and raises the error of the run, if any."""
-    from gpubench.report import run
+    """Prints the results from the run directories, and raises the error of the run, if any.
+
+    Runs that were `swept` differ in their batch size, and are printed as one table.
+    """
+    from gpubench.report import run, sweep
 
     if terminal.err.is_terminal and not terminal.quiet:
         terminal.err.print()  # between the progress and the results
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    text = run.to_json(paths, pair) if json else terminal.render(run.document(paths, pair, unfolded=unfolded))
+    if json:
+        text = run.to_json(paths, pair)
+    else:
+        text = terminal.render(sweep.document(paths) if swept else run.document(paths, pair, unfolded=unfolded))
     output.write(text, "the run directory has all results")
     for outcome in outcomes:
         if outcome.error:

@@ -1,12 +1,17 @@
 """gpubench train-bench"""
 
+from typing import Any
+
 import typer
 
 from gpubench.commands import options, program
-from gpubench.commands.running import print_configurations, run_and_report
+from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
 from gpubench.configs import presets
 from gpubench.errors import UsageError
+from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
+
+BATCH_SIZE = "training.batch_size"
 
 EPILOG = f"""Examples:
 
@@ -18,7 +23,11 @@ gpubench train-bench --model my_package.zoo:build --data image-folder --data.pat
 
 gpubench train-bench --precision bf16 --vs precision=fp32
 
+gpubench train-bench --inference --model resnet50 --batch-size 1,4,16,64
+
 gpubench train-bench -- python train.py --epochs 1
+
+gpubench train-bench --inference -- python serve.py
 
 gpubench train-bench --vs-args "--compile" -- python train.py
 
@@ -40,7 +49,8 @@ def train_bench(
     model: options.Model = None,
     data: options.Data = None,
     precision: options.Precision = None,
-    batch_size: options.BatchSize = None,
+    batch_size: options.BatchSizes = None,
+    inference: options.Inference = False,
     steps: options.Steps = None,
     world_size: options.WorldSize = None,
     repeats: options.Repeats = None,
@@ -57,7 +67,7 @@ def train_bench(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Measure how fast a model, or your own program, trains on this machine, and where the time of a step goes."""
+    """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
     if program.is_given(ctx, config):
         shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
         program.measure(ctx, config, shown, print_config=print_config, vs=vs, vs_args=vs_args, vs_ref=vs_ref)
@@ -67,11 +77,21 @@ def train_bench(
         raise UsageError(f"{name} needs a program", f"gpubench train-bench {name} ... -- python train.py")
     # Settings are imported here, and the modules that measure and draw only once the settings are valid.
     from gpubench.settings.defaults import complete
-    from gpubench.settings.loading import complete_all, load
+    from gpubench.settings.keys import COMMAND_LINE
+    from gpubench.settings.loading import complete_all, completed, load
     from gpubench.settings.schema import TrainSettings
 
-    base = load(TrainSettings, config, options.overrides(ctx, TrainSettings))
-    runs = complete_all(base, vs, complete)
+    given = options.overrides(ctx, TrainSettings)
+    sizes = _several_sizes(given)
+    if sizes and vs:
+        raise UsageError("--vs and several batch sizes are different comparisons", "give one of them")
+    if sizes and launched_by_torchrun():
+        raise UsageError("several batch sizes take fresh processes, which torchrun does not start", "give one")
+    base = load(TrainSettings, config, given)
+    if sizes:
+        runs = [completed(base.with_overrides({BATCH_SIZE: size}, COMMAND_LINE), complete) for size in sizes]
+    else:
+        runs = complete_all(base, vs, complete)
     if print_config:
         print_configurations(runs, "train-bench")
         return
@@ -79,4 +99,22 @@ def train_bench(
     from gpubench.host import live
     from gpubench.host.recorder import TrainRecorder
 
-    run_and_report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
+    report = sweep_and_report if sizes else run_and_report
+    report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
+
+
+def _several_sizes(given: dict[str, Any]) -> list[str]:
+    """Removes the batch size from the given settings and returns its values, if it has several between commas.
+
+    Raises UsageError for a value that is given twice.
+    """
+    from gpubench.settings.loading import canonical
+    from gpubench.settings.schema import TrainSettings
+
+    name = next((name for name in given if canonical(TrainSettings, name) == BATCH_SIZE), None)
+    if name is None or "," not in str(given[name]):
+        return []
+    sizes = [size.strip() for size in str(given.pop(name)).split(",")]
+    if twice := [size for size in sizes if sizes.count(size) > 1]:
+        raise UsageError(f"batch size {twice[0]!r} is given twice", "give each batch size once")
+    return sizes

@@ -74,7 +74,8 @@ RATES = ("throughput", "token_throughput", "steady_throughput", "mfu", "hfu", "m
 """The metrics of work per time. They are averaged by the harmonic mean, which is the mean of their times."""
 
 # In training, the steady window consists of the steps after the warm-up, and its wall time is measured on the host from
-# the start of the first of them to the end of the last. A step is one optimizer step, including gradient accumulation.
+# the start of the first of them to the end of the last. A step is one optimizer step, including gradient accumulation,
+# and in inference one forward pass.
 # A phase is the part of a step between two marks on the device's timeline. In a pipeline, the window is the makespan,
 # including the time to fill and drain the pipeline, and a step is one evaluation of one micro-batch.
 DEFINITIONS: dict[str, Definition] = {
@@ -88,6 +89,16 @@ DEFINITIONS: dict[str, Definition] = {
     "mean_of_rates": Definition(
         "samples/s", None, "mean over the steady steps of samples / step time; only a cross-check of throughput", "job"
     ),
+    **{
+        name: Definition(
+            "s",
+            "lower",
+            f"{ordinal} percentile, over the steady steps of a repeat, of the time from a batch on the host to its "
+            "result: copying it to the device and the forward pass, without the wait for the batch",
+            "step",
+        )
+        for name, ordinal in (("latency_p50", "50th"), ("latency_p95", "95th"), ("latency_p99", "99th"))
+    },
     "step_time": Definition("s", "lower", "wall time of the steady window / number of its steps", "step"),
     "phase_data_wait": Definition(
         "s", "lower", "mean time per steady step in which the loop waits for its batches", "step"
@@ -127,7 +138,8 @@ DEFINITIONS: dict[str, Definition] = {
     "model_flops_per_sample": Definition(
         "FLOP",
         None,
-        "floating-point operations of one forward and backward pass over one sample, without recomputation",
+        "floating-point operations of one forward and backward pass over one sample, without recomputation; in "
+        "inference of the forward pass alone",
     ),
     "mfu": Definition(
         "fraction", "higher", "model_flops_per_sample x throughput / (ranks x published dense peak of the device)"

@@ -250,7 +250,8 @@ def test_times_of_a_step_and_rates_of_a_job_are_known_as_such() -> None:
     per = {name: definition.per for name, definition in DEFINITIONS.items()}
     rates = {"throughput", "steady_throughput", "token_throughput", "mean_of_rates"}
     assert {name for name, what in per.items() if what == "job"} == rates
-    timed = {name for name in per if name.startswith("phase_")} | {"step_time", "first_step_time", "warmup_time"}
+    timed = {name for name in per if name.startswith(("phase_", "latency_"))}
+    timed |= {"step_time", "first_step_time", "warmup_time"}
     assert {name for name, what in per.items() if what == "step"} == timed
 
 

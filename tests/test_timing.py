@@ -15,7 +15,7 @@ from gpubench.worker.dataloader import Feed
 from gpubench.worker.models import Workload
 from gpubench.worker.precision import Arithmetic
 from gpubench.worker.timing import OTHER, PHASES, HostClock, StepTimer, clock_of
-from gpubench.worker.training import CALIBRATION_STEPS, Trainer, train
+from gpubench.worker.training import CALIBRATION_STEPS, Trainer, run_steps
 
 
 @dataclass(eq=False)
@@ -244,14 +244,14 @@ def test_a_limit_in_seconds_is_turned_into_steps_by_those_after_the_first(clock:
         settings=settings,
         ranks=Ranks(0, 0, 1, 1),
         device=cpu,
-        workload=Workload(module, loss, lambda size: torch.ones(size, 3), None, "3"),
+        workload=Workload(module, loss, loss, lambda size: torch.ones(size, 3), None, "3"),
         module=module,
         optimizer=torch.optim.SGD(module.parameters()),
         arithmetic=Arithmetic(cpu),
         timer=StepTimer(clock, Activity(), 0, 0),
     )
     with Feed(settings.data, None, trainer.workload.make_batch, 2, 0, 1, 0, cpu) as feed:
-        said = list(train(trainer, feed, 0, unix_time=1000.0))
+        said = list(run_steps(trainer, feed, 0, unix_time=1000.0))
     assert [event.steps for event in said if isinstance(event, Planned)] == [0, CALIBRATION_STEPS + 20]
     steps = [step for event in said if isinstance(event, StepsMeasured) for step in event.steps]
     assert [step.total for step in steps] == [100.0] + [0.5] * (CALIBRATION_STEPS + 19)

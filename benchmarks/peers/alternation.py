@@ -33,7 +33,7 @@ from gpubench.worker.models import build
 from gpubench.worker.precision import arithmetic
 from gpubench.worker.process import FLUSH_SECONDS
 from gpubench.worker.timing import StepTimer, clock_of
-from gpubench.worker.training import build_trainer, train
+from gpubench.worker.training import build_trainer, run_steps
 
 Block = Callable[[], None]
 
@@ -108,7 +108,7 @@ def loops(subject: Subject, settings: CompletedTrainSettings, channel: Channel) 
         clock.synchronize()
 
     def ours() -> None:
-        for event in train(trainer, feed, 0, time.time()):
+        for event in run_steps(trainer, feed, 0, time.time()):
             channel.put(event)
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured) else 0.0)
 

@@ -19,19 +19,25 @@ if TYPE_CHECKING:
 
 
 def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
-    """Returns the headline of a training run, such as "resnet18, fp32, batch 16 x 2 ranks"."""
-    model, precision, batch = (_known(settings.get(key)) for key in ("model.name", "precision", "training.batch_size"))
-    return f"{model}, {precision}, batch {batch}" + (f" x {ranks} ranks" if ranks > 1 else "")
+    """Returns the headline of a training run, such as "resnet18, fp32, batch 16 x 2 ranks", or of inference."""
+    return f"{model_in(settings)}, batch {_known(settings.get('training.batch_size'))}{over(ranks)}"
+
+
+def model_in(settings: Mapping[str, Any]) -> str:
+    """Returns what is trained or run, such as "resnet18, fp32"."""
+    name, precision = (_known(settings.get(key)) for key in ("model.name", "precision"))
+    return f"{_of_inference(settings)}{name}, {precision}"
+
+
+def over(ranks: int) -> str:
+    """Returns " x 2 ranks", or nothing for one."""
+    return f" x {ranks} ranks" if ranks > 1 else ""
 
 
 def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
     samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
-    return (
-        f"{settings['program.command']}, {samples} samples a step"
-        + (f" x {ranks} ranks" if ranks > 1 else "")
-        + f" on {device}"
-    )
+    return f"{_of_inference(settings)}{settings['program.command']}, {samples} samples a step{over(ranks)} on {device}"
 
 
 def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:
@@ -45,6 +51,10 @@ def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: s
     many = units.counted(samples, "sample") if samples else "? samples"
     what = f"{_known(model)}, {precision}, {steps} steps of {_known(scheduler)}"
     return f"{what}, {many} over {units.counted(ranks, 'rank')} on {device}"
+
+
+def _of_inference(settings: Mapping[str, Any]) -> str:
+    return "inference of " if settings.get("inference") else ""
 
 
 def _known(fact: Any) -> Any:

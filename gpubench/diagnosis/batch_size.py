@@ -36,9 +36,10 @@ def small_batch(case: ProfileCase) -> Answers:
             *([f"the clean run held {units.percent(used)} of the GPU's memory"] if used is not None else []),
         ],
         cause="a batch gives each kernel less work than its fixed cost",
-        advice="double the batch size, and adjust the learning rate"
+        advice=f"double the batch size, {_caveat(case)}"
         if fits
-        else "double the batch size, if activation checkpointing or a smaller data type frees enough memory",
+        else f"double the batch size, if {'' if case.infers else 'activation checkpointing or '}a smaller data type "
+        "frees enough memory",
         fix=case.batch_fix(2) if fits else {},
         expected=at_most(cost),
         threshold=f"at least {units.percent(SHORT_WORK)} of the computing time in kernels under 10 us, of which "
@@ -69,13 +70,18 @@ def small_batch_on_cpu(case: ProfileCase) -> Answers:
             f"half of the operators take at most {units.seconds(python.operator_median / 1e9)}",
             *case.recording_evidence(calls),
         ],
-        cause="the optimizer updates all parameters and every operator is called once a step, whatever the batch size",
-        advice=f"make the batch {LARGER} times as large, and adjust the learning rate",
+        cause=f"{'' if case.infers else 'the optimizer updates all parameters and '}every operator is called once a "
+        "step, whatever the batch size",
+        advice=f"make the batch {LARGER} times as large, {_caveat(case)}",
         fix=case.batch_fix(LARGER),
         expected=at_most(saving),
         threshold=f"at least {units.percent(FIXED)} of the step does not grow with the batch size, and half of the "
         f"operators take under {SHORT_OPERATOR // 1000} us; the saving is per sample, of that part alone",
     )
+
+
+def _caveat(case: ProfileCase) -> str:
+    return "if its latency is low enough for its users" if case.infers else "and adjust the learning rate"
 
 
 def _parts(optimizer: float, calls: float) -> list[tuple[float, str]]:

@@ -65,6 +65,11 @@ class Case(ABC):
         """Returns a setting; None if it is unknown or the command has no such setting."""
         return None if self.settings is None else self.settings.get(key)
 
+    @property
+    def infers(self) -> bool:
+        """Whether the run is known to be one of inference."""
+        return self.setting("inference") is True
+
     def fix(self, **overrides: Any) -> dict[str, Any]:
         """Returns overrides by dot-key from keywords such as training__optimizer.
 

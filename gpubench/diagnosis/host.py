@@ -328,13 +328,16 @@ def launches_block(case: ProfileCase) -> bool:
 def _waits(case: ProfileCase) -> list[Synchronisation]:
     """Returns the waits that cost time, the most costly first.
 
-    A wait for a GPU that is busy, or that has more work queued, costs nothing. Waits for copies are left out, and on a
-    CPU the optimizer's reads of its step counts.
+    A wait for a GPU that is busy, or that has more work queued, costs nothing. Waits for copies are left out, on a CPU
+    the optimizer's reads of its step counts, and in inference gpubench's own wait for the result.
     """
     found = [
         wait
         for wait in case.rank.synchronisations
-        if direction(case, wait) is None and not (case.on_cpu and wait.phase == "optimizer") and _costs(case, [wait])
+        if direction(case, wait) is None
+        and not (case.on_cpu and wait.phase == "optimizer")
+        and not _for_result(case, wait)
+        and _costs(case, [wait])
     ]
     return sorted(found, key=lambda wait: _costs(case, [wait]), reverse=True)
 
@@ -346,6 +349,12 @@ def _by_scaler(case: ProfileCase, wait: Synchronisation) -> bool:
 def _of_loss(case: ProfileCase, wait: Synchronisation) -> bool:
     """Returns whether the wait is the training loop's own read of the loss, which a setting switches off."""
     return case.setting("training.read_loss") is True and wait.phase == "other" and wait.operator in READS
+
+
+def _for_result(case: ProfileCase, wait: Synchronisation) -> bool:
+    """Returns whether the wait is that for the whole device with which gpubench's own loop ends a forward pass."""
+    own = case.infers and case.setting("model.name") is not None
+    return own and wait.phase == "forward" and wait.call.endswith("DeviceSynchronize")
 
 
 def _cost(case: ProfileCase, waits: list[Synchronisation]) -> float:

@@ -151,6 +151,12 @@ MEMORY_RULES: tuple[MemoryRule, ...] = (
     optimizer_state, gradients, parameters, inputs, fragmentation, workspaces,
 )  # fmt: skip
 
+OF_TRAINING = frozenset({
+    gradient_scaler, unfused_optimizer, zeroed_gradients, repeated_reduction, recompute, activations_kept, micro_batch,
+    large_logits, foreach_temporaries, optimizer_state, gradients,
+})  # fmt: skip
+"""Rules about what a backward pass and an update need, which a run of inference has not."""
+
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -186,7 +192,7 @@ def _apply(rules: Sequence[Callable[[CaseT], Answers]], case: CaseT) -> Findings
 
     Of several findings with the same fix only the first has it, so that it is tried once.
     """
-    answers = [answer for rule in rules for answer in rule(case)]
+    answers = [answer for rule in rules if not (case.infers and rule in OF_TRAINING) for answer in rule(case)]
     found = [_estimated(answer) for answer in answers if not isinstance(answer, Unanswered)]
     estimated = [one for one in found if one.finding.evidence]
     estimated.sort(key=lambda one: (-one.saving, _BY_SEVERITY[one.finding.severity]))

@@ -1,7 +1,7 @@
 """Runs a program of the user with the probe in it, and keeps the events of its ranks.
 
 The program is started as the user would start it, with two more environment variables. Which of its processes train is
-known once they take their first optimizer step; see `gpubench.probe`.
+known once they take their first step; see `gpubench.probe`.
 """
 
 import json
@@ -31,6 +31,7 @@ from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
+from gpubench.settings.defaults import FOR_QUANTILES, Gaps
 from gpubench.settings.field import Place
 from gpubench.settings.loading import Configuration, apply_overrides
 from gpubench.settings.schema import (
@@ -40,6 +41,7 @@ from gpubench.settings.schema import (
     ProgramSettings,
     from_outside,
 )
+from gpubench.settings.sections import INFERENCE_STEPS
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
@@ -65,7 +67,10 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
             "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
             keys=["program.command"],
         )
-    return CompletedProgramSettings.model_validate(settings.model_dump()), {}
+    gaps = Gaps(settings)
+    if settings.inference and "steps" not in settings.training.model_fields_set:
+        gaps.choose("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
+    return gaps.filled(), gaps.reasons
 
 
 def _why_not(path: Path, name: str) -> str:
@@ -150,6 +155,11 @@ def in_code(fix: Mapping[str, Any], places: Mapping[str, str]) -> str:
     )
 
 
+def step_name(inference: bool) -> str:
+    """Returns what a step of a program is called."""
+    return "call of a model" if inference else "optimizer step"
+
+
 class Program(Workers):
     """The processes of one repeat of a program."""
 
@@ -164,17 +174,20 @@ class Program(Workers):
         wanted: int | None,
         stall_timeout: float,
         keep: Callable[[bytes], None],
+        inference: bool,
     ) -> None:
         """Starts the program in `directory` with `treatments`, which are values by dot-key.
 
         `wanted` is the number of steps after which the probe ends the program; None if the program ends by itself.
-        `keep` gets what the program prints.
+        `keep` gets what the program prints. With `inference`, its steps are calls of its model.
         """
         self._settings = settings
         self._directory = directory
         self._treatments = treatments
         self._wanted = wanted
         self._keep = keep
+        self._inference = inference
+        self._step = step_name(inference)
         self._kept = 0
         self._address = ""
         self._seen: set[str] = set()
@@ -213,6 +226,7 @@ class Program(Workers):
             "PYTHONPATH": path,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
+            **({probe.INFERENCE_VARIABLE: "1"} if self._inference else {}),
         }
         if threads:
             variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -295,7 +309,7 @@ class Program(Workers):
             raise ProgramFailed(f"{lost[0]} ended {lost[0].where}, and the program goes on", self._hint())
         if not self.peers and now - self._started > self._settings.patience:
             raise ProgramFailed(
-                f"the program has taken no optimizer step {self._settings.patience:.0f} s after its start",
+                f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
                 f"--program.patience sets the limit; {self._hint()}",
             )
         if self.peers and now - max(peer.progressed for peer in self.peers.values()) > self._stall_timeout:
@@ -310,13 +324,13 @@ class Program(Workers):
         """Returns that some ranks took no step, as the beginning of a message."""
         missing = [str(rank) for rank in range(self.world_size) if rank not in self.peers]
         ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self.world_size}"
-        return f"{ranks} took no optimizer step"
+        return f"{ranks} took no {self._step}"
 
     def _failed(self, code: int) -> ProgramFailed:
         """Returns why a program that has ended has not been measured."""
         if code:
             peers = list(self.peers.values())
-            where = peers[0].where if peers else "before its first optimizer step"
+            where = peers[0].where if peers else f"before its first {self._step}"
             hint = KILLED if code == -9 else self._hint()
             return ProgramFailed(f"the program {exit_in_words(code)} {where}", hint)
         if self.peers and all(peer.done for peer in self.peers.values()):
@@ -333,9 +347,16 @@ class Program(Workers):
             )
         if "torch" not in self._seen:
             return ProgramFailed("the program never imported torch", self._hint())
+        if self._inference:
+            return ProgramFailed(
+                "the program ended without a call of a model in inference",
+                "a step is a call of a torch.nn.Module with parameters, not inside of a compiled function; in a "
+                f"program that also trains, in evaluation mode or without gradients; {self._hint()}",
+            )
         return ProgramFailed(
             "the program ended without an optimizer step",
-            "a step is a call of step() of a torch.optim optimizer, not inside of a compiled function; " + self._hint(),
+            "a step is a call of step() of a torch.optim optimizer, not inside of a compiled function; --inference "
+            f"measures a program that does not train; {self._hint()}",
         )
 
     def _hint(self) -> str:
@@ -433,6 +454,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
             wanted,
             measurement.stall_timeout,
             self._keep_output,
+            self.settings.inference,
         )
 
     def keep(self, event: events.Message) -> bool:
@@ -447,7 +469,8 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         return super().keep(event)
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._found, self._places = built.device, built.settings, built.places
+        self._device, self._places = built.device, built.places
+        self._found = {**(built.settings or {}), "inference": self.settings.inference}
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:
@@ -457,7 +480,13 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
 
     def sum_up(self) -> Summary:
         found = summarise(
-            self._in_order, self.settings.training.warmup_steps, None, "", None, None, self.telemetry, self.gpus
+            self._in_order,
+            self.settings.training.warmup_steps,
+            None,
+            "",
+            telemetry=self.telemetry,
+            gpus=self.gpus,
+            inference=self.settings.inference,
         )
         missed = self._not_applied()
         said = warnings.collected(warnings.not_applied(missed), *found.warnings)
@@ -474,8 +503,9 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
             )
         steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
         warmup = self.settings.training.warmup_steps
+        taken = f"{steps} calls of its model" if self.settings.inference else units.counted(steps, "optimizer step")
         return ProgramFailed(
-            f"the program ended after {units.counted(steps, 'optimizer step')}, and the warm-up takes {warmup}",
+            f"the program ended after {taken}, and the warm-up takes {warmup}",
             "let the program take more steps, or lower --training.warmup_steps",
         )
 

@@ -556,6 +556,7 @@ class TrainRecorder(StepRecorder[CompletedTrainSettings]):
             self.gpus,
             matmul_precision=self.settings.performance.matmul_precision,
             device_memory=self.device_memory,
+            inference=self.settings.inference,
         )
 
 

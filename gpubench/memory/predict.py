@@ -57,10 +57,10 @@ from gpubench.worker.training import Epochs, optimizer_impl
 RECURRENT = "cuDNN computes it in memory of its own, whose size is unknown"
 
 
-def build_without_memory(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
+def build_without_memory(model: ModelSettings, data: DataSettings, seed: int, *, inference: bool = False) -> Workload:
     """Returns the workload of `build` with tensors without memory. Call it under a FakeTensorMode."""
     with _buildable():
-        workload = build(model, data, seed)
+        workload = build(model, data, seed, inference=inference)
         if any(_views_are_separate(tensor) for tensor in (*workload.module.parameters(), *workload.module.buffers())):
             workload.module._apply(lambda tensor: tensor.detach())
     return workload
@@ -325,13 +325,11 @@ def predict(
     return Prediction(history, applied)
 
 
-def _moved(
-    settings: CompletedTrainSettings, tracker: Tracker
-) -> Callable[[ModelSettings, DataSettings, int], Workload]:
+def _moved(settings: CompletedTrainSettings, tracker: Tracker) -> Callable[..., Workload]:
     """Builds the model in host memory, which is not recorded, and returns a function that moves it to the GPU."""
-    workload = build_without_memory(settings.model, settings.data, settings.seed)
+    workload = build_without_memory(settings.model, settings.data, settings.seed, inference=settings.inference)
 
-    def move(*_: object) -> Workload:
+    def move(*_: object, **__: object) -> Workload:
         for tensor in (*workload.module.parameters(), *workload.module.buffers()):
             tracker.disregard(tensor)
         _applied(workload.module, torch.ops.aten._to_copy.default)
@@ -354,7 +352,7 @@ def samples(settings: CompletedTrainSettings) -> int | None:
         return None
     single = _one_sample(settings)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        workload = build_without_memory(settings.model, settings.data, settings.seed)
+        workload = build_without_memory(settings.model, settings.data, settings.seed, inference=settings.inference)
     world_size = settings.distributed.world_size
     with open_feed(single, Ranks(0, 0, world_size, world_size), HOST, workload) as feed:
         return feed.batches_per_epoch

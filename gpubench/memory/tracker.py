@@ -24,13 +24,12 @@ from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
-from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic
 from gpubench.worker.timing import HostClock, StepTimer
-from gpubench.worker.train_bench import open_feed
-from gpubench.worker.training import Batches, Epochs, Trainer, build_trainer
+from gpubench.worker.train_bench import build_loop, open_feed
+from gpubench.worker.training import Batches, Epochs, Loop, Trainer
 
 
 class Tracker(TorchDispatchMode):
@@ -52,6 +51,7 @@ class Tracker(TorchDispatchMode):
         self._before = _counters() if self._device == "cuda" else None
         self._counts: Counts | None = None
         self._read()
+        self._has_loss = True
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
 
@@ -123,8 +123,9 @@ class Tracker(TorchDispatchMode):
             self.claim(found, "optimizer_state", owners.get(parameter, ""))
 
     @contextmanager
-    def following(self, module: nn.Module) -> Iterator[None]:
-        """Records the submodule of `module` that allocates; what follows the module's forward pass is the loss."""
+    def following(self, module: nn.Module, *, has_loss: bool = True) -> Iterator[None]:
+        """Records the submodule of `module` that allocates; what follows the module's forward pass is its loss."""
+        self._has_loss = has_loss
         self._names = {id(part): path for path, part in module.named_modules()}
         before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
         after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
@@ -236,7 +237,7 @@ class Tracker(TorchDispatchMode):
             self._claim_gathered(module, path)
         if self._modules:
             self._modules.pop()
-        if not self._modules and self._marks[-1].phase == "forward":
+        if self._has_loss and not self._modules and self._marks[-1].phase == "forward":
             self.enter("loss")
 
 
@@ -382,27 +383,31 @@ def load(
     activity: Activity,
     tracker: Tracker,
     arithmetic: Arithmetic,
-    build: Callable[[ModelSettings, DataSettings, int], Workload] = build,
-) -> Trainer:
-    """Returns the model, ready to train. The tracker records it from its first weight on."""
+    build: Callable[..., Workload] = build,
+) -> Loop:
+    """Returns the model, ready for its first step. The tracker records it from its first weight on.
+
+    `build` takes the arguments of `models.build`.
+    """
     activity.doing = "building the model"
     tracker.enter("model")
-    workload = build(settings.model, settings.data, settings.seed)
+    workload = build(settings.model, settings.data, settings.seed, inference=settings.inference)
     marks = PhaseMarks(tracker, activity, 0, ranks.rank)
-    trainer = build_trainer(settings, ranks, device, workload, arithmetic, marks)
-    tracker.claim_model(trainer.workload.module)
+    loop = build_loop(settings, ranks, device, workload, arithmetic, marks)
+    tracker.claim_model(loop.workload.module)
     activity.doing = "opening the dataset"
     tracker.enter("data")
-    return trainer
+    return loop
 
 
-def follow(trainer: Trainer, batches: Batches, tracker: Tracker, steps: int) -> None:
-    """Trains `steps` steps, and records their phases and the categories of their tensors in `tracker`."""
-    training, module = trainer.settings.training, trainer.workload.module
-    with tracker.following(module), _claiming(trainer, tracker):
+def follow(loop: Loop, batches: Batches, tracker: Tracker, steps: int) -> None:
+    """Runs `steps` steps, and records their phases and the categories of their tensors in `tracker`."""
+    training, module = loop.settings.training, loop.workload.module
+    claiming = _claiming(loop, tracker) if isinstance(loop, Trainer) else nullcontext()
+    with tracker.following(module, has_loss=isinstance(loop, Trainer)), claiming:
         for step in range(steps):
-            trainer.timer.begin(step)
-            trainer.step(batches, training.grad_accumulation * training.batch_size)
+            loop.timer.begin(step)
+            loop.step(batches, training.grad_accumulation * training.batch_size)
     tracker.close()
 
 
@@ -452,12 +457,13 @@ def measure(
     tracker: Tracker,
     steps: int,
 ) -> None:
-    """Builds the model and trains `steps` steps under `tracker`, which is closed at the end or at an error."""
+    """Builds the model and runs `steps` steps under `tracker`, which is closed at the end or at an error."""
     with hide_shape_propagation() if ranks.world_size > 1 else nullcontext(), tracker:
         try:
-            trainer = load(settings, ranks, device, activity, tracker, arithmetic(settings.precision, device))
-            with open_feed(settings, ranks, device, trainer.workload) as feed:
-                follow(trainer, Epochs(feed, settings.training.batch_size), tracker, steps)
+            computing = arithmetic(settings.precision, device, inference=settings.inference)
+            loop = load(settings, ranks, device, activity, tracker, computing)
+            with open_feed(settings, ranks, device, loop.workload) as feed:
+                follow(loop, Epochs(feed, settings.training.batch_size), tracker, steps)
         except BaseException:
             tracker.close()  # before the objects that hold the memory are destroyed
             raise

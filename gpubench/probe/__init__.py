@@ -1,4 +1,4 @@
-"""The probe: measures a foreign training program from inside, without a change to the program.
+"""The probe: measures a foreign program that trains or infers from inside, without a change to the program.
 
 The host puts this folder at the front of PYTHONPATH. Every Python process of the program then imports
 `sitecustomize.py`, which loads this package under the name `_gpubench_probe` once the process has imported torch. So
@@ -13,3 +13,5 @@ ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
 """The environment variable with the address of the host's socket."""
 TREATMENTS_VARIABLE = "_GPUBENCH_TREATMENTS"
 """The environment variable with the treatments as JSON; see `treatments.py`."""
+INFERENCE_VARIABLE = "_GPUBENCH_INFERENCE"
+"""The environment variable that is set if the program's inference is measured, and not its training."""

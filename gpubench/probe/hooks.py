@@ -148,15 +148,11 @@ class Probe:
             self._timeline.suppose_training()
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
-        if not self._facts:
-            self._facts = of_loader(iterator)
-            if loader in self._loaders:
-                self._found["loader"] = self._loaders[loader]
+        self._note_loader(iterator)
         if size := self._size(batch):
             self._draws = True
             self._timeline.part.drawn += size
         self._timeline.part.loaders.add(loader)
-        self._treatments.draw(loader)
         return batch
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -278,6 +274,15 @@ class Probe:
             return 0
         return size
 
+    def _note_loader(self, iterator: Any) -> None:
+        """Notes that the program draws from a DataLoader and, of the first one, how and where it was made."""
+        sampler = id(iterator._index_sampler)
+        if not self._facts:
+            self._facts = of_loader(iterator)
+            if sampler in self._loaders:
+                self._found["loader"] = self._loaders[sampler]
+        self._treatments.draw(sampler)
+
     def _keep_loss(self, loss: Any) -> None:
         result, unscaled = self._scaled.pop(id(loss), (None, None))
         if result and result() is loss:
@@ -287,11 +292,15 @@ class Probe:
             self._timeline.part.losses.append((loss, loss._version))
 
     def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
-        """Ends a part of the loop and, with the last one to measure, the program."""
+        """Ends a part of the loop with an update of the optimizer."""
         self._scaled.clear()
         self._regions.cut(self._timeline)
         self._timeline.end_part(id(optimizer), skipped=skipped)
         self._look_for_modules(optimizer)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Tells the host about the parts so far, and ends the program after the last one to measure."""
         if self._host is None:
             self._join()
         if self._host and (self._timeline.ended <= self._warmup or self._host.due()):

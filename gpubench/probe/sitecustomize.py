@@ -19,6 +19,7 @@ from typing import Any
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = "_gpubench_probe"
 ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
+INFERENCE_VARIABLE = "_GPUBENCH_INFERENCE"
 
 
 class _WaitForTorch(MetaPathFinder):
@@ -46,7 +47,7 @@ class _WaitForTorch(MetaPathFinder):
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 _tell("torch")
-                _load("hooks").install(os.environ)
+                _load("calls" if INFERENCE_VARIABLE in os.environ else "hooks").install(os.environ)
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec

@@ -136,6 +136,8 @@ class Timeline:
         """The host's time of the first mark in nanoseconds; 0 before it."""
         self.ended = 0
         """The number of parts so far."""
+        self._dropped: list[tuple[Mark, Mark]] = []
+        """The beginnings and the ends of the times that belong to no part."""
 
     @property
     def part(self) -> Part:
@@ -229,6 +231,15 @@ class Timeline:
         self.ended += 1
         self._part = Part([(self._open[-1] if self._open else self.base, mark)], device_idle=idle)
 
+    def restart(self) -> None:
+        """Begins the current part again, now: the time since the last part belongs to none."""
+        mark = self._clock.mark()
+        if self.ended:
+            self._dropped.append((self.part.marks[0][1], mark))
+        else:
+            self.began = mark.ns
+        self._part = Part([(self._open[-1] if self._open else self.base, mark)])
+
     @property
     def complete(self) -> int:
         """The number of complete steps so far; 0 while it is unknown how many parts a step has."""
@@ -262,14 +273,15 @@ class Timeline:
         return phases, loss, any(part.skipped for part in step) or any(values[len(losses) :])
 
     def end(self) -> float:
-        """Waits for the device, and returns the time from the first mark to the last update in seconds."""
+        """Waits for the device, and returns the time from the first part to the end of the last one in seconds."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now, last = self._clock.mark(), self.part.marks[0][1]
+        dropped = sum(_seconds(start, end) for start, end in self._dropped)
         if now.event is None or last.event is None:
-            return (last.ns - self.began) / 1e9
+            return (last.ns - self.began) / 1e9 - dropped
         now.event.synchronize()
-        return (now.ns - self.began) / 1e9 - float(last.event.elapsed_time(now.event)) / 1e3
+        return (now.ns - self.began) / 1e9 - float(last.event.elapsed_time(now.event)) / 1e3 - dropped
 
     def _length_of_step(self, ended: bool) -> int | None:
         """Returns the number of parts of a step; None while it is unknown."""
@@ -279,6 +291,13 @@ class Timeline:
             if ended or len(order) >= (2 * LONGEST_PERIOD if several else CERTAIN):
                 self._period = period(order)
         return self._period
+
+
+def _seconds(start: Mark, end: Mark) -> float:
+    """Returns the time between two passed marks: on the device if both have an event, and otherwise on the host."""
+    if start.event is None or end.event is None:
+        return (end.ns - start.ns) / 1e9
+    return float(start.event.elapsed_time(end.event)) / 1e3
 
 
 def period(order: Iterable[int]) -> int:

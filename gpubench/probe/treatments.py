@@ -111,12 +111,15 @@ class Treatments:
         if (benchmark := self._values.get("performance.cudnn_benchmark")) is not None:
             torch.backends.cudnn.benchmark = benchmark
 
-    def apply_to(self, roots: list[torch.nn.Module]) -> None:
-        """Applies what concerns the outermost modules, once they are known."""
+    def apply_to(self, roots: list[torch.nn.Module], *, updated: bool = True) -> None:
+        """Applies what concerns the outermost modules, once they are known.
+
+        `updated`: an optimizer has their parameters that need gradients, and they are laid out already.
+        """
         for root in roots:
             self._device = next((each.device.type for each in root.parameters()), self._device)
             self._widens = self._widens and all(each.dtype is not torch.bfloat16 for each in root.parameters())
-            self._lay_out(each for each in root.parameters() if not each.requires_grad)  # no optimizer has those
+            self._lay_out(each for each in root.parameters() if not (updated and each.requires_grad))
             if self._values.get("performance.compile") and not is_compiled(root) and hasattr(root, "compile"):
                 root.compile()
                 self._applied.add("performance.compile")

@@ -50,7 +50,9 @@ from gpubench.settings.schema import PROGRAM
 from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
+LATENCIES = ("latency_p50", "latency_p95", "latency_p99")
 OF_TRAINING = (
+    *LATENCIES,
     "throughput",
     "token_throughput",
     "step_time",
@@ -226,7 +228,7 @@ def _ranks(run: RunEvidence) -> int:
 def _speed(run: RunEvidence) -> str:
     """Returns the throughput with its uncertainty after a colon, or that nothing was measured.
 
-    It is the step time for a program whose samples are not known.
+    It is the step time for a program whose samples are not known. The latency of inference comes before it.
     """
     speed = run.metrics.get("throughput") or run.metrics.get("step_time")
     if speed is None and (run.untimed or run.status == directory.RUNNING):
@@ -239,7 +241,21 @@ def _speed(run: RunEvidence) -> str:
     known = f"from {number}" if ended or repeats == 1 else ""
     busy = "on a busy machine" if run.summary.others and run.summary.others.busy else ""
     qualified = " ".join(filter(None, (known, ended, busy)))
-    return f": {phrases.figure(speed)}" + (f", {qualified}" if qualified else "")
+    figures = [latency, phrases.figure(speed)] if (latency := _latency(run)) else [phrases.figure(speed)]
+    return f": {'; '.join(figures)}" + (f", {qualified}" if qualified else "")
+
+
+def _latency(run: RunEvidence) -> str:
+    """Returns the quantiles of the latency that are known, as "latency p50 3.1 ms, p95 3.4 ms"."""
+    known = [found for name in LATENCIES if (found := run.metrics.get(name))]
+    if known and known[0].too_noisy:
+        return f"latency {phrases.TOO_NOISY}"
+    said = [
+        f"{found.name.removeprefix('latency_')} {units.quantity(found.estimate, found.unit)}"
+        for found in known
+        if not found.too_noisy
+    ]
+    return f"latency {', '.join(said)}" if said else ""
 
 
 def _missing(run: RunEvidence, what: str) -> Paragraph:

@@ -117,6 +117,23 @@ def describe(groups: Sequence[ArrayLike]) -> Distribution:
     )
 
 
+def quantile(x: ArrayLike, share: float) -> float | None:
+    """Returns the quantile of one repeat's values that `share` of them do not exceed.
+
+    Returns None for fewer than `least_values(share)`, of which even the largest may well lie below the quantile.
+    """
+    values = _series(x)
+    return float(np.quantile(values, share)) if len(values) >= least_values(share) else None
+
+
+def least_values(share: float) -> int:
+    """Returns how many independent values have, with a probability of 95 %, at least one beyond the quantile.
+
+    That is the smallest n for which 1 - share^n >= 0.95: 5 for the median, 59 for 0.95 and 299 for 0.99.
+    """
+    return math.ceil(math.log(0.05) / math.log(share))
+
+
 def student_interval(values: ArrayLike) -> tuple[float, float] | None:
     """Returns the 95 % interval of the mean of independent values (Student's t, n - 1 degrees of freedom).
 

@@ -173,11 +173,13 @@ def summarise(
     gpus: Sequence[int] = (),
     matmul_precision: str | None = None,
     device_memory: int | None = None,
+    inference: bool = False,
 ) -> Summary:
     """Returns the summary of the repeats. Metrics whose value is unknown are absent.
 
     `device_name` is None on a CPU. `device_memory` is in bytes; None if unknown. `gpus` are the indices of the run's
     GPUs in `telemetry`. `matmul_precision` is how float32 products were computed; None if it follows from `precision`.
+    The steps of `inference` have a latency, and those of its ranks do not belong together.
     """
     found = [measured for repeat in repeats if (measured := measure(repeat, warmup_steps))]
     peak = hardware.peak_flops(device_name, precision, matmul_precision, device_memory) if device_name else None
@@ -187,7 +189,9 @@ def summarise(
         sum(stats.effective_size(measured.totals) for measured in found),
     )
     if found:
-        _times(metrics)
+        if inference:
+            _latencies(metrics)
+        _times(metrics, inference=inference)
         _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
         _costs(metrics)
     windows = [measured.window for measured in found]
@@ -207,7 +211,8 @@ def summarise(
             unknown_peak=(device_name, precision) if device_name and not peak else None,
             flops=flops,
             measured_peak=measured_peak,
-        ),
+        )
+        + warnings.collected(_unknown_quantiles(found) if inference else None),
     )
 
 
@@ -220,19 +225,44 @@ def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[Ste
     return slowed
 
 
-def _times(metrics: Metrics[Measured]) -> None:
+LATENCY = ("host_to_device", "forward")
+"""The phases between a batch on the host and its result."""
+QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
+
+
+def _latencies(metrics: Metrics[Measured]) -> None:
+    for name, share in QUANTILES.items():
+        metrics.add(name, lambda m, share=share: stats.quantile(_latency(m), share))  # type: ignore[misc]
+
+
+def _latency(measured: Measured) -> Floats:
+    """Returns the latency of each step of all ranks, which answer independently of each other."""
+    return np.concatenate([sum(steps.phase(name) for name in LATENCY) for steps in measured.ranks.values()])
+
+
+def _unknown_quantiles(found: Sequence[Measured]) -> str | None:
+    """Warns of the quantiles for which the repeat with the fewest latencies has too few."""
+    fewest = min((len(_latency(measured)) for measured in found), default=0)
+    unknown = {
+        name: stats.least_values(share) for name, share in QUANTILES.items() if stats.least_values(share) > fewest
+    }
+    return warnings.too_few_latencies(fewest, unknown) if found else None
+
+
+def _times(metrics: Metrics[Measured], *, inference: bool) -> None:
     found = metrics.found
     built = found[0].repeat.built
     metrics.add("throughput", lambda m: m.throughput if m.counts_samples else None)
     if built and (tokens := built.tokens_per_sample):
         metrics.add("token_throughput", lambda m: m.throughput * tokens)
-    metrics.add("step_time", lambda m: m.wall / m.window.steps, lambda m: m.totals)
+    metrics.add("step_time", lambda m: m.wall / m.window.steps, None if inference else lambda m: m.totals)
     for phase in dict.fromkeys(name for m in found for name in m.steps.phases):
         metrics.add(f"phase_{phase}", *_of_phase(phase))
     metrics.add("mean_of_rates", _mean_of_rates)
-    if len(found[0].ranks) > 1:
-        metrics.add("straggler_skew", _skew)
-    metrics.add("starved_steps", _idle_at_start)
+    if not inference:
+        if len(found[0].ranks) > 1:
+            metrics.add("straggler_skew", _skew)
+        metrics.add("starved_steps", _idle_at_start)
     metrics.add("closure_error", _closure_error)
 
 

@@ -153,6 +153,14 @@ def skipped_steps(skipped: Sequence[float]) -> str | None:
     return said if number else None
 
 
+def too_few_latencies(fewest: int, needed: Mapping[str, int]) -> str | None:
+    """Warns of quantiles that a repeat with `fewest` steps does not tell. `needed` has the steps that each takes."""
+    if not needed:
+        return None
+    named = " and ".join(f"{units.words(name)} ({steps} steps)" for name, steps in needed.items())
+    return f"no {named}: the shortest repeat has {units.counted(fewest, 'steady step')}: raise --steps"
+
+
 def no_mfu(unknown_peak: tuple[str, str] | None) -> str | None:
     """Warns of a GPU and a precision whose published peak is unknown."""
     if unknown_peak is None:

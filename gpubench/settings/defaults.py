@@ -30,10 +30,18 @@ from gpubench.settings.data_sources import (
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import CompletedTrainSettings, MemorySettings, RunSettings, TrainSettings
-from gpubench.settings.sections import DataSettings, Device, DistributedSettings, Precision, TrainingSettings
+from gpubench.settings.sections import (
+    INFERENCE_STEPS,
+    DataSettings,
+    Device,
+    DistributedSettings,
+    Precision,
+    TrainingSettings,
+)
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
+FOR_QUANTILES = "enough for the 99th percentile"
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
 
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
@@ -50,8 +58,12 @@ class Gaps:
     def fill(self, key: str, value: Any, reason: str) -> Any:
         """Returns the given value of `key`, or else chooses `value`."""
         if self._values[key] is None:
-            self._values[key], self.reasons[key] = value, reason
+            self.choose(key, value, reason)
         return self._values[key]
+
+    def choose(self, key: str, value: Any, reason: str) -> None:
+        """Sets the value of `key`, which is not given."""
+        self._values[key], self.reasons[key] = value, reason
 
     def filled(self) -> Any:
         """Returns the settings as an instance of the completed class. Raises SettingsError."""
@@ -66,6 +78,8 @@ def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str,
     """
     gaps = Gaps(settings)
     fill_training(settings, gaps, on_gpu=fill_device(settings, gaps) is Device.cuda)
+    if settings.inference and settings.training.epochs is None and settings.training.seconds is None:
+        gaps.fill("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
     return gaps.filled(), gaps.reasons
 
 

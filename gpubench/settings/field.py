@@ -53,6 +53,8 @@ class Setting:
     """A fact of the built model that is compared instead of it, where both runs have recorded the fact."""
     from_outside: FromOutside | None = None
     """How it changes a program of the user; None for a setting that does not."""
+    training_only: bool = False
+    """Whether it changes nothing where a forward pass is all that is computed."""
 
 
 def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:

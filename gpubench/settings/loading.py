@@ -27,7 +27,7 @@ from gpubench.foreign_files import RUN, TRIALS
 from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
-from gpubench.settings.field import Conflict, aliases, declared_key, fields
+from gpubench.settings.field import Conflict, aliases, declared_key, fields, setting
 from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
 from gpubench.settings.schema import COMMANDS, KINDS, PROGRAM, CompletedSettings, RunSettings
 from gpubench.units import listed
@@ -158,6 +158,7 @@ def _is_default(writer: type[RunSettings], reader: type[RunSettings], key: str, 
 
 
 ENVIRONMENT_PREFIX = "GPUBENCH_"
+VS = "--vs"
 OPPOSITE = {"true": "false", "false": "true"}
 MOST_BYTES = 2**20  # largest size of a file of settings
 
@@ -244,7 +245,7 @@ def complete_all(
             raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
     if launched_by_torchrun() and vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
-    runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), "--vs")] if vs else [base]
+    runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), VS)] if vs else [base]
     return [completed(run, complete) for run in runs]
 
 
@@ -253,10 +254,35 @@ def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, 
 
     `complete` is the command's own function. Its errors pass through, with the origins of the settings.
     """
+    configuration = without_training(configuration)
     with naming_origins(configuration.origins):
         settings, reasons = complete(configuration.settings)
     chosen = {key: FILLED_IN + reason for key, reason in reasons.items()}
     return Configuration(settings, configuration.origins | chosen)
+
+
+def without_training(configuration: Configuration[S]) -> Configuration[S]:
+    """Returns the configuration of a run of inference with the defaults of what only training uses.
+
+    A preset or a file may describe training as well. Raises SettingsError for such a setting from the command line or
+    the environment. A run of training, or of another kind, is returned as it is.
+    """
+    settings, origins = configuration.settings, configuration.origins
+    if not getattr(settings, "inference", False):
+        return configuration
+    idle = {key: field.get_default() for key, field in fields(type(settings)).items() if setting(field).training_only}
+    values = flatten(settings.model_dump())
+    changed = {key: default for key, default in idle.items() if values[key] != default}
+    asked = [key for key in changed if origins.get(key, "").startswith((COMMAND_LINE, VS, ENVIRONMENT_PREFIX))]
+    if asked:
+        pronoun = "it" if len(asked) == 1 else "them"
+        raise SettingsError(
+            with_origins(f"inference does not use {listed(asked)}", asked, origins),
+            f"leave {pronoun} out, or measure training without --inference",
+            keys=asked,
+        )
+    kept = {key: origin for key, origin in origins.items() if key not in changed}
+    return Configuration(apply_overrides(settings, changed), kept) if changed else configuration
 
 
 def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | None = None) -> dict[str, Any]:

@@ -71,6 +71,11 @@ class RunSettings(Section, Generic[Open]):
     logging: LoggingSettings = LoggingSettings()
 
 
+def _inference() -> Any:
+    """Returns the field that turns a run of training into one of inference, which is other work."""
+    return workload(False, "measure inference instead of training: forward passes without gradients")
+
+
 class TrainSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench`."""
 
@@ -83,6 +88,7 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
         "older GPU, fp32 on a CPU",
         depends_on=("device",),
     )
+    inference: bool = _inference()
     model: ModelSettings[Open] = ModelSettings()
     data: DataSettings[Open] = DataSettings()
     training: TrainingSettings[Open] = TrainingSettings()
@@ -286,7 +292,7 @@ class CommandSettings(Section):
     command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
     directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
     ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
-    patience: Seconds = protocol(600.0, "seconds that the program may take until its first optimizer step")
+    patience: Seconds = protocol(600.0, "seconds that the program may take until its first step")
     grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
 
     @property
@@ -301,15 +307,21 @@ def _of_program(
     place: Place,
     numbers: Literal["same", "rounding", "type"],
     environment: Sequence[str] = (),
+    **more: Any,
 ) -> Any:
     """Returns the field of a setting that the probe changes in a program; see `FromOutside`."""
     outside = FromOutside(code, place, numbers)
-    return treatment(None, f"{meaning}; default: as the program does", environment=environment, from_outside=outside)
+    meaning = f"{meaning}; default: as the program does"
+    return treatment(None, meaning, environment=environment, from_outside=outside, **more)
 
 
 class ProgramTraining(Section):
     steps: Positive | Literal["all"] = protocol(
-        DEFAULT_STEPS, "optimizer steps measured in each repeat; all: until the program ends by itself", alias="steps"
+        DEFAULT_STEPS,
+        "optimizer steps, or calls of the model in inference, measured in each repeat; default: 50, or 400 of "
+        "inference; all: until the program ends by itself",
+        depends_on=("inference",),
+        alias="steps",
     )
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
@@ -320,6 +332,7 @@ class ProgramTraining(Section):
         | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
         "optimizer",
         "rounding",
+        training_only=True,
     )
 
 
@@ -421,6 +434,7 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     command: ClassVar[str] = PROGRAM
     experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
     program: CommandSettings = CommandSettings()
+    inference: bool = _inference()
     training: ProgramTraining = ProgramTraining()
     data: ProgramData = ProgramData()
     precision: Literal["fp32", "bf16"] | None = _of_program(

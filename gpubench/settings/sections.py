@@ -14,6 +14,8 @@ from gpubench.settings.field import Conflict, Open, Section, protocol, scale, tr
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 DEFAULT_STEPS = 50
+INFERENCE_STEPS = 400
+"""The default number of forward passes: enough for the 99th percentile of each repeat, also after a long warm-up."""
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -118,6 +120,7 @@ class ModelSettings(Section, Generic[Open]):
         False,
         "recompute activations in the backward pass instead of storing them: true for all blocks, k for "
         "every k-th block, or module names (layers.*.mlp,layers.0)",
+        training_only=True,
     )
 
 
@@ -155,9 +158,12 @@ class TrainingSettings(Section, Generic[Open]):
         depends_on=("model.name", "device"),
         alias="batch_size",
     )
-    grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step")
+    grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step", training_only=True)
     steps: Positive | None = protocol(
-        None, "optimizer steps measured in each repeat; default: 50, unless epochs or seconds is set", alias="steps"
+        None,
+        "optimizer steps, or forward passes of inference, measured in each repeat; default: 50, or 400 of inference, "
+        "unless epochs or seconds is set",
+        alias="steps",
     )
     epochs: Positive | None = protocol(
         None, "measure this many passes over the data instead of a number of steps", alias="epochs"
@@ -168,19 +174,26 @@ class TrainingSettings(Section, Generic[Open]):
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
     )
-    optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer")
+    optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer", training_only=True)
     optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = treatment(
-        "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU"
+        "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU", training_only=True
     )
     read_loss: bool = treatment(
-        False, "read the loss after every step, as a loop that logs it does; makes the host wait for the device"
+        False,
+        "read the loss after every step, as a loop that logs it does; makes the host wait for the device",
+        training_only=True,
     )
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(1e-3, "learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd")
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(0.0, "weight decay")
-
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(
+        1e-3, "learning rate", training_only=True
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd", training_only=True)
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(
+        0.0, "weight decay", training_only=True
+    )
     clip_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = treatment(
-        None, "largest norm of all gradients together; larger ones are scaled down to it before the update"
+        None,
+        "largest norm of all gradients together; larger ones are scaled down to it before the update",
+        training_only=True,
     )
 
     @model_validator(mode="after")
@@ -246,16 +259,21 @@ class RankSettings(Section, Generic[Open]):
 
 class DistributedSettings(RankSettings[Open], Generic[Open]):
     strategy: Literal["ddp", "fsdp2"] = treatment(
-        "ddp", "how several ranks train together: DistributedDataParallel or FSDP2"
+        "ddp", "how several ranks train together: DistributedDataParallel or FSDP2", training_only=True
     )
     sync_gradients: Literal["last", "each"] = treatment(
-        "last", "reduce gradients after the last accumulated pass, or after each one (which saves memory with fsdp2)"
+        "last",
+        "reduce gradients after the last accumulated pass, or after each one (which saves memory with fsdp2)",
+        training_only=True,
     )
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(25.0, "size of a DDP gradient bucket in MiB")
+    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(
+        25.0, "size of a DDP gradient bucket in MiB", training_only=True
+    )
     separate_reduce_scatter: bool = treatment(
         False,
         "fsdp2: use a separate communicator for the reduce-scatter of gradients, so that it can overlap "
         "with the all-gather of parameters; needs PyTorch 2.13",
+        training_only=True,
     )
     timeout: Seconds = protocol(300.0, "timeout of a collective after the warm-up, in seconds")
 

@@ -16,6 +16,8 @@ or a triple (module, make_batch, loss): `make_batch(batch_size)` returns nested 
 and `loss(module, batch)` runs the forward pass and returns a scalar tensor. The module passed to `loss` may be a
 wrapper (DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device. A
 fourth element may be `optimizer(parameters)`, which returns a torch.optim.Optimizer or (optimizer, scheduler).
+Inference needs no loss: it takes (module, make_batch), and passes the batch to the module, a tuple or a list as several
+arguments and a dict as arguments by name. It still calls a loss that it is given, which knows how to call the module.
 """
 
 import difflib
@@ -221,6 +223,34 @@ def supervised_loss(module: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
     return functional.mse_loss(output, targets)
 
 
+def call(module: nn.Module, batch: Any) -> object:
+    """Calls the module with a batch: with its parts, by their names if it has names, or with a single tensor."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def supervised_forward(module: nn.Module, batch: Any) -> object:
+    """Calls the module with the inputs of a pair (inputs, targets), or with a batch that has no targets."""
+    return module(batch[0]) if isinstance(batch, tuple | list) else call(module, batch)
+
+
+def language_forward(module: nn.Module, batch: Mapping[str, Tensor]) -> object:
+    """Computes the logits of all tokens, without a cache: what generation calls the prefill."""
+    return module(input_ids=batch["input_ids"])
+
+
+def denoising_forward(module: nn.Module, batch: Mapping[str, Tensor]) -> object:
+    """Predicts the noise in an image once, as each step of a sampler does."""
+    text = (batch["text"],) if "text" in batch else ()
+    return module(batch["clean"], batch["timesteps"], *text).sample
+
+
+def no_loss(module: nn.Module, batch: Any) -> Tensor:
+    """Stands for the loss of a model that only inference takes."""
+    raise ModelError("the model came without a loss", "return (module, make_batch, loss), or use --inference")
+
+
 def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Returns the cross-entropy for the labels of the batch, or for each next token if it has no labels.
 
@@ -307,7 +337,7 @@ _UNET_CONDITIONS = ("class_embed_type", "num_class_embeds", "addition_embed_type
 
 @dataclass(frozen=True)
 class Workload:
-    """A module on the CPU in training mode, with its batches and its loss.
+    """A module on the CPU, in training mode unless it is built for inference, with its batches and its loss.
 
     The sizes are None if they do not apply or are unknown.
     """
@@ -315,6 +345,8 @@ class Workload:
     module: nn.Module
     loss: Callable[[nn.Module, Any], Tensor]
     """Runs the forward pass of the module, which may be wrapped or compiled, and returns a scalar."""
+    forward: Callable[[nn.Module, Any], object]
+    """Runs the forward pass as inference does; without the loss, unless only the user's loss can call the module."""
     make_batch: Callable[[int], Any] | None
     """Draws a batch of random CPU tensors from torch's default generator; None if only the data gives the inputs.
 
@@ -334,12 +366,13 @@ class Workload:
     """Returns the user's own optimizer, or (optimizer, scheduler), of parameters; None for that of the settings."""
 
 
-def build(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
+def build(model: ModelSettings, data: DataSettings, seed: int, *, inference: bool = False) -> Workload:
     """Builds the workload that `model.name` names, with random weights from `seed`.
 
     The name is that of a built-in model, or else a folder with a config.json of transformers or diffusers, of which
     neither weights nor code are used, or else `module:callable`. The sizes are `data.image_size` and
-    `data.sequence_length`, or else those of the model.
+    `data.sequence_length`, or else those of the model. For `inference` it is in evaluation mode, and needs neither a
+    loss nor parameters to train.
 
     Raises ModelError if there is no such model, if it cannot be built, or if gpubench cannot make batches for it.
     """
@@ -348,16 +381,20 @@ def build(model: ModelSettings, data: DataSettings, seed: int) -> Workload:
     if model.name not in MODELS and Path(model.name).is_dir():
         workload = _from_folder(Path(model.name), data, seed)
     elif ":" in model.name:
-        workload = _from_callable(model.name, model.arguments, seed)
+        workload = _from_callable(model.name, model.arguments, seed, inference)
         if workload.make_batch is None and data.source in SYNTHETIC:
             raise ModelError(
                 f"model {model.name!r} returned a module alone, whose inputs gpubench does not know, "
                 f"and data.source is {data.source}",
-                "return (module, make_batch, loss): make_batch(n) gives a batch of n random samples, and "
-                "loss(module, batch) a scalar; or set data.source to module:callable, which returns a dataset",
+                f"return (module, make_batch{'' if inference else ', loss'}): make_batch(n) gives a batch of n random "
+                f"samples{'' if inference else ', and loss(module, batch) a scalar'}; or set data.source to "
+                "module:callable, which returns a dataset",
             )
     else:
         workload = _from_spec(find(model.name), data, seed)
+    if inference:
+        workload.module.eval()
+        return workload
     if not any(parameter.requires_grad for parameter in workload.module.parameters()):
         raise ModelError(
             f"model {model.name!r} has no parameters to train", "return a module with trainable parameters"
@@ -404,24 +441,27 @@ def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
         ) from error
 
 
-def _from_callable(name: str, arguments: Mapping[str, Any], seed: int) -> Workload:
+def _from_callable(name: str, arguments: Mapping[str, Any], seed: int, inference: bool) -> Workload:
     build = find_callable("model", name, ModelError, arguments)
     torch.manual_seed(seed)
     returned = build()
     match returned:
         case nn.Module():
-            return Workload(returned, supervised_loss, None, None, "as in the data")
+            return Workload(returned, supervised_loss, supervised_forward, None, None, "as in the data")
+        case (nn.Module() as module, make_batch) | (nn.Module() as module, make_batch, None) if inference and callable(
+            make_batch
+        ):
+            return Workload(module, no_loss, call, make_batch, None, "as in make_batch")
         case (nn.Module() as module, make_batch, loss) if callable(make_batch) and callable(loss):
-            return Workload(module, loss, make_batch, None, "as in make_batch")
+            return Workload(module, loss, loss, make_batch, None, "as in make_batch")
         case (nn.Module() as module, make_batch, loss, optimizer) if all(map(callable, (make_batch, loss, optimizer))):
-            return Workload(module, loss, make_batch, None, "as in make_batch", optimizer=optimizer)
+            return Workload(module, loss, loss, make_batch, None, "as in make_batch", optimizer=optimizer)
     kinds = (
         ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else type(returned).__name__
     )
-    raise ModelError(
-        f"model {name!r} returned {kinds}",
-        "return an nn.Module, (nn.Module, make_batch, loss) or (nn.Module, make_batch, loss, optimizer)",
-    )
+    accepted = "(nn.Module, make_batch, loss) or (nn.Module, make_batch, loss, optimizer)"
+    accepted = f"(nn.Module, make_batch), {accepted}" if inference else f"{accepted}; --inference needs no loss"
+    raise ModelError(f"model {name!r} returned {kinds}", f"return an nn.Module, {accepted}")
 
 
 def _transformers(
@@ -436,6 +476,7 @@ def _transformers(
             f"gpubench cannot make batches for the architecture {model_class!r}",
             f"it supports the transformers classes *{', *'.join(TASK_OF_SUFFIX)}; wrap others as module:callable",
         )
+    module: Any
     if task is Task.image_classification:
         size = image_size or _side(getattr(config, "image_size", 224))
         patch = getattr(config, "patch_size", 1)
@@ -450,7 +491,10 @@ def _transformers(
         channels, classes = config.num_channels, config.num_labels
         images = functools.partial(labelled_images, channels=channels, classes=classes, size=size)
         shape = f"{channels}x{size}x{size}"
-        return Workload(cls(config), supervised_loss, images, task, shape, image_size=size, classes=classes)
+        module = cls(config)
+        return Workload(
+            module, supervised_loss, supervised_forward, images, task, shape, image_size=size, classes=classes
+        )
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or sys.maxsize
     length = sequence_length or min(positions, LONGEST[task])
@@ -465,11 +509,18 @@ def _transformers(
     torch.manual_seed(seed)
     random_tokens = tokens if task is Task.causal_lm else masked_tokens
     draw = functools.partial(random_tokens, vocabulary=text.vocab_size, length=length)
-    module: Any = cls(config)
+    module = cls(config)
     if task is Task.causal_lm:
         module.loss_type = "ForCausalLM"  # transformers does not infer it from *LMHeadModel, and warns
     return Workload(
-        module, language_loss, draw, task, f"{length} tokens", sequence_length=length, vocabulary=text.vocab_size
+        module,
+        language_loss,
+        language_forward,
+        draw,
+        task,
+        f"{length} tokens",
+        sequence_length=length,
+        vocabulary=text.vocab_size,
     )
 
 
@@ -506,7 +557,7 @@ def _diffusers(
     if size % multiple:
         raise ModelError(f"data.image_size {size} does not suit {model_class}", f"use a multiple of {multiple}")
     draw = functools.partial(noise, channels=channels, size=side, text_shape=text_shape)
-    return Workload(module, denoising_loss, draw, task, shape, image_size=side)
+    return Workload(module, denoising_loss, denoising_forward, draw, task, shape, image_size=side)
 
 
 def _side(size: Any) -> int:

@@ -47,10 +47,14 @@ class Autocast(Arithmetic):
         return torch.autocast(self.device.type, dtype=self.dtype)
 
 
-class ScaledAutocast(Autocast):
-    """The precision amp: torch.autocast with float16, and a gradient scaler, which skips steps with overflows."""
+class HalfAutocast(Autocast):
+    """The precision amp of inference: torch.autocast with float16."""
 
     dtype = torch.float16
+
+
+class ScaledAutocast(HalfAutocast):
+    """The precision amp of training: also with a gradient scaler, which skips steps with overflows."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -76,10 +80,10 @@ class ScaledAutocast(Autocast):
         return scale
 
 
-def arithmetic(precision: Precision, device: torch.device) -> Arithmetic:
+def arithmetic(precision: Precision, device: torch.device, *, inference: bool = False) -> Arithmetic:
     """Returns the implementation of `precision`, which `refuse` must have accepted."""
     if precision is Precision.amp:
-        return ScaledAutocast(device)
+        return HalfAutocast(device) if inference else ScaledAutocast(device)
     if precision is Precision.bf16:
         return Autocast(device)
     return Arithmetic(device)

@@ -1,4 +1,4 @@
-"""The worker of `gpubench train-bench`: builds the model, trains it for each repeat, and reports events."""
+"""The worker of `gpubench train-bench`: builds the model, trains or runs it in each repeat, and reports events."""
 
 import logging
 import os
@@ -27,43 +27,44 @@ from gpubench.worker.compute_rates import count_flops, measure_peak, time_refere
 from gpubench.worker.dataloader import Feed, to_device
 from gpubench.worker.datasets import open_dataset
 from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.inference import build_predictor
 from gpubench.worker.memory_peaks import free_memory
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import arithmetic, refuse, restore_float32_matmul, set_float32_matmul
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.worker.timing import StepTimer, clock_of
-from gpubench.worker.training import Event, Trainer, build_trainer, train
+from gpubench.worker.training import Event, Loop, build_trainer, run_steps
 
 log = logging.getLogger("gpubench.worker.train_bench")
 
-METHOD = "torch.utils.flop_counter.FlopCounterMode over one real forward and backward pass"
+METHOD = "torch.utils.flop_counter.FlopCounterMode over {}"
 
 
-def inspect(trainer: Trainer, feed: Feed, activity: Activity) -> Iterator[Event]:
+def inspect(loop: Loop, feed: Feed, activity: Activity) -> Iterator[Event]:
     """Counts FLOPs, measures the attainable peak and traces the graph, after the timed steps.
 
     All ranks take part in counting FLOPs, because a sharded model needs them; only rank 0 reports.
     """
-    settings = trainer.settings
+    settings = loop.settings
     batch = next(feed.epoch(0), None)
     if batch is None:  # the stream of samples has ended
         log.warning("FLOPs are not counted: the data has ended")
         return
-    batch = to_device(batch, trainer.device, channels_last=settings.performance.channels_last)
+    batch = to_device(batch, loop.device, channels_last=settings.performance.channels_last)
     if settings.measurement.count_flops:
         activity.doing = "counting FLOPs"
-        counted = _flops(trainer, batch)
-        if trainer.ranks.is_rank_zero:
+        counted = _flops(loop, batch)
+        if loop.ranks.is_rank_zero:
             yield counted
-    if not trainer.ranks.is_rank_zero:
+    if not loop.ranks.is_rank_zero:
         return
     if settings.measurement.measure_peak:
         activity.doing = "measuring the peak"
-        yield _peak(trainer.device, _DTYPES[settings.precision])
+        yield _peak(loop.device, _DTYPES[settings.precision])
     if settings.logging.graph and settings.distributed.strategy == "ddp":
         activity.doing = "tracing the graph"
-        if graph := _graph(trainer.workload.module, batch):
+        if graph := _graph(loop.workload.module, batch):
             yield events.GraphTraced(rank=0, graph=graph)
 
 
@@ -75,39 +76,31 @@ _DTYPES = {
 }
 
 
-def _flops(trainer: Trainer, batch: Any) -> events.FlopsCounted:
+def _flops(loop: Loop, batch: Any) -> events.FlopsCounted:
     """Counts the FLOPs of one sample: model FLOPs without recomputation, and hardware FLOPs with it."""
-    workload, samples = trainer.workload, trainer.settings.training.batch_size
+    samples, method = loop.settings.training.batch_size, METHOD.format(loop.PASSES)
 
-    def step() -> None:
-        with trainer.arithmetic.forward():
-            loss = workload.loss(workload.module, batch)
-        loss.backward()
-        workload.module.zero_grad(set_to_none=True)
+    def unknown(reason: str) -> events.FlopsCounted:
+        return events.FlopsCounted(
+            rank=0, model_flops_per_sample=None, hardware_flops_per_sample=None, method=method, reason=reason
+        )
 
     try:
-        performed = work = count_flops(step)
-        if trainer.disable_checkpointing:
-            trainer.disable_checkpointing()
-            work = count_flops(step)
+        performed = work = count_flops(lambda: loop.compute(batch))
+        if loop.disable_checkpointing:
+            loop.disable_checkpointing()
+            work = count_flops(lambda: loop.compute(batch))
     except Exception as error:  # the user's model may raise any exception; the measured times are valid without FLOPs
         log.warning("FLOPs could not be counted: %s", error)
-        workload.module.zero_grad(set_to_none=True)
-        return _unknown(f"{type(error).__name__}: {error}")
+        return unknown(f"{type(error).__name__}: {error}")
     if not work.total:
-        return _unknown("FlopCounterMode counts none of the model's operators")
+        return unknown("FlopCounterMode counts none of the model's operators")
     return events.FlopsCounted(
         rank=0,
         model_flops_per_sample=work.total / samples,
         hardware_flops_per_sample=performed.total / samples,
-        method=METHOD,
+        method=method,
         by_operator=work.by_operator,
-    )
-
-
-def _unknown(reason: str) -> events.FlopsCounted:
-    return events.FlopsCounted(
-        rank=0, model_flops_per_sample=None, hardware_flops_per_sample=None, method=METHOD, reason=reason
     )
 
 
@@ -211,7 +204,7 @@ def set_up(settings: CompletedTrainSettings, ranks: Ranks, store: Store | None) 
 
 
 def allow_for_setup(settings: CompletedTrainSettings, activity: Activity) -> None:
-    """Sets the longer time limits for building, compiling and warm-up. `training.train` ends them."""
+    """Sets the longer time limits for building, compiling and warm-up. `training.run_steps` ends them."""
     activity.patience_factor = patience_factor(settings)
     distributed.limit_collectives(setup_timeout(settings))
 
@@ -258,18 +251,18 @@ def run_repeat(
     repeat: int,
     job: events.Job,
 ) -> Iterator[Event]:
-    """Builds the model, trains it for one repeat, and after the first repeat calls `inspect`."""
+    """Builds the model, runs its steps for one repeat, and after the first repeat calls `inspect`."""
     began = time.perf_counter()
     timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
-    trainer, feed = prepare(settings, ranks, device, activity, timer)
-    parameters = list(trainer.workload.module.parameters())
+    loop, feed = prepare(settings, ranks, device, activity, timer)
+    parameters = list(loop.workload.module.parameters())
     yield events.ModelBuilt(
         rank=ranks.rank,
         repeat=repeat,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        sample_shape=trainer.workload.sample_shape,
-        tokens_per_sample=trainer.workload.sequence_length,
+        sample_shape=loop.workload.sample_shape,
+        tokens_per_sample=loop.workload.sequence_length,
         seconds=time.perf_counter() - began,
     )
     activity.doing = "loading the first batch"
@@ -277,13 +270,13 @@ def run_repeat(
         refuse_short(settings, feed.batches_per_epoch)
         on_cpu = device.type == "cpu"  # for a GPU, telemetry records the clocks
         before = time_reference_workload() if on_cpu else 0.0
-        yield from train(trainer, feed, repeat, calendar(job)())
+        yield from run_steps(loop, feed, repeat, calendar(job)())
         if on_cpu:
             yield events.ReferenceWorkloadTimed(
                 rank=ranks.rank, repeat=repeat, seconds=(before + time_reference_workload()) / 2
             )
         if repeat == 0:
-            yield from inspect(trainer, feed, activity)
+            yield from inspect(loop, feed, activity)
 
 
 def profile_repeat(
@@ -300,21 +293,21 @@ def profile_repeat(
         settings = apply_overrides(settings, {"performance.compile": False})
     with TemporaryDirectory(prefix="gpubench-") as folder:
         timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
-        loop: AbstractContextManager[Any] = nullcontext()
+        record: AbstractContextManager[Any] = nullcontext()
         recording = None
         if profiling.all_ranks or ranks.is_rank_zero:
-            loop = recording = Recording(profiling, device, ranks.rank, Path(folder))
+            record = recording = Recording(profiling, device, ranks.rank, Path(folder))
             timer = RecordedTimer(clock_of(device), activity, repeat, ranks.rank, recording)
-        trainer, feed = prepare(settings, ranks, device, activity, timer)
+        loop, feed = prepare(settings, ranks, device, activity, timer)
         if recording and profiling.modules and not settings.performance.compile:
-            annotate_modules(trainer.workload.module)
+            annotate_modules(loop.workload.module)
         activity.doing = "loading the first batch"
         try:
-            with feed, loop:
+            with feed, record:
                 unit = steps_in_unit(settings, feed.batches_per_epoch)
                 if recording:
                     recording.unit = unit
-                yield from train(trainer, feed, repeat, calendar(job)(), unit * profiling.units)
+                yield from run_steps(loop, feed, repeat, calendar(job)(), unit * profiling.units)
         except Exception:
             # The cycles before the failure are kept.
             yield from recorded(recording.files() if recording else [], ranks.rank, repeat)
@@ -325,19 +318,31 @@ def profile_repeat(
 
 def prepare(
     settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
-) -> tuple[Trainer, Feed]:
-    """Returns the model, ready to train, and its batches."""
+) -> tuple[Loop, Feed]:
+    """Returns the model, ready for its first step, and its batches."""
     activity.doing = "building the model"
-    workload = build(settings.model, settings.data, settings.seed)
-    if workload.optimizer is not None:
+    workload = build(settings.model, settings.data, settings.seed, inference=settings.inference)
+    if workload.optimizer is not None and not settings.inference:
         refuse_beside_optimizer(settings.training)
     restore_float32_matmul(settings.precision, settings.performance.matmul_precision)
-    trainer = build_trainer(settings, ranks, device, workload, arithmetic(settings.precision, device), timer)
+    loop = build_loop(
+        settings,
+        ranks,
+        device,
+        workload,
+        arithmetic(settings.precision, device, inference=settings.inference),
+        timer,
+    )
     activity.doing = "opening the dataset"
     feed = open_feed(settings, ranks, device, workload)
     if feed.own_loader:
         refuse_beside_loader(settings)
-    return trainer, feed
+    return loop, feed
+
+
+def build_loop(settings: CompletedTrainSettings, *parts: Any) -> Loop:
+    """Returns the loop of the settings: that of inference or of training, which are built of the same parts."""
+    return build_predictor(settings, *parts) if settings.inference else build_trainer(settings, *parts)
 
 
 def open_feed(settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:

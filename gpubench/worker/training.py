@@ -1,12 +1,16 @@
-"""One repeat of a training benchmark: prepares the model, and runs the training loop as a generator of events."""
+"""One repeat of a benchmark: prepares a model for training, and runs a loop of steps as a generator of events.
+
+`worker/inference.py` has the loop whose steps are forward passes only.
+"""
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import msgspec
 import torch
@@ -20,6 +24,7 @@ from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import plan
 from gpubench.settings.defaults import sharded_sgd
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
+from gpubench.settings.sections import PerformanceSettings
 from gpubench.worker import distributed
 from gpubench.worker.dataloader import Feed, tensors, to_device
 from gpubench.worker.memory_peaks import SetupPeaks, end_of_setup, peaks
@@ -36,23 +41,40 @@ class Batches(Protocol):
     def __next__(self) -> Any: ...
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """Everything that a training step needs."""
+@dataclass(frozen=True, kw_only=True)
+class Loop(ABC):
+    """Everything that the steps of a loop need."""
 
+    PASSES: ClassVar[str]
+    """What a step computes on one batch, in words."""
     settings: CompletedTrainSettings
     ranks: Ranks
     device: torch.device
     workload: Workload
     module: nn.Module
     """The workload's module on the device, wrapped and compiled according to the settings."""
-    optimizer: torch.optim.Optimizer
     arithmetic: Arithmetic
     timer: StepTimer[Any]
-    scheduler: LRScheduler | None = None
-    """The user's own learning rate scheduler, which steps after every update."""
     disable_checkpointing: Callable[[], None] | None = None
     """A function that undoes activation checkpointing; None without checkpointing."""
+
+    @abstractmethod
+    def step(self, batches: Batches, samples: int) -> None:
+        """Runs one step, with a mark at the start of every phase. `samples` is the number of samples in it."""
+
+    @abstractmethod
+    def compute(self, batch: Any) -> None:
+        """Runs PASSES over one batch with the plain module, outside of the steps, and changes no weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer(Loop):
+    """Everything that a training step needs."""
+
+    PASSES = "one real forward and backward pass"
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | None = None
+    """The user's own learning rate scheduler, which steps after every update."""
 
     def step(self, batches: Batches, samples: int) -> None:
         """Runs one optimizer step over `grad_accumulation` batches, with a mark at the start of every phase.
@@ -90,6 +112,15 @@ class Trainer:
         if self.settings.training.read_loss:
             total.item()
 
+    def compute(self, batch: Any) -> None:
+        module = self.workload.module
+        try:
+            with self.arithmetic.forward():
+                loss = self.workload.loss(module, batch)
+            loss.backward()
+        finally:
+            module.zero_grad(set_to_none=True)
+
 
 def checked_loss(loss: object) -> Tensor:
     """Returns `loss` if it is a scalar tensor with a gradient. Raises ModelError otherwise."""
@@ -110,17 +141,15 @@ def build_trainer(
     timer: StepTimer[Any],
 ) -> Trainer:
     """Moves the model to the device, wraps and compiles it, and creates its optimizer."""
-    performance = settings.performance
     which = settings.model.activation_checkpointing
     forget = checkpoint_activations(workload.module, which) if which else None
-    plain = workload.module if device.type == "cpu" else workload.module.to(device)
-    if performance.channels_last:
-        to_channels_last(plain)
-    module = distributed.wrap(
-        plain, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
+    plain = placed(workload.module, settings.performance, device)
+    module = compiled(
+        distributed.wrap(
+            plain, settings.distributed, settings.precision, device, lambda: timer.enter(EXPOSED_COMMUNICATION)
+        ),
+        settings.performance,
     )
-    if performance.compile:
-        module = cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
     if workload.optimizer is None:
         optimizer, scheduler = make_optimizer(settings, plain, device), None
     else:
@@ -137,6 +166,21 @@ def build_trainer(
         timer=timer,
         disable_checkpointing=forget,
     )
+
+
+def placed(module: nn.Module, performance: PerformanceSettings, device: torch.device) -> nn.Module:
+    """Moves the module to the device, in the memory format of the settings."""
+    plain = module if device.type == "cpu" else module.to(device)
+    if performance.channels_last:
+        to_channels_last(plain)
+    return plain
+
+
+def compiled(module: nn.Module, performance: PerformanceSettings) -> nn.Module:
+    """Returns the module, compiled if the settings say so."""
+    if not performance.compile:
+        return module
+    return cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
 
 
 def to_channels_last(module: nn.Module) -> None:
@@ -218,19 +262,19 @@ READ_SECONDS = 0.1  # seconds between two reads of finished steps; on a GPU each
 CALIBRATION_STEPS = 3  # minimum number of steps before a limit in seconds is converted to steps
 
 
-def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
+def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
     """Runs `steps` steps, by default the number in the settings, and yields events as the device finishes them.
 
     `unix_time` is the current time in seconds since the epoch, from the clock for the times of the steps. Raises
     NonFiniteLoss with the number of the step, and DataError if the data does not fill one step.
     """
     called = time.perf_counter()
-    training, rank = trainer.settings.training, trainer.ranks.rank
+    training, rank = loop.settings.training, loop.ranks.rank
     planned = steps or plan(training, feed.batches_per_epoch)
     yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
-    scale = trainer.arithmetic.scale()
+    scale = loop.arithmetic.scale()
     reader = StepReader(None if scale is None else float(scale))
-    timer = trainer.timer
+    timer = loop.timer
     setup = SetupPeaks(setup_peak_allocated=None, setup_peak_reserved=None)
 
     distributed.barrier()
@@ -238,7 +282,7 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: in
     began = time.perf_counter()
     timer.start(unix_time + began - called)  # includes the wait for the other ranks
     try:
-        yield from _steps(trainer, Epochs(feed, training.batch_size), reader, repeat, planned, setup)
+        yield from _steps(loop, Epochs(feed, training.batch_size), reader, repeat, planned, setup)
     except Exception:
         with suppress(RuntimeError):  # finished steps are reported after an error too, if the device can still be read
             yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
@@ -247,34 +291,34 @@ def train(trainer: Trainer, feed: Feed, repeat: int, unix_time: float, steps: in
     wall = time.perf_counter() - began
     yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
     reader.raise_if_diverged()
-    yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(trainer.device), **setup)
+    yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(loop.device), **setup)
 
 
 def _steps(
-    trainer: Trainer,
+    loop: Loop,
     batches: "Epochs",
     reader: "StepReader",
     repeat: int,
     planned: int | None,
     setup: SetupPeaks,
 ) -> Iterator[Event]:
-    """Runs the loop over `planned` steps; for a limit in seconds, `planned` is None until the step time is known.
+    """Runs `planned` steps; for a limit in seconds, `planned` is None until the step time is known.
 
-    The loop fills in `setup` when the warm-up is issued.
+    The generator fills in `setup` when the warm-up is issued.
     """
-    training, rank, timer = trainer.settings.training, trainer.ranks.rank, trainer.timer
+    training, rank, timer = loop.settings.training, loop.ranks.rank, loop.timer
     samples = training.grad_accumulation * training.batch_size
     step, read_next = 0, time.perf_counter()
     durations: list[float] = []
     while planned is None or step < planned:
         timer.begin(step)
-        trainer.step(batches, samples)
+        loop.step(batches, samples)
         step += 1
         if step == training.warmup_steps:
-            setup.update(end_of_setup(trainer.device))
+            setup.update(end_of_setup(loop.device))
         if step == max(1, training.warmup_steps):
             timer.end_setup()
-            distributed.limit_collectives(trainer.settings.distributed.timeout)
+            distributed.limit_collectives(loop.settings.distributed.timeout)
         deciding = planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS)
         if deciding:
             timer.synchronize()  # a limit in seconds needs this one synchronisation
@@ -286,7 +330,7 @@ def _steps(
             read_next = time.perf_counter() + READ_SECONDS
         if deciding:
             # Without the first step, because compiling and tuning may take as long as all other steps.
-            planned = step + _steps_in(training.seconds or 0.0, median(durations[1:]), trainer.device)
+            planned = step + _steps_in(training.seconds or 0.0, median(durations[1:]), loop.device)
             yield events.Planned(rank=rank, repeat=repeat, steps=planned)
 
 
@@ -338,7 +382,10 @@ class Epochs:
 
 
 class StepReader:
-    """Reads finished steps from the timer, and adds to each its loss and whether the gradient scaler skipped it."""
+    """Reads finished steps from the timer, and adds to each its loss and whether the gradient scaler skipped it.
+
+    A step of inference has neither.
+    """
 
     def __init__(self, scale: float | None) -> None:
         """`scale` is the gradient scale before the first step; None without a gradient scaler."""
@@ -354,7 +401,9 @@ class StepReader:
         if self._diverged:
             raise self._diverged
 
-    def _judge(self, step: Step, loss: float, scale: float | None = None) -> Step:
+    def _judge(self, step: Step, loss: float | None = None, scale: float | None = None) -> Step:
+        if loss is None:  # of a step of inference
+            return step
         finite = math.isfinite(loss)
         if not finite and not self._diverged:
             self._diverged = NonFiniteLoss(

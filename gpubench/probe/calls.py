@@ -1,0 +1,195 @@
+"""Measures the inference of a program: the calls of its outermost modules.
+
+A call is inference if its module is in evaluation mode or gradients are off, or if the program has made no optimizer.
+It is a step, unless several modules take turns: then one turn of all of them is a step. What lies between two calls is
+the wait for a DataLoader, or else the phase "other". Where the program trains between two calls, the time between them
+belongs to no step.
+
+The outermost modules are found by wrapping the call of every module. The wrapper is taken away while a module found is
+called, so that torch.compile never compiles it, and for good after SEARCHED calls. Calls may come from several threads;
+one that begins while another one runs is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, Callable, Mapping
+
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader, get_worker_info
+
+from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
+from .hooks import DATA_WAIT, FORWARD, Probe, _unwrapped
+from .observed import autocast_of
+from .timeline import LONGEST_PERIOD, Part
+from .treatments import is_compiling, stand_in
+
+SEARCHED = 4 * LONGEST_PERIOD
+"""Calls of inference after which a module that has not been called yet is not looked for."""
+TRAINING_MODE = (
+    "the model is in training mode while its inference is measured: dropout is active, and batch norm changes its "
+    "statistics; call model.eval()"
+)
+RECORDS_GRADIENTS = (
+    "gradients are on while inference is measured, so that activations are kept for a backward pass; call the model "
+    "within torch.inference_mode()"
+)
+
+
+def install(variables: Mapping[str, str]) -> None:
+    """Installs the hooks and the treatments that the environment variables name."""
+    CallProbe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}"))).install()
+
+
+class CallProbe(Probe):
+    """The measurement of this process, which becomes a rank of the run with its first call of inference."""
+
+    def __init__(self, address: str, treatments: dict[str, Any]) -> None:
+        super().__init__(address, treatments)
+        self._trains = False
+        """Whether the program has made an optimizer, so that calls in training mode with gradients are training."""
+        self._calling = threading.Lock()
+        """Held while an outermost module is called."""
+        self._overlapping = 0
+        """Calls of outermost modules that began while another thread called one."""
+        self._calls = self._in_training_mode = self._with_gradients = 0
+        self._interrupted = False
+        """Whether the program has trained since the last call of inference."""
+        self._searches = SEARCHED
+        self._reported = 0
+        """The number of modules that the host knows of."""
+
+    def install(self) -> None:
+        self._treatments.install()
+        os.register_at_fork(after_in_child=self._begin_in_fork)
+        stand_in(dataloader.DataLoader, "__init__", self._make_loader)
+        stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
+        stand_in(torch.nn.Module, "train", self._change_mode)
+        self._search()
+
+    # What stands in for the functions of torch; `call` is the original.
+
+    def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
+        if not self._watches() or self._calling.locked() or self._timeline.is_in(DATA_WAIT):
+            return call(iterator)
+        self._forget_set_up()
+        with self._timeline.phase(DATA_WAIT):
+            batch = call(iterator)
+        self._note_loader(iterator)
+        return batch
+
+    def _make_optimizer(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._trains = True
+        call(optimizer, *args, **kwargs)
+
+    def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        changed = call(module, *args, **kwargs)
+        if not module.training and not self._calling.locked():
+            self._search()
+        return changed
+
+    def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or self._over or self._calling.locked() or self._draws_now() or not _computes(module):
+            return call(module, *args, **kwargs)
+        self._end_search()  # first, because the wrapper of the class calls what it finds now
+        self._roots[id(module)] = module
+        if "model" not in self._found and (place := self._places.here()):
+            self._found["model"] = place
+        if type(module) not in self._wrapped:
+            self._wrapped.add(type(module))
+            stand_in(type(module), "__call__", self._call_module)
+        return type(module).__call__(module, *args, **kwargs)
+
+    def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or self._over or self._draws_now() or id(module) not in self._roots:
+            return call(module, *args, **kwargs)
+        if not self._calling.acquire(blocking=False):
+            self._overlapping += self._thread != threading.get_ident()
+            return call(module, *args, **kwargs)
+        try:
+            self._end_search()
+            if not self._infers(module):
+                self._interrupted = True
+                return call(module, *args, **kwargs)
+            if self._thread != threading.get_ident():  # the waits of this thread are measured from now on
+                self._timeline.leave_all_but(0)
+                self._thread = threading.get_ident()
+            if self._interrupted:
+                self._timeline.restart()
+                self._interrupted = False
+            part = self._timeline.part
+            part.first = part.first or id(module)
+            if part.first == id(module):
+                part.forwarded += self._size((args, kwargs))
+            with self._timeline.phase(FORWARD):
+                result = self._treatments.call(call, module, args, kwargs)
+            self._end_call(module)
+            self._searches -= 1
+            self._search()
+            return result
+        finally:
+            self._calling.release()
+
+    # What they share.
+
+    def _draws_now(self) -> bool:
+        """Returns whether the calling thread waits for a DataLoader, whose samples may pass through modules."""
+        return self._thread == threading.get_ident() and self._timeline.is_in(DATA_WAIT)
+
+    def _search(self) -> None:
+        """Wraps the call of every module, to find the outermost ones."""
+        if self._module_call is None and self._searches > 0 and not self._over:
+            self._module_call = torch.nn.Module.__call__
+            stand_in(torch.nn.Module, "__call__", self._find)
+
+    def _end_search(self) -> None:
+        if self._module_call is not None:
+            torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
+            self._module_call = None
+
+    def _infers(self, module: torch.nn.Module) -> bool:
+        """Returns whether a call of the module now is inference."""
+        return not self._trains or not torch.is_grad_enabled() or not _unwrapped(module).training
+
+    def _end_call(self, module: torch.nn.Module) -> None:
+        """Ends a part of the loop with a call and, with the last one to measure, the program."""
+        self._calls += 1
+        self._in_training_mode += _unwrapped(module).training
+        self._with_gradients += torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+        self._timeline.end_part(id(module))
+        if len(self._roots) > self._reported:
+            first = next(module.parameters(), None)
+            self._autocast = autocast_of(first) if first is not None else None
+            self._treatments.apply_to(list(self._roots.values()), updated=False)
+        self._advance()
+        if self._host and len(self._roots) > self._reported:
+            self._reported = len(self._roots)
+            self._report_model(None)
+
+    def _step(self, parts: list[Part]) -> dict[str, Any]:
+        """Returns a step, whose samples are those of the module that is called first in a turn."""
+        assert self._host
+        samples = sum(part.forwarded for part in parts if part.optimizer == parts[0].optimizer)
+        return super()._step(parts) | {"time": self._host.unix(parts[0].marks[0][1].ns), "samples": samples}
+
+    def _finish(self) -> None:
+        if self._host:
+            if 2 * self._in_training_mode > self._calls:
+                self._host.warn(TRAINING_MODE)
+            elif 2 * self._with_gradients > self._calls:
+                self._host.warn(RECORDS_GRADIENTS)
+            if self._overlapping:
+                self._host.warn(
+                    f"{self._overlapping} of {self._overlapping + self._calls} calls of the model began in another "
+                    "thread while one was measured, and are not counted: the throughput of all threads is higher"
+                )
+        super()._finish()
+
+
+def _computes(module: torch.nn.Module) -> bool:
+    """Returns whether a module can be the model, unlike a transform of images, a loss, or one in a loader's worker."""
+    return get_worker_info() is None and next(module.parameters(), None) is not None

@@ -1,0 +1,28 @@
+"""A program that trains and evaluates, whose modules take turns, or that calls none, as its argument says."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+kind = sys.argv[1]
+model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.Linear(16, 4))
+if kind == "both":
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(5):
+        model.train()
+        for _ in range(5):
+            model(torch.rand(32, 16)).sum().backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for (batch,) in DataLoader(TensorDataset(torch.rand(64, 16)), batch_size=8):
+                model(batch)
+elif kind == "turns":  # in training mode, which is most likely a mistake
+    encoder = nn.Linear(16, 16)
+    with torch.inference_mode():
+        for _ in range(40):
+            encoded = encoder(torch.rand(8, 16))
+            for _ in range(2):
+                model(encoded)
