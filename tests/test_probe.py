@@ -65,7 +65,6 @@ def probed(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        listener.settimeout(60)
         child = os.fork()
         if not child:
             os._exit(_run(address, loop, treatments))
@@ -73,7 +72,7 @@ def probed(
         serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
         serving.start()
         _, status = os.waitpid(child, 0)
-        listener.shutdown(socket.SHUT_RDWR)
+        listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which must have no timeout for it: it would try again
         serving.join()
     return Measured(found, os.waitstatus_to_exitcode(status))
 
