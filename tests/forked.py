@@ -7,7 +7,7 @@ subprocess.Popen. The program has its own environment, working directory, open f
 It differs from a process of its own in what is decided as a process starts: the variables that libraries read as they
 are loaded, the hash seed, limits, and /proc/PID/cmdline. A test for which one of these matters to the
 host starts `forked.py -m gpubench`: a real host, whose workers are forked. Where it matters to workers, all are real.
-It also ends without freeing what the server had imported, and measures the reference workload only briefly, which would
+What such a program spawns with multiprocessing is forked too. It also ends without freeing what the server had imported, and measures the reference workload only briefly, which would
 otherwise be most of what a short run computes. A test that judges how fast something is sets `PRECISE`.
 """
 
@@ -15,6 +15,8 @@ import atexit
 import gc
 import importlib
 import json
+import multiprocessing.popen_spawn_posix
+import multiprocessing.util
 import os
 import runpy
 import selectors
@@ -26,7 +28,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -69,7 +71,7 @@ class Forked:
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
     ) -> None:
-        """`args` are [sys.executable, script or "-m", ...]. Output goes to this process's own where None."""
+        """`args` are [sys.executable, script or "-m" or "-c", ...]. Output goes to this process's own where None."""
         assert args[0] == sys.executable
         assert stdin == subprocess.DEVNULL
         self.args = args
@@ -148,6 +150,28 @@ def run(command: Sequence[str], timeout: float, **options: Any) -> "subprocess.C
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+
+SPAWNED: dict[int, Forked] = {}
+"""What multiprocessing has started here, by process id."""
+
+
+def fork_spawned(replace: Callable[[Any, str, object], None] = setattr) -> None:
+    """Has the processes that multiprocessing spawns in this one forked by the server that has torch."""
+    real = multiprocessing.util.spawnv_passfds
+
+    def spawn(path: str, args: Sequence[str], descriptors: Sequence[int]) -> int:
+        if "--multiprocessing-fork" not in args:  # a helper of multiprocessing itself
+            return real(path, args, descriptors)
+        process = Forked([sys.executable, *args[-3:]], env=os.environ, pass_fds=descriptors)
+        SPAWNED[process.pid] = process
+        return process.pid
+
+    def poll(popen: Any, flag: int = os.WNOHANG) -> int | None:
+        return SPAWNED[popen.pid].poll() if flag else SPAWNED[popen.pid].wait()
+
+    replace(multiprocessing.util, "spawnv_passfds", spawn)
+    replace(multiprocessing.popen_spawn_posix.Popen, "poll", poll)
 
 
 @contextmanager
@@ -263,13 +287,14 @@ def become(request: Mapping[str, Any]) -> None:
     known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     program = request["program"]
     module = program[0] == "-m"
-    sys.path[0:1] = [request["folder"] if module else str(Path(program[0]).parent), *known]
-    sys.argv = program[1:] if module else program
+    sys.path[0:1] = [request["folder"] if program[0] in ("-m", "-c") else str(Path(program[0]).parent), *known]
+    sys.argv = program[1:] if module else program if program[0] != "-c" else ["-c", *program[2:]]
     importlib.invalidate_caches()
     for customize in (Path(entry, "sitecustomize.py") for entry in known):
         if customize.exists():
             runpy.run_path(str(customize))
             break
+    fork_spawned()
     if program[:2] == ["-m", "gpubench"]:
         fork_workers()
     elif program[:2] == ["-m", "torch.distributed.run"]:
@@ -282,6 +307,8 @@ def become(request: Mapping[str, Any]) -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # of what is imported already
     if module:
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    elif program[0] == "-c":
+        exec(program[1], {"__name__": "__main__"})
     else:
         runpy.run_path(program[0], run_name="__main__")
 

@@ -20,7 +20,7 @@ from gpubench.trace.profile import Profile
 SESSION = Path(__file__).parents[1] / "examples" / "session"
 pytestmark = pytest.mark.alone
 
-QUICK = ("-q", "--steps", "5", "--training.warmup_steps=2", "--training.grad_accumulation=8", "--logging.graph=false",
+QUICK = ("-q", "--steps", "5", "--training.warmup_steps=2", "--training.grad_accumulation=4", "--logging.graph=false",
          "--measurement.count_flops=false")  # fmt: skip
 """What shortens a run and leaves its two troubles: each alone takes a third of the step or more."""
 TROUBLES = ("too-few-workers", "repeated-reduction")
