@@ -7,8 +7,9 @@ subprocess.Popen. The program has its own environment, working directory, open f
 It differs from a process of its own in what is decided as a process starts: the variables that libraries read as they
 are loaded, the hash seed, limits, and /proc/PID/cmdline. A test for which one of these matters to the
 host starts `forked.py -m gpubench`: a real host, whose workers are forked. Where it matters to workers, all are real.
-What such a program spawns with multiprocessing is forked too. It also ends without freeing what the server had imported, and measures the reference workload only briefly, which would
-otherwise be most of what a short run computes. A test that judges how fast something is sets `PRECISE`.
+What such a program spawns with multiprocessing is forked too. It ends without freeing what the server had imported, and
+measures the reference workload only briefly, which would otherwise be most of what a short run computes. A test that
+judges how fast something is sets `PRECISE`.
 """
 
 import atexit
@@ -160,7 +161,7 @@ def fork_spawned(replace: Callable[[Any, str, object], None] = setattr) -> None:
     """Has the processes that multiprocessing spawns in this one forked by the server that has torch."""
     real = multiprocessing.util.spawnv_passfds
 
-    def spawn(path: str, args: Sequence[str], descriptors: Sequence[int]) -> int:
+    def spawn(path: Any, args: Any, descriptors: Any) -> int:
         if "--multiprocessing-fork" not in args:  # a helper of multiprocessing itself
             return real(path, args, descriptors)
         process = Forked([sys.executable, *args[-3:]], env=os.environ, pass_fds=descriptors)
@@ -304,8 +305,13 @@ def become(request: Mapping[str, Any]) -> None:
     if probes and PRECISE not in os.environ:
         probes.__dict__["COPIED"] = 1000
         probes.__dict__["time_reference_workload"].__defaults__ = (0.005,)
+    execute(program)
+
+
+def execute(program: Sequence[str]) -> None:
+    """Runs a module, code or a script: ["-m", name, ...], ["-c", code, ...] or [path, ...]."""
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # of what is imported already
-    if module:
+    if program[0] == "-m":
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     elif program[0] == "-c":
         exec(program[1], {"__name__": "__main__"})
