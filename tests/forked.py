@@ -295,7 +295,8 @@ def become(request: Mapping[str, Any]) -> None:
         if customize.exists():
             runpy.run_path(str(customize))
             break
-    fork_spawned()
+    if FOLDER in os.environ:
+        fork_spawned()
     if program[:2] == ["-m", "gpubench"]:
         fork_workers()
     elif program[:2] == ["-m", "torch.distributed.run"]:
