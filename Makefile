@@ -25,14 +25,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept whatever the environment asks for: hundreds of processes of the tests load the same ones.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench test test-cuda test-torch cuda-download cuda-coverage stress test-frameworks benchmarks lint clean
+.PHONY: bench test most-tests test-cuda test-torch cuda-download cuda-coverage stress test-frameworks benchmarks lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
-test: $(VENV)/ready-for-development lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
+# Lint and the tests side by side: mypy takes half a minute of one core, and many tests wait.
+test: $(VENV)/ready-for-development
+	+$(MAKE) --no-print-directory -j 2 lint most-tests
 	$(BIN)/python -m pytest -m alone $$(grep -l mark.alone tests/test_*.py)
+
+most-tests: $(VENV)/ready-for-development
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
 
 test-cuda: $(CUDA_VENV)/ready
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)

@@ -1,5 +1,6 @@
 """A quiet terminal, an environment that configures nothing, and one finished run for all who want to look at one."""
 
+import gc
 import os
 import resource
 import signal
@@ -12,6 +13,8 @@ import forked
 import hypothesis
 import pytest
 from running import Finished, gpubench, simulated
+
+gc.disable()  # until all is collected: imports leave little garbage, and the search for it takes a tenth of their time
 
 # Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
 os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
@@ -81,6 +84,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         torch.set_num_threads(1)  # the workers of xdist are as many as the cores
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+    gc.enable()
+    gc.freeze()  # what is imported is no garbage, and need not be searched again
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Has the runs of a test that judges how fast something is measure this machine as precisely as for a user."""
+    if item.get_closest_marker("alone"):
+        os.environ[forked.PRECISE] = "1"
+    else:
+        os.environ.pop(forked.PRECISE, None)
 
 
 @pytest.fixture

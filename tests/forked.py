@@ -7,11 +7,17 @@ subprocess.Popen. The program has its own environment, working directory, open f
 It differs from a process of its own in what is decided as a process starts: the variables that libraries read as they
 are loaded, the hash seed, limits, and /proc/PID/cmdline. A test for which one of these matters to the
 host starts `forked.py -m gpubench`: a real host, whose workers are forked. Where it matters to workers, all are real.
+What such a program spawns with multiprocessing is forked too. It ends without freeing what the server had imported, and
+measures the reference workload only briefly, which would otherwise be most of what a short run computes. A test that
+judges how fast something is sets `PRECISE`.
 """
 
+import atexit
 import gc
 import importlib
 import json
+import multiprocessing.popen_spawn_posix
+import multiprocessing.util
 import os
 import runpy
 import selectors
@@ -20,20 +26,26 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, NoReturn, Self
 
 FOLDER = "FORK_SERVERS"
 """The variable with the folder of the servers' sockets. Without it all processes are real."""
+PRECISE = "PRECISE_REFERENCE"
+"""The variable of a program that is to measure the reference workload as long as it does for a user."""
 HOST = (
     "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
-    "gpubench.trials", "gpubench.report.page", "pydantic_settings", "asyncio", "pynvml", "rich.live",
+    "gpubench.host.live_pipeline", "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
+    "gpubench.pipeline.defaults", "gpubench.compare.inputs", "gpubench.trials", "gpubench.report.after_run",
+    "gpubench.report.markdown", "gpubench.report.page", "pydantic_settings", "asyncio", "pynvml", "rich.live",
     "rich._emoji_codes", "tensorboard.summary", "tensorboard.compat", "tensorboard.plugins.hparams.summary_v2",
-    "numpy.ma", "numpy.fft",
+    "numpy.ma", "numpy.fft", "numpy.random",
 )  # fmt: skip
 WORKER = (
     "gpubench.worker.train_bench", "gpubench.memory_worker", "gpubench.pipeline.worker", "torch.distributed.fsdp",
@@ -60,7 +72,7 @@ class Forked:
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
     ) -> None:
-        """`args` are [sys.executable, script or "-m", ...]. Output goes to this process's own where None."""
+        """`args` are [sys.executable, script or "-m" or "-c", ...]. Output goes to this process's own where None."""
         assert args[0] == sys.executable
         assert stdin == subprocess.DEVNULL
         self.args = args
@@ -141,6 +153,28 @@ def run(command: Sequence[str], timeout: float, **options: Any) -> "subprocess.C
         return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
+SPAWNED: dict[int, Forked] = {}
+"""What multiprocessing has started here, by process id."""
+
+
+def fork_spawned(replace: Callable[[Any, str, object], None] = setattr) -> None:
+    """Has the processes that multiprocessing spawns in this one forked by the server that has torch."""
+    real = multiprocessing.util.spawnv_passfds
+
+    def spawn(path: Any, args: Any, descriptors: Any) -> int:
+        if "--multiprocessing-fork" not in args:  # a helper of multiprocessing itself
+            return real(path, args, descriptors)
+        process = Forked([sys.executable, *args[-3:]], env=os.environ, pass_fds=descriptors)
+        SPAWNED[process.pid] = process
+        return process.pid
+
+    def poll(popen: Any, flag: int = os.WNOHANG) -> int | None:
+        return SPAWNED[popen.pid].poll() if flag else SPAWNED[popen.pid].wait()
+
+    replace(multiprocessing.util, "spawnv_passfds", spawn)
+    replace(multiprocessing.popen_spawn_posix.Popen, "poll", poll)
+
+
 @contextmanager
 def servers() -> Iterator[None]:
     """Has the servers listen, and ends them. They take no time before they are first asked."""
@@ -180,10 +214,7 @@ def serve(name: str, listening: socket.socket) -> dict[str, Any]:
     ready.register(0, selectors.EVENT_READ)
     if all(key.fd == 0 for key, _ in ready.select()):  # nobody ever asked
         os._exit(0)
-    for module in IMPORTS[name]:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # or the first collection in each child would copy all their memory
+    prepare(name)
     clients: dict[int, tuple[int, socket.socket]] = {}  # by the pidfd of the child
     while True:
         for key, _ in ready.select():
@@ -215,6 +246,20 @@ def serve(name: str, listening: socket.socket) -> dict[str, Any]:
             ready.register(there, selectors.EVENT_READ)
 
 
+def prepare(name: str) -> None:
+    """Imports what the programs need, and leaves as little as possible that each of them would have to do or copy."""
+    gc.disable()  # imports leave little garbage, and the search for it takes a tenth of their time
+    for module in IMPORTS[name]:
+        importlib.import_module(module)
+    if name == "gpubench":  # has the template compiled, which takes as long as all else that a short run does
+        importlib.import_module("gpubench.report.page").__dict__["_environment"]().get_template("page.html")
+    for known in weakref.finalize.__dict__["_registry"]:
+        known.atexit = False  # a child need not take apart what was set up here
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # or the first collection in each child would copy all their memory
+
+
 def place(given: Mapping[int, int]) -> None:
     """Makes `given` (number: the descriptor that belongs there) and no others the open files of this process."""
     above = max([*given, *given.values(), 2]) + 1
@@ -243,23 +288,56 @@ def become(request: Mapping[str, Any]) -> None:
     known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     program = request["program"]
     module = program[0] == "-m"
-    sys.path[0:1] = [request["folder"] if module else str(Path(program[0]).parent), *known]
-    sys.argv = program[1:] if module else program
+    sys.path[0:1] = [request["folder"] if program[0] in ("-m", "-c") else str(Path(program[0]).parent), *known]
+    sys.argv = program[1:] if module else program if program[0] != "-c" else ["-c", *program[2:]]
     importlib.invalidate_caches()
     for customize in (Path(entry, "sitecustomize.py") for entry in known):
         if customize.exists():
             runpy.run_path(str(customize))
             break
+    if FOLDER in os.environ:
+        fork_spawned()
     if program[:2] == ["-m", "gpubench"]:
         fork_workers()
     elif program[:2] == ["-m", "torch.distributed.run"]:
         package = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
         importlib.import_module(package).__dict__["Popen"] = Forked
+    probes = sys.modules.get("gpubench.worker.probes")
+    if probes and PRECISE not in os.environ:
+        probes.__dict__["COPIED"] = 1000
+        probes.__dict__["time_reference_workload"].__defaults__ = (0.005,)
+    execute(program)
+
+
+def execute(program: Sequence[str]) -> None:
+    """Runs a module, code or a script: ["-m", name, ...], ["-c", code, ...] or [path, ...]."""
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # of what is imported already
-    if module:
+    if program[0] == "-m":
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    elif program[0] == "-c":
+        exec(program[1], {"__name__": "__main__"})
     else:
         runpy.run_path(program[0], run_name="__main__")
+
+
+def carry_out(request: Mapping[str, Any]) -> NoReturn:
+    """Becomes the program of `request`, and ends with its exit code without freeing what the server has imported."""
+    code = 0
+    try:
+        become(request)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading.__dict__["_shutdown"]()  # waits for the threads, as the interpreter does before its exit handlers
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a reader that left
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def fork_workers() -> None:
@@ -278,6 +356,6 @@ def host() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        become(serve(sys.argv[2], socket.socket(fileno=int(sys.argv[3]))))
+        carry_out(serve(sys.argv[2], socket.socket(fileno=int(sys.argv[3]))))
     else:
         host()

@@ -68,7 +68,6 @@ def probed(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        listener.settimeout(60)
         child = os.fork()
         if not child:
             os._exit(run_probed(address, loop, treatments))
@@ -76,7 +75,7 @@ def probed(
         serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
         serving.start()
         _, status = os.waitpid(child, 0)
-        listener.shutdown(socket.SHUT_RDWR)
+        listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which would try again if the listener had a timeout
         serving.join()
     return Measured(found, os.waitstatus_to_exitcode(status))
 

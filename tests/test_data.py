@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import psutil
 import pytest
@@ -40,6 +41,13 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of a DataLoader need not import torch."""
+    if forked.FOLDER in os.environ:
+        forked.fork_spawned(monkeypatch.setattr)
 
 
 def random_pair(batch_size: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -96,8 +96,8 @@ def cases(folder: Path, lines: bool) -> dict[str, Case]:
     for place, row in enumerate(ROWS if lines == EVERY_LINE else one_line.values()):
         model = variance_learner if "learned" in row.options else DUMMY
         found[names(row)] = Case(model | sampling(row) | TERMS[place % len(TERMS)])
-    for scheduler in OF_TINY:
-        for micro_batch in (1, 2):
+    for place, scheduler in enumerate(OF_TINY):
+        for micro_batch in (1, 2) if lines == EVERY_LINE else (1 + place % 2,):
             work = {"sampling.scheduler": scheduler, "sampling.steps": 5, "work.samples": 3}
             name = f"tiny {scheduler}, {micro_batch} at a time"
             found[name] = Case(TINY | work | {"work.micro_batch": micro_batch})

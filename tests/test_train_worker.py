@@ -83,13 +83,21 @@ def test_ordinary_set_up_may_take_what_the_host_allows_any_rank_and_a_little_mor
     assert train_bench.setup_timeout(small(distributed={"timeout": 5000.0})) == 5000.0
 
 
+def products() -> tuple[nn.Module, object, object]:
+    """Two matrix products, for which the compiler writes no kernel that a C++ compiler would have to translate."""
+    layers = nn.Sequential(nn.Linear(16, 8, bias=False), nn.Linear(8, 4, bias=False))
+    return layers, lambda size: torch.rand(size, 16), lambda module, batch: module(batch).square().mean()
+
+
 def compiled(repeats: int) -> list[tuple[int, int]]:
     """(hits, misses) in the cache of compiled graphs, by repeat."""
     from torch._dynamo.utils import counters
 
     counters.clear()
     found, before = [], (0, 0)
-    for event in working(repeats=repeats, performance={"compile": True}, measurement={"count_flops": False}):
+    plain = {"name": "test_train_worker:products"}
+    compiling = {"compile": True}
+    for event in working(repeats=repeats, model=plain, performance=compiling, measurement={"count_flops": False}):
         if isinstance(event, events.RepeatDone):
             now = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
             found.append((now[0] - before[0], now[1] - before[1]))
