@@ -275,6 +275,7 @@ def test_a_setting_that_finds_nothing_to_change_is_reported_in_the_run_and_in_th
     assert run.code == 0
     (compared,) = json.loads(run.stdout)["comparisons"]
     assert compared["candidate"]["label"] == "with performance.sdpa=math"
+    assert {verdict["verdict"] for verdict in compared["verdicts"]} == {"withheld"}
     assert any("performance.sdpa was not applied" in warning for warning in compared["warnings"])
     without, given = (json.loads((each / "summary.json").read_text())["missed"] for each in run.runs)
     assert (without, given) == ({}, {"performance.sdpa": "there is no attention"})

@@ -295,14 +295,18 @@ def test_an_optimizer_that_refuses_a_treatment_is_made_as_the_program_asks(tmp_p
 
 
 def test_an_optimizer_of_the_program_has_no_implementation_to_choose(tmp_path: Path) -> None:
+    loop = Loop()
+
     def run() -> None:
-        loop = Loop()
         loop.optimizer = Own(loop.model.parameters())
         loop()
 
     found = probed(tmp_path, run)
     assert found.code == 0
     assert "training.optimizer_impl" not in found.settings
+    (tmp_path / "host").unlink()
+    found = probed(tmp_path, run, treatments={"training.optimizer_impl": "fused"})
+    assert "Own" in found.missed["training.optimizer_impl"]
 
 
 def line(place: str) -> str:

@@ -10,12 +10,13 @@ from gpubench.compare import comparability, gate, intervals, noise, verdicts
 from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain, find_causes, find_memory
 from gpubench.compare.gate import Condition
-from gpubench.compare.result import Comparison, Comparisons, Noise, Outcome, Verdict
+from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Verdict
 from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
 from gpubench.compare.warnings import accountable, changed_machine, find_warnings, out_of_turn, rejection
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
 from gpubench.runs import directory
+from gpubench.runs.warnings import not_applied
 
 T = TypeVar("T")
 
@@ -77,7 +78,8 @@ def _compare(
 ) -> tuple[Comparison, list[Judged]]:
     """Returns the comparison to show, and every judged metric, including those for the gate."""
     comparable = comparability.judge(baseline, candidate, force=force)
-    withheld = None if comparable.comparable or force else comparable.reasons[0]
+    withheld = None if comparable.comparable else comparable.reasons[0]
+    withheld = None if force else withheld or _nothing_changed(baseline, candidate, comparable)
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
     circumstances = Circumstances(margin, withheld, rejected, record, machine)
@@ -106,6 +108,18 @@ def _compare(
         memory=memory,
     )
     return comparison, [*judged, *(verdicts.judge(metric, baseline, candidate, circumstances) for metric in rest)]
+
+
+def _nothing_changed(baseline: Side, candidate: Side, comparable: Comparability) -> str | None:
+    """Returns why the sides are the same program although their settings differ; None if they are not.
+
+    They are the same if every setting in which they differ found nothing to change.
+    """
+    missed = {key: reason for side in (baseline, candidate) for run in side.runs for key, reason in run.missed.items()}
+    chosen = [one.key for one in comparable.differences if one.kind == "treatment" and one.follows is None]
+    if not chosen or not missed.keys() >= set(chosen):
+        return None
+    return not_applied({key: missed[key] for key in chosen})
 
 
 def _settled(found: Sequence[Verdict]) -> bool:

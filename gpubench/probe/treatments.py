@@ -246,6 +246,11 @@ class Treatments:
 
     def _keep(self, made: Any, keys: list[str]) -> None:
         """Keeps which treatments an object was made with. Those of a DataLoader apply when it is drawn from."""
+        if isinstance(made, torch.optim.Optimizer):
+            cls = type(made)
+            if not inspect.unwrap(cls.step).__module__.startswith("torch.optim"):
+                self._obstruct(f"{cls.__name__} has a step of its own", *keys)
+                return
         sampler = getattr(made, "_index_sampler", None)
         if sampler is None:
             self._applied.update(keys)
