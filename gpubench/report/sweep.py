@@ -63,7 +63,7 @@ def _best(runs: Sequence[RunEvidence], name: str, word: str) -> str:
     alike = [other for other, metric in found.items() if other == size or _overlap(best, metric)]
     if len(alike) == 1:
         return f"batch {size} has {word}, {phrases.figure(best)}"
-    return f"batches {units.listed(alike)} have {word}, within the same interval"
+    return f"batches {units.listed(alike)} have {word}, with intervals that overlap"
 
 
 def _overlap(one: Metric, other: Metric) -> bool:
