@@ -10,6 +10,7 @@ from gpubench.metrics import Metric
 from gpubench.report import phrases
 from gpubench.report.document import Block, Command, Document, Paragraph, table
 from gpubench.report.run import LATENCIES
+from gpubench.runs.directory import FAILED
 from gpubench.runs.warnings import on_noise
 
 COLUMNS = ("step_time", "throughput", "token_throughput", "energy_per_sample", "peak_memory_reserved")
@@ -27,7 +28,9 @@ def document(paths: Sequence[Path]) -> Document:
     loudest = max(runs, key=lambda run: (run.others.cores if run.others else None) or 0.0)
     doubts = on_noise(loudest.others, loudest.metrics.get("throughput"))
     failures = [
-        f"batch {_size(run)}: {run.record.error.get('message')}" for run in runs if run.record and run.record.error
+        f"batch {_size(run)}: {run.record.error.get('message')}"
+        for run in runs
+        if run.status == FAILED and run.record and run.record.error
     ]
     made: list[Block] = [
         Paragraph(headline(runs), "strong"),
