@@ -1,6 +1,7 @@
 """A program that trains and evaluates, whose modules take turns, or that calls none, as its argument says."""
 
 import sys
+import time
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ if kind == "both":
         for _ in range(5):
             model(torch.rand(32, 16)).sum().backward()
             optimizer.step()
+            time.sleep(0.02)
         model.eval()
         with torch.no_grad():
             for (batch,) in DataLoader(TensorDataset(torch.rand(64, 16)), batch_size=8):

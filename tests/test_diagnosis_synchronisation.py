@@ -110,3 +110,11 @@ def test_a_loss_that_is_read_is_not_taken_for_the_gradient_scalers_reading() -> 
 def test_a_wait_of_a_copy_that_the_trace_does_not_show_is_a_wait_like_any_other() -> None:
     waits = [wait("aten::copy_", idle=5 * PERCENT, blocked=5 * PERCENT, where="train.py:9")]
     assert ids(case(gpu(idle={"synchronisation": 5 * PERCENT}, synchronisations=waits))) == ["synchronisation"]
+
+
+def test_the_wait_for_the_result_of_a_forward_pass_is_that_of_the_benchmark_itself() -> None:
+    found = [wait("cudaDeviceSynchronize", call="cudaDeviceSynchronize", phase="forward", idle=6 * PERCENT)]
+    rank = gpu(idle={"synchronisation": 6 * PERCENT}, synchronisations=found)
+    assert ids(case(rank, settings=training(model__name="gpt2", inference=True))) == []
+    assert ids(case(rank, settings=training(model__name="gpt2"))) == ["synchronisation"]
+    assert ids(case(rank, settings={"inference": True})) == ["synchronisation"]  # a program's own wait

@@ -10,6 +10,7 @@ from gpubench.metrics import Metric
 from gpubench.report import phrases
 from gpubench.report.document import Block, Command, Document, Paragraph, table
 from gpubench.report.run import LATENCIES
+from gpubench.runs.directory import FAILED
 from gpubench.runs.warnings import on_noise
 
 COLUMNS = ("step_time", "throughput", "token_throughput", "energy_per_sample", "peak_memory_reserved")
@@ -27,7 +28,9 @@ def document(paths: Sequence[Path]) -> Document:
     loudest = max(runs, key=lambda run: (run.summary.others.cores if run.summary.others else None) or 0.0)
     doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"))
     failures = [
-        f"batch {_size(run)}: {run.record.error.get('message')}" for run in runs if run.record and run.record.error
+        f"batch {_size(run)}: {run.record.error.get('message')}"
+        for run in runs
+        if run.status == FAILED and run.record and run.record.error
     ]
     made: list[Block] = [
         Paragraph(headline(runs), "strong"),
@@ -63,7 +66,7 @@ def _best(runs: Sequence[RunEvidence], name: str, word: str) -> str:
     alike = [other for other, metric in found.items() if other == size or _overlap(best, metric)]
     if len(alike) == 1:
         return f"batch {size} has {word}, {phrases.figure(best)}"
-    return f"batches {units.listed(alike)} have {word}, within the same interval"
+    return f"batches {units.listed(alike)} have {word}, with intervals that overlap"
 
 
 def _overlap(one: Metric, other: Metric) -> bool:
