@@ -27,8 +27,9 @@ def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
 def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
     samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
+    timed = "memory.steps" not in settings
     return (
-        f"{settings['program.command']}, {samples} samples a step"
+        f"{settings['program.command']}{f', {samples} samples a step' if timed else ''}"
         + (f" x {ranks} ranks" if ranks > 1 else "")
         + f" on {device}"
     )
@@ -249,8 +250,10 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
 
 
 def _measured_by(record: RunRecord) -> str:
-    """Returns the command whose program ran. profile and memory run the training steps of train-bench."""
-    return "train-bench" if record.command in ("profile", "memory") else record.command
+    """Returns the command whose program ran. profile and memory run the steps of train-bench, or of a program."""
+    if record.command in ("profile", "memory"):
+        return "train-bench"
+    return "program" if record.command == "program-memory" else record.command
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:

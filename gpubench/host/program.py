@@ -11,27 +11,41 @@ import shlex
 import shutil
 import subprocess
 import time
+from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import IO, Any, ClassVar, TypeVar
 
 import msgspec
 import psutil
 
 from gpubench import devices, events, machine, probe, units
+from gpubench.diagnosis.rules import advise
 from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
 from gpubench.findings import Findings
 from gpubench.host.launch import GRACE, TICK, Workers
-from gpubench.host.recorder import StepRecorder
+from gpubench.host.memory_recorder import FootprintRecorder
+from gpubench.host.recorder import Recorder, StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
+from gpubench.memory.analysis import footprint
+from gpubench.memory.history import DeviceHistory, classify
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import PROGRAM, CommandSettings, CompletedProgramSettings, ProgramSettings
+from gpubench.settings.schema import (
+    PROGRAM,
+    PROGRAM_MEMORY,
+    CommandSettings,
+    CompletedProgramMemorySettings,
+    CompletedProgramSettings,
+    ProgramMemorySettings,
+    ProgramSettings,
+)
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
@@ -55,6 +69,20 @@ log = logging.getLogger("gpubench.program")
 
 def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSettings, dict[str, str]]:
     """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    _refuse_unstartable(settings)
+    return CompletedProgramSettings.model_validate(settings.model_dump()), {}
+
+
+def complete_program_memory(
+    settings: ProgramMemorySettings,
+) -> tuple[CompletedProgramMemorySettings, dict[str, str]]:
+    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    _refuse_unstartable(settings)
+    return CompletedProgramMemorySettings.model_validate(settings.model_dump()), {}
+
+
+def _refuse_unstartable(settings: ProgramSettings) -> None:
+    """Raises SettingsError if the program cannot be started."""
     program = settings.program
     directory = program.directory or Path()
     if not directory.is_dir():
@@ -67,7 +95,6 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
             "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
             keys=["program.command"],
         )
-    return CompletedProgramSettings.model_validate(settings.model_dump()), {}
 
 
 def _why_not(path: Path, name: str) -> str:
@@ -137,17 +164,19 @@ class Program(Workers):
         wanted: int | None,
         stall_timeout: float,
         keep: Callable[[bytes], None],
+        variables: Mapping[str, str],
     ) -> None:
         """Starts the program in `directory` with `treatments`, which are values by dot-key.
 
         `wanted` is the number of steps after which the probe ends the program; None if the program ends by itself.
-        `keep` gets what the program prints.
+        `keep` gets what the program prints. `variables` are more environment variables.
         """
         self._settings = settings
         self._directory = directory
         self._treatments = treatments
         self._wanted = wanted
         self._keep = keep
+        self._more = variables
         self._kept = 0
         self._address = ""
         self._seen: set[str] = set()
@@ -185,6 +214,7 @@ class Program(Workers):
             "PYTHONPATH": path,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
+            **self._more,
             **({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}),
         }
 
@@ -310,17 +340,19 @@ class Program(Workers):
         return f"{OUTPUT} has what it printed" + (f", last: {line}" if line else "")
 
 
-class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
-    """One run of a program of the user."""
+P = TypeVar("P", bound=CompletedProgramSettings)
 
-    command = PROGRAM
+
+class OfProgram(Recorder[P]):
+    """What all runs of a program of the user have in common."""
+
     worker = "gpubench.probe"
     lighter = "give the program a smaller batch"
     _ranks = 1
     _device: str | None = None
-    _found: Mapping[str, Any] | None = None
+    _adjustable: Mapping[str, Any] | None = None
 
-    def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
         self._program = program = configuration.settings.program
         self._directory = program.directory or Path()
@@ -350,7 +382,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
-        return self._found
+        return self._adjustable
 
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
@@ -371,29 +403,52 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
         return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
 
+    @property
+    @abstractmethod
+    def wanted(self) -> int | None:
+        """The number of steps after which the probe ends the program; None if the program ends by itself."""
+
+    variables: ClassVar[Mapping[str, str]] = {}
+    """The environment variables that the program gets besides those of every run."""
+
     def start(self, job: events.Job) -> Workers:
-        training, measurement = self.settings.training, self.settings.measurement
-        wanted = None if training.steps == "all" else training.warmup_steps + training.steps
         return Program(
             job,
             self._program,
             self._directory,
             self._treatments(),
-            wanted,
-            measurement.stall_timeout,
+            self.wanted,
+            self.settings.measurement.stall_timeout,
             self._keep_output,
+            self.variables,
         )
 
-    def keep(self, event: events.Message) -> bool:
-        if isinstance(event, events.Hello):
-            if event.world_size != self._ranks:
-                self._ranks = self.progress.ranks = event.world_size
-                self.writer.update(world_size=event.world_size)
-            return True
-        return super().keep(event)
+    def take(self, event: events.Message) -> None:
+        if not isinstance(event, events.Hello):
+            super().take(event)
+        elif event.world_size != self._ranks:
+            self._ranks = self.progress.ranks = event.world_size
+            self.writer.update(world_size=event.world_size)
+
+    def _keep_output(self, data: bytes) -> None:
+        self.writer.append_bytes(OUTPUT, data)
+
+    def _take_environment(self, environment: dict[str, Any]) -> None:
+        super()._take_environment(machine.facts() | environment)
+
+
+class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[CompletedProgramSettings]):
+    """One run that measures the time of a program of the user."""
+
+    command = PROGRAM
+
+    @property
+    def wanted(self) -> int | None:
+        training = self.settings.training
+        return None if training.steps == "all" else training.warmup_steps + training.steps
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._found = built.device, built.settings
+        self._device, self._adjustable = built.device, built.settings
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:
@@ -431,8 +486,75 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
         return int(median(samples[0].tolist())) if samples else None
 
-    def _keep_output(self, data: bytes) -> None:
-        self.writer.append_bytes(OUTPUT, data)
 
-    def _take_environment(self, environment: dict[str, Any]) -> None:
-        super()._take_environment(machine.facts() | environment)
+class ProgramMemoryRecorder(
+    OfProgram[CompletedProgramMemorySettings], FootprintRecorder[CompletedProgramMemorySettings]
+):
+    """One run that follows the memory of a program of the user."""
+
+    command = PROGRAM_MEMORY
+    # Functions that torch.compile has compiled hide their operators, and some refuse to run while they are recorded.
+    variables: ClassVar[Mapping[str, str]] = {
+        probe.FOLLOW_VARIABLE: "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+
+    def __init__(self, configuration: Configuration[CompletedProgramMemorySettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self._parts: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
+        """The beginnings of histories, by (repeat, rank)."""
+
+    @property
+    def wanted(self) -> int | None:
+        return self.settings.memory.steps
+
+    def keep(self, event: events.Message) -> bool:
+        match event:
+            case events.Heartbeat(rank=0):
+                self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
+            case events.ModelBuilt(rank=0):
+                self._device, self._adjustable = event.device, event.settings
+                shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
+                self.writer.update(workload=shown)
+            case events.MemoryRecorded():
+                self._keep_part(event)
+            case _:
+                return False
+        return True
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        if self.footprints:
+            return None
+        return ProgramFailed(
+            "the program allocated no memory that PyTorch shows", "let it train with tensors of a device of PyTorch"
+        )
+
+    def _keep_part(self, event: events.MemoryRecorded) -> None:
+        """Keeps a part of a rank's history; with the last one, the footprint, and the advice of the fullest rank."""
+        rank, data = event.rank, self._parts[event.repeat, event.rank]
+        data += event.data
+        if not event.last:
+            return
+        try:
+            found = msgspec.json.decode(self._parts.pop((event.repeat, rank)), type=DeviceHistory)
+        except msgspec.DecodeError as error:  # the program has written to the probe's connection
+            raise ProgramFailed(f"the record of rank {rank} is damaged: {error}", "run it again") from None
+        if not found.history.allocations:
+            return
+        classify(found.history)
+        capacity = self.settings.memory.device_memory or found.capacity
+        self.keep_footprint(
+            event.repeat,
+            rank,
+            footprint(
+                found.history,
+                source="measured",
+                device=found.name,
+                capacity=capacity,
+                rank=rank,
+                other=found.other,
+            ),
+        )
+        fullest = max(self.footprints, key=lambda each: each.peak.level.total)
+        self.conclude(self.addressed(advise(fullest, self.diagnosed_settings)))

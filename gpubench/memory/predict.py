@@ -265,10 +265,10 @@ class _Tracker(Tracker):
             self._handles.add(thread)
             self.note(self._workspace, "workspaces", operator, kept=kept)
 
-    def _see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
         if func in self._host:
             self.disregard(tensor)
-        return super()._see(tensor, func, where)
+        return super().see(tensor, func, where)
 
 
 class _UnscaledAmp(Autocast):

@@ -48,7 +48,7 @@ class Tracker(Ledger, TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         try:
             for tensor in tensors(result):
-                self._see(tensor, func)
+                self.see(tensor, func)
         except Unreadable as kind:
             message = f"{kind} cannot be recorded: PyTorch does not show their memory"
             raise ModelError(message, "use dense tensors") from None
@@ -69,7 +69,7 @@ class Tracker(Ledger, TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
         after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
         try:
-            with watch_resizes(self._resized):
+            with watch_resizes(self.resized):
                 yield
         finally:
             before.remove()
@@ -90,14 +90,6 @@ class Tracker(Ledger, TorchDispatchMode):
         readings = [Reading(*reading) for reading in self._readings]
         return History(allocations(self._allocations, marks), marks, self._position, readings, self._counts)
 
-    def _claim_gathered(self, module: nn.Module, path: str) -> None:
-        """Sets the category of parameters that are gathered from all ranks while the module computes with them."""
-        for parameter in module.parameters(recurse=False):
-            for tensor in tensors(parameter):
-                allocation = self._see(tensor, None)
-                if allocation and allocation.category == "unknown":
-                    allocation.category, allocation.module = "parameters", path
-
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
         path = self._names.get(id(module))
         if path is not None and self.phase == "loss":
@@ -106,7 +98,7 @@ class Tracker(Ledger, TorchDispatchMode):
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
         if path := self._names.get(id(module)):
-            self._claim_gathered(module, path)
+            self.claim_gathered(module, path)
         if self._modules:
             self._modules.pop()
         if not self._modules and self._marks[-1].phase == "forward":

@@ -8,12 +8,15 @@ device has a counting allocator, its counters are read at each mark.
 from __future__ import annotations
 
 import weakref
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+PASS = ("forward", "loss", "backward")
+READING = ("at", "allocated", "reserved", "peak_allocated", "peak_reserved")
 
 
 class Unreadable(TypeError):
@@ -92,7 +95,7 @@ class Ledger:
         """Sets the category and module of tensors, also of those that existed before the recording."""
         for outer in tensors_:
             for tensor in tensors(outer):
-                allocation = self._see(tensor, None)
+                allocation = self.see(tensor, None)
                 if allocation:
                     allocation.category = category
                     allocation.module = allocation.module if module is None else module
@@ -110,7 +113,7 @@ class Ledger:
         """
         for parameter, path in owners.items():
             for tensor in () if parameter.grad is None else tensors(parameter.grad):
-                allocation = self._see(tensor, None)
+                allocation = self.see(tensor, None)
                 if allocation:
                     is_shared = allocation.category == "gradients"
                     allocation.module = common_path(allocation.module, path) if is_shared else path
@@ -121,6 +124,74 @@ class Ledger:
         for parameter, state in optimizer.state.items():
             module = owners.get(parameter, "") if isinstance(parameter, Tensor) else ""
             self.claim(_leaves(state), "optimizer_state", module)
+
+    def claim_gathered(self, module: nn.Module, path: str) -> None:
+        """Sets the category of parameters that are gathered from all ranks while the module computes with them."""
+        for parameter in module.parameters(recurse=False):
+            for tensor in tensors(parameter):
+                allocation = self.see(tensor, None)
+                if allocation and allocation.category == "unknown":
+                    allocation.category, allocation.module = "parameters", path
+
+    def claim_inputs(self, value: Any) -> None:
+        """Sets the category of the tensors in `value` that were allocated outside of a forward pass."""
+        for tensor in tensors(value):
+            allocation = self.see(tensor, None)
+            if allocation and allocation.category == "unknown" and self._phase_of(allocation) not in PASS:
+                allocation.category = "inputs"
+
+    def amend(self, names: Mapping[str, str], step: int | None) -> None:
+        """Renames the last phases, as long as `names` has them, and makes them part of `step`."""
+        for number in range(len(self._marks) - 1, -1, -1):
+            mark = self._marks[number]
+            if mark.phase not in names:
+                break
+            self._marks[number] = Mark(mark.at, names[mark.phase], step)
+
+    def claim_since(self, count: int, category: str) -> None:
+        """Sets the category of all allocations after the first `count`."""
+        for allocation in self._allocations[count:]:
+            allocation.category = category
+
+    @property
+    def count(self) -> int:
+        """The number of allocations so far."""
+        return len(self._allocations)
+
+    @property
+    def peak(self) -> int:
+        """The largest number of bytes that were held at a time."""
+        changes = [(one.begin, one.size) for one in self._allocations]
+        changes += [(one.end, -one.size) for one in self._allocations if one.end is not None]
+        return max(accumulate(size for _, size in sorted(changes)), default=0)
+
+    def document(self, rounds: int, names: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the fields of `gpubench.memory.history.History`.
+
+        `rounds` is the number of marked steps that make a step, and `names` has the phases that are renamed.
+        """
+        marks = [
+            (at, names.get(phase, phase), None if step is None else step // rounds) for at, phase, step in self._marks
+        ]
+        return {
+            "allocations": list(self._described(marks)),
+            "marks": [dict(zip(Mark._fields, mark)) for mark in marks],
+            "length": self._position,
+            "readings": [dict(zip(READING, reading)) for reading in self._readings],
+        }
+
+    def _described(self, marks: list[tuple[int, str, int | None]]) -> Iterator[dict[str, Any]]:
+        number = 0
+        for one in self._allocations:
+            while number + 1 < len(marks) and marks[number + 1][0] <= one.begin:
+                number += 1
+            _, phase, step = marks[number]
+            fields = {name: getattr(one, name) for name in Piece.__slots__}
+            yield {**fields, "phase": phase, "step": step}
+
+    def _phase_of(self, allocation: Piece) -> str:
+        """Returns the phase in which a recent allocation was made."""
+        return next((mark.phase for mark in reversed(self._marks) if mark.at <= allocation.begin), "start")
 
     def close(self) -> None:
         """Ends the recording, before the objects that hold the memory are destroyed."""
@@ -144,7 +215,7 @@ class Ledger:
         )
         torch.cuda.reset_peak_memory_stats(where)
 
-    def _see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
         """Returns the allocation of `tensor`, which begins now if it is new; None if it has no memory here.
 
         `where` returns the line of the program that allocates it.
@@ -157,7 +228,7 @@ class Ledger:
         key = storage._cdata
         known = self._held.get(key)
         if known and known[1]() is storage:
-            self._resized(storage)  # an operator may have enlarged it in place
+            self.resized(storage)  # an operator may have enlarged it in place
             return self._held[key][0]
         size = storage.nbytes()
         if not size:
@@ -187,7 +258,7 @@ class Ledger:
             allocation.end = self._position
             self._position += 1
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def resized(self, storage: torch.UntypedStorage) -> None:
         """Updates a resized storage. FSDP2 resizes the storages of gathered parameters to 0 bytes between uses."""
         known = self._held.get(storage._cdata)
         if self._closed or not known or known[1]() is not storage:

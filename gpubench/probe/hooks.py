@@ -25,36 +25,39 @@ from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE, treatments
+from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE, treatments
 from .facts import facts, peak_memory
+from .following import Following, unwrapped
 from .host import Host
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, OTHER, Part, Timeline
 
-DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
+DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 
 
 def install(variables: Mapping[str, str]) -> None:
     """Installs the hooks and the treatments that the environment variables name."""
-    Probe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}"))).install()
+    follows = FOLLOW_VARIABLE in variables
+    Probe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}")), follows=follows).install()
 
 
 class Probe:
     """The measurement of this process. Its hooks do nothing outside of the thread that trains."""
 
-    def __init__(self, address: str, treatments: dict[str, Any]) -> None:
-        """`treatments` are values by dot-key."""
+    def __init__(self, address: str, treatments: dict[str, Any], *, follows: bool = False) -> None:
+        """`treatments` are values by dot-key; `follows` means that the memory is recorded instead of the time."""
         self._address = address
         self._treatments = treatments
-        self._facts: dict[str, Any] = {}
-        """How the first DataLoader runs, by the dot-keys of the treatments."""
-        self._timeline = Timeline()
-        self._thread = 0
-        self._over = False
         self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """The outermost modules that are called in training, by identity."""
+        self._following = Following(self._roots) if follows else None
+        self._facts: dict[str, Any] = {}
+        """How the first DataLoader runs, by the dot-keys of the treatments."""
+        self._timeline = self._new_timeline()
+        self._thread = 0
+        self._over = False
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -77,13 +80,17 @@ class Probe:
         self._recording: Recording | None = None
         self._recorded = 0
         """The number of complete steps that the recording knows of."""
-        self._profiler_reported = False
+        self._profiler_reported = self._model_reported = False
         self._warmup = 0
         self._wanted: int | None = None
         self._time = 0.0
 
     def install(self) -> None:
         treatments.install(self._treatments)
+        if self._following:
+            self._following.install()
+            _wrap(torch.nn.Module, "__call__", self._find)
+            atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._begin_in_fork)
         _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         _wrap(torch.autograd, "backward", self._backward)
@@ -130,6 +137,8 @@ class Probe:
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             part.forwarded += self._size((args, kwargs))
         with self._timeline.phase(FORWARD):
+            if self._following:
+                self._following.called(module, (args, kwargs))
             return call(module, *args, **kwargs)
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,10 +152,10 @@ class Probe:
             return call(tensors, *args, **kwargs)
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(OPTIMIZER):
+        if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
             return call(optimizer, *args, **kwargs)
         self._forget_set_up()
-        with self._timeline.phase(OPTIMIZER):
+        with self._timeline.phase(ZERO_GRAD if self._following else OPTIMIZER):
             return call(optimizer, *args, **kwargs)
 
     def _scale(self, call: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
@@ -167,9 +176,11 @@ class Probe:
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._host and not self._watches() and not _is_compiling():
-            self._thread, self._timeline = threading.get_ident(), Timeline()
+            self._thread, self._timeline = threading.get_ident(), self._new_timeline()
         if not self._watches():
             return
+        if self._following:
+            self._following.updating(optimizer)
         if (left_open := self._updating.get(id(optimizer))) is not None:  # its last update has raised an error
             self._timeline.leave_all_but(left_open)
         self._updating[id(optimizer)] = self._timeline.depth
@@ -178,6 +189,8 @@ class Probe:
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._watches():
             self._updating.pop(id(optimizer), None)
+            if self._following:
+                self._following.updated(optimizer)
             self._timeline.leave()
             self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
             self._updates += 1
@@ -195,16 +208,22 @@ class Probe:
 
     def _begin_in_fork(self) -> None:
         """Measures a forked process on its own. That of a rank, such as a worker of a DataLoader, is not measured."""
+        if self._following and self._following.training:
+            self._over = True
+            self._following.close()
         if self._host:
             self._over = True
             self._host.close()  # otherwise the host would not learn that the rank has ended
         else:
-            self._thread, self._timeline = 0, Timeline()
+            self._thread, self._timeline = 0, self._new_timeline()
+
+    def _new_timeline(self) -> Timeline:
+        return Timeline(self._following.enter if self._following else None)
 
     def _forget_set_up(self) -> None:
         """Forgets what came long before the first update, or all the time in a process that never updates."""
         if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
-            self._timeline = Timeline()
+            self._timeline = self._new_timeline()
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
@@ -226,6 +245,8 @@ class Probe:
         return size
 
     def _keep_loss(self, loss: Any) -> None:
+        if self._following:  # it would find its own reference among what the program keeps
+            return
         result, unscaled = self._scaled.pop(id(loss), (None, None))
         if result and result() is loss:
             loss = unscaled
@@ -240,11 +261,27 @@ class Probe:
         self._look_for_modules(optimizer)
         if self._host is None:
             self._join()
+        if self._following:
+            self._follow(self._following, optimizer)
+            return
         if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
             self._send_steps()
         if self._recording:
             self._record(self._recording, self._timeline.complete)
         if self._wanted and self._timeline.complete >= self._wanted:
+            self._finish()
+            raise SystemExit(0)
+
+    def _follow(self, following: Following, optimizer: Any) -> None:
+        """Tells the host about an update of a program whose memory is followed, and ends it after the last one."""
+        if not self._host or not self._wanted:
+            return
+        if not self._model_reported:
+            self._model_reported = True
+            self._report_model(optimizer)
+        self._host.put("heartbeat", doing="a step", step=following.updates)
+        self._host.flush()
+        if following.updates >= self._wanted:
             self._finish()
             raise SystemExit(0)
 
@@ -263,8 +300,11 @@ class Probe:
         """Looks for the outermost modules after the first update of an optimizer, in the next part of the loop.
 
         After that part it wraps the calls of their classes. Hooks on the modules would be copied and saved with them,
-        and global hooks make compiled modules warn.
+        and global hooks make compiled modules warn. Where the memory is followed, nothing is compiled, and the modules
+        are looked for from the start.
         """
+        if self._following:
+            return
         if self._module_call:
             torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
             self._module_call = None
@@ -284,7 +324,7 @@ class Probe:
             inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
             if not inner and any(parameter.requires_grad for parameter in module.parameters()):
                 self._roots[id(module)] = module
-                model = _unwrapped(module)
+                model = unwrapped(module)
                 self._models[id(model)] = model
         return self._call_module(call, module, *args, **kwargs)
 
@@ -299,16 +339,18 @@ class Probe:
             self._over = True
             return
         settings, (self._repeat, *_) = host.job["settings"], host.job["repeats"]
-        steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
-        self._wanted = None if steps == "all" else steps + self._warmup
+        if self._following:
+            self._wanted = settings["memory"]["steps"]
+        else:
+            steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
+            self._wanted = None if steps == "all" else steps + self._warmup
+            atexit.register(self._leave)
         self._time = host.unix(self._timeline.began)
-        atexit.register(self._leave)
         Finalize(None, self._leave, exitpriority=0)  # processes that multiprocessing forks run no exit handlers
         if host.rank == 0:
             host.put("environmentcaptured", environment=facts())
-        profiling = settings["profiling"]
         if self._repeat == host.job["profiled"]:
-            self._recording = Recording(profiling, host, self._repeat)
+            self._recording = Recording(settings["profiling"], host, self._repeat)
         if self._wanted:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
@@ -366,9 +408,14 @@ class Probe:
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
         self._over = True
+        assert self._host
+        if self._following:
+            self._following.send(self._host, self._repeat, self._wanted or 0)
+            self._host.put("done")
+            self._host.flush()
+            return
         wall = self._timeline.end()
         self._send_steps(ended=True)
-        assert self._host
         if self._recording:
             self._recording.close()
         self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
@@ -377,7 +424,9 @@ class Probe:
 
     def _leave(self) -> None:
         """Leaves the run at the end of a program that ends before all steps were measured."""
-        if not self._over:
+        if not self._over and not self._host and self._following and self._following.training:
+            self._join()  # it has ended before its first update, perhaps for lack of memory
+        if not self._over and self._host:
             self._finish()
 
 
@@ -386,12 +435,6 @@ def _place() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
-    wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-    return _unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
 
@@ -122,7 +122,9 @@ class Phase:
 class Timeline:
     """The marks of the program's loop so far, and the steps that they make."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[str], object] | None = None) -> None:
+        """`watch` is called with the name of each phase that begins or goes on."""
+        self._watch = watch or (lambda phase: None)
         self._clock = Clock()
         self._open: list[str] = []
         self._phases: dict[str, Phase] = {}
@@ -158,12 +160,15 @@ class Timeline:
         """Begins a phase, inside of the current one if there is one."""
         self.part.marks.append((phase, self._clock.mark()))
         self._open.append(phase)
+        self._watch(phase)
 
     def leave(self) -> None:
         """Ends the phase that was entered last."""
         if self._open:
             self._open.pop()
-        self.part.marks.append((self._open[-1] if self._open else self.base, self._clock.mark()))
+        phase = self._open[-1] if self._open else self.base
+        self.part.marks.append((phase, self._clock.mark()))
+        self._watch(phase)
 
     @property
     def depth(self) -> int:

@@ -15,8 +15,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, untaken, workload
 from gpubench.settings.sections import (
     DEFAULT_STEPS,
+    FITS,
     DataSettings,
     Device,
+    DeviceMemory,
     DistributedSettings,
     FolderName,
     FollowSettings,
@@ -286,14 +288,17 @@ def _of_program(meaning: str) -> Any:
     return treatment(None, f"{meaning}; default: as the program does")
 
 
-class ProgramTraining(Section):
+class ProgramOptimizer(Section):
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program("optimizer implementation")
+
+
+class ProgramTraining(ProgramOptimizer):
     steps: Positive | Literal["all"] = protocol(
         DEFAULT_STEPS, "optimizer steps measured in each repeat; all: until the program ends by itself", alias="steps"
     )
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
     )
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program("optimizer implementation")
 
 
 class ProgramData(Section):
@@ -302,8 +307,7 @@ class ProgramData(Section):
     prefetch: Positive | None = _of_program("batches that each DataLoader worker loads ahead")
 
 
-class ProgramPerformance(Section):
-    compile: bool | None = _of_program("torch.compile the outermost modules")
+class ProgramArithmetic(Section):
     cudnn_benchmark: bool | None = _of_program("let cuDNN time its algorithms and use the fastest")
     matmul_precision: Literal["highest", "high", "medium"] | None = _of_program(
         "value for torch.set_float32_matmul_precision"
@@ -311,7 +315,12 @@ class ProgramPerformance(Section):
     cpu_threads: Threads | None = _of_program("CPU threads of each rank")
 
 
-PROGRAM = "program"
+class ProgramPerformance(ProgramArithmetic):
+    compile: bool | None = _of_program("torch.compile the outermost modules")
+
+
+PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
+"""The commands in the run.json of a program that was measured, and of one whose memory was followed."""
 
 
 class ProgramSettings(RunSettings[Open], Generic[Open]):
@@ -337,12 +346,41 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
         return self
 
 
+class ProgramFollowSettings(Section):
+    """What `gpubench memory -- PROGRAM` looks at."""
+
+    steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
+        5,
+        "optimizer steps to record; the first one allocates the optimizer state, the last one is reported as the "
+        "steady step, and what grows from step to step is seen from five on",
+        alias="steps",
+    )
+    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
+
+
+class OnceMeasured(RepeatSettings):
+    repeats: Positive = protocol(1, "number of times to repeat the measurement, each in new processes", alias="repeats")
+
+
+class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
+    """Settings of `gpubench memory -- PROGRAM`, which follows the memory of a program of the user."""
+
+    command: ClassVar[str] = PROGRAM_MEMORY
+    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
+    training: ProgramOptimizer = ProgramOptimizer()  # type: ignore[assignment]  # no step is timed
+    performance: ProgramArithmetic = ProgramArithmetic()  # type: ignore[assignment]  # nothing is compiled
+    measurement: OnceMeasured = OnceMeasured()
+    memory: ProgramFollowSettings = ProgramFollowSettings()
+    profiling: ProfilingSettings = untaken(ProfilingSettings())
+
+
 _OF_COMMANDS: Sequence[type[RunSettings]] = (
     TrainSettings,
     ProfileSettings,
     MemorySettings,
     PipeSettings,
     ProgramSettings,
+    ProgramMemorySettings,
 )
 KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)
 """The kinds of work. A command of one kind can run what another one of the same kind has run."""
@@ -353,3 +391,4 @@ CompletedTrainSettings = TrainSettings[Never]
 CompletedMemorySettings = MemorySettings[Never]
 CompletedPipeSettings = PipeSettings[Never]
 CompletedProgramSettings = ProgramSettings[Never]
+CompletedProgramMemorySettings = ProgramMemorySettings[Never]
