@@ -128,6 +128,8 @@ def memory(
 
     if snapshot or trace:
         file = "--snapshot" if snapshot else "--trace"
+        if options.program(ctx) is not None:
+            raise UsageError(f"{file} reads a file, and a program after -- is run", f"leave out {file} or the program")
         options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
         _of_file(snapshot, trace, html, json=json)
         return

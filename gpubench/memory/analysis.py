@@ -416,7 +416,7 @@ def _kept_by_step(history: History) -> dict[int, list[Allocation]]:
     for mark in history.marks:
         if mark.step is not None:
             starts.setdefault(mark.step, mark.at)
-    ends = dict(zip(starts, [*list(starts.values())[1:], history.marks[-1].at], strict=True))
+    ends = dict(zip(starts, [*list(starts.values())[1:], history.length], strict=False))
     kept: dict[int, list[Allocation]] = {step: [] for step in starts if step and step + 2 in ends}
     for one in history.allocations:
         if one.step in kept and (one.end is None or one.end >= ends[one.step + 2]):

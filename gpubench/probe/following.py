@@ -13,7 +13,9 @@ from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.data._utils import worker
 
 from .allocations import Ledger, Unreadable, owners_in, tensors
 from .host import Host
@@ -75,8 +77,10 @@ class Following(TorchDispatchMode):
     def install(self) -> None:
         """Begins the recording. torch.compile must be disabled: its functions refuse to run under a dispatch mode."""
         self._around(nn.Module, "__call__", self._call_module)
+        nn.modules.module.register_module_forward_hook(self._after_module)
         self._around(torch.UntypedStorage, "resize_", self._resize)
         self._around(torch, "compile", self._compile)
+        self._around(worker, "_worker_loop", self._load)
         if torch.distributed.is_available():
             reducer = torch.distributed.Reducer  # type: ignore[attr-defined]
             self._around(reducer, "__init__", self._make_buckets)
@@ -92,11 +96,11 @@ class Following(TorchDispatchMode):
         if not self._closed:
             try:
                 for tensor in tensors(result):
-                    if ledger := self._ledger(tensor.device):
+                    if not isinstance(tensor, FakeTensor) and (ledger := self._ledger(tensor.device)):
                         ledger.see(tensor, func, _users_line)
             except Unreadable as kind:
                 self._unreadable = str(kind)
-            except (RuntimeError, NotImplementedError):  # a tensor without storage, such as one of functorch
+            except Exception:  # a tensor without storage, such as one of functorch, or of a class of the program
                 pass
         return result
 
@@ -123,7 +127,7 @@ class Following(TorchDispatchMode):
         """Takes up a call of one of the outermost modules."""
         if id(root) not in self._known:
             model = unwrapped(root)
-            prefix = f"{type(model).__name__}." if self._known else ""
+            prefix = f"{type(model).__name__}." if self._names else ""
             self._known.add(id(root))
             self._names[id(root)] = prefix.rstrip(".")
             self._names.update((id(part), f"{prefix}{path}".rstrip(".")) for path, part in model.named_modules())
@@ -131,6 +135,13 @@ class Following(TorchDispatchMode):
                 self._claim(part.parameters(recurse=False), "parameters", f"{prefix}{path}".rstrip("."))
                 self._claim(part.buffers(recurse=False), "buffers", f"{prefix}{path}".rstrip("."))
         self._each(lambda ledger: ledger.claim_inputs(batch))
+
+    def draws(self, dataset: Any) -> None:
+        """Takes up that a DataLoader draws from a dataset: the tensors that it holds are inputs."""
+        if id(dataset) not in self._known:
+            self._known.add(id(dataset))
+            held = getattr(dataset, "__dict__", {})
+            self._each(lambda ledger: ledger.claim_inputs(held))
 
     def updating(self, optimizer: Any) -> None:
         """Takes up what an optimizer updates, before it does."""
@@ -219,12 +230,14 @@ class Following(TorchDispatchMode):
         self._each(lambda ledger: ledger.claim(claimed, category, path))
 
     def _each(self, action: Callable[[Ledger], object]) -> None:
-        """Applies an action to every ledger, unless it comes upon a tensor whose memory PyTorch does not show."""
+        """Applies an action to every ledger, up to a tensor whose memory PyTorch does not show."""
         for ledger in list(self._ledgers.values()):
             try:
                 action(ledger)
             except Unreadable as kind:
                 self._unreadable = str(kind)
+            except Exception:  # a tensor without storage, such as a lazy parameter
+                pass
 
     def _amend(self, names: Mapping[str, str]) -> None:
         for ledger in self._ledgers.values():
@@ -250,6 +263,11 @@ class Following(TorchDispatchMode):
             return call(module, *args, **kwargs)
         finally:
             self._running.pop()
+
+    def _after_module(self, module: nn.Module, inputs: object, output: object) -> None:
+        """Takes up parameters that FSDP2 has gathered; this hook runs before the one that frees them again."""
+        path = self._names.get(id(module))
+        if path is not None and not self._closed:
             self._each(lambda ledger: ledger.claim_gathered(module, path))
 
     def _resize(self, call: Callable[..., Any], storage: Any, size: int) -> Any:
@@ -258,6 +276,11 @@ class Following(TorchDispatchMode):
         for ledger in self._ledgers.values():
             ledger.resized(storage)
         return found
+
+    def _load(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Leaves a worker process of a DataLoader alone."""
+        self.close()
+        return call(*args, **kwargs)
 
     def _make_buckets(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The buckets of DistributedDataParallel are copies of the gradients, or the gradients themselves."""

@@ -112,6 +112,8 @@ class Probe:
         self._forget_set_up()
         if evaluates:  # a Trainer may draw the next batches before it leaves the evaluation mode
             self._timeline.suppose_training()
+        if self._following:
+            self._following.draws(iterator._dataset)
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
         self._facts = self._facts or treatments.of_loader(iterator)
