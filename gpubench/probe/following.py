@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.data._utils import worker
 
-from .allocations import Ledger, Unreadable, owners_in, tensors
+from .allocations import Ledger, Unreadable, keeps_storages, owners_in, tensors
 from .host import Host
 from .timeline import EVALUATION, OTHER, period
+from .treatments import unwrapped
 
 CHUNK = 4 * 2**20  # largest number of bytes of a history in one event
 MOST = 2_000_000
@@ -75,7 +76,14 @@ class Following(TorchDispatchMode):
         return self._round is not None
 
     def install(self) -> None:
-        """Begins the recording. torch.compile must be disabled: its functions refuse to run under a dispatch mode."""
+        """Begins the recording. torch.compile must be disabled: its functions refuse to run under a dispatch mode.
+
+        Raises SystemExit where PyTorch makes a new Python object for a storage each time, which tells no end of it.
+        """
+        if not keeps_storages():
+            raise SystemExit(
+                f"gpubench cannot follow the memory of a program with PyTorch {torch.__version__}: too old"
+            )
         self._around(nn.Module, "__call__", self._call_module)
         nn.modules.module.register_module_forward_hook(self._after_module)
         self._around(torch.UntypedStorage, "resize_", self._resize)
@@ -293,12 +301,6 @@ class Following(TorchDispatchMode):
     def _compile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._compiles = True
         return call(*args, **kwargs)
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
-    wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-    return unwrapped(wrapped) if isinstance(wrapped, nn.Module) else module
 
 
 def _about(device: torch.device) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import threading
 from inspect import unwrap
 from multiprocessing.util import Finalize
 from types import CodeType, FunctionType
-from typing import Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
@@ -27,10 +27,12 @@ from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE, treatments
 from .facts import facts, peak_memory
-from .following import Following, unwrapped
 from .host import Host
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, OTHER, Part, Timeline
+
+if TYPE_CHECKING:
+    from .following import Following
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
 LONGEST_SETUP = 4096
@@ -52,7 +54,7 @@ class Probe:
         self._treatments = treatments
         self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """The outermost modules that are called in training, by identity."""
-        self._following = Following(self._roots) if follows else None
+        self._following = _following(self._roots) if follows else None
         self._facts: dict[str, Any] = {}
         """How the first DataLoader runs, by the dot-keys of the treatments."""
         self._timeline = self._new_timeline()
@@ -326,7 +328,7 @@ class Probe:
             inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
             if not inner and any(parameter.requires_grad for parameter in module.parameters()):
                 self._roots[id(module)] = module
-                model = unwrapped(module)
+                model = treatments.unwrapped(module)
                 self._models[id(model)] = model
         return self._call_module(call, module, *args, **kwargs)
 
@@ -430,6 +432,12 @@ class Probe:
             self._join()  # it has ended before its first update, perhaps for lack of memory
         if not self._over and self._host:
             self._finish()
+
+
+def _following(roots: Mapping[int, torch.nn.Module]) -> Following:
+    from .following import Following
+
+    return Following(roots)
 
 
 def _place() -> tuple[int, int]:

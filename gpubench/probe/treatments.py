@@ -62,6 +62,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
+    wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    return unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
+
+
 def of_loader(iterator: Any) -> dict[str, Any]:
     """Returns how the DataLoader of an iterator runs, by dot-key; {} for one whose samples depend on its workers."""
     if isinstance(iterator._dataset, IterableDataset):
