@@ -41,7 +41,8 @@ Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory dat
 """
 
 Steps = Annotated[
-    str | None, options.option("N", "Optimizer steps to record; they are not timed; 3 by default.", MEASUREMENT)
+    str | None,
+    options.option("N", "Optimizer steps to record, which are not timed; 3 by default, 5 of a program.", MEASUREMENT),
 ]
 Predict = Annotated[
     bool,

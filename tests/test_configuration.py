@@ -22,7 +22,7 @@ from gpubench.settings.loading import (
     parse_assignments,
     parse_unknown_overrides,
 )
-from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RUN_BY, RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:
@@ -324,7 +324,7 @@ def test_every_switch_has_a_negation_and_none_means_anything_else(command: str, 
     switches = {key for key, field in fields(cls).items() if "bool" in str(field.annotation)}
     assert set(negations(cls).values()) == switches
     assert not negations(cls).keys() & {*fields(cls), *aliases(cls)}
-    command = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}.get(command, command)
+    command = RUN_BY.get(command, command)
     for option in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
         for name in (*option.opts, *option.secondary_opts):
             key = negations(cls).get(name.removeprefix("--").replace("-", "_"))

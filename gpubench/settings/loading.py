@@ -29,7 +29,7 @@ from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields
 from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
-from gpubench.settings.schema import COMMANDS, KINDS, CompletedSettings, ProgramSettings, RunSettings
+from gpubench.settings.schema import COMMANDS, KINDS, RUN_BY, CompletedSettings, ProgramSettings, RunSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, pat
     writer = COMMANDS[writer_of(path) or cls.command]
     if not same_work(cls, writer):
         message = f"{name} is of a run of {writer.command}, which {cls.command} cannot run"
-        raise SettingsError(message, f"gpubench {writer.command} --config {name}")
+        command = RUN_BY.get(writer.command, writer.command)
+        raise SettingsError(message, f"gpubench {command} --config {name}")
     own = {key: value for key, value in values.items() if not _is_of_another(cls, key, value)}
     if writer.command == cls.command:
         return own

@@ -321,6 +321,8 @@ class ProgramPerformance(ProgramArithmetic):
 
 PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
 """The commands in the run.json of a program that was measured, and of one whose memory was followed."""
+RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
+"""The commands of gpubench that run them."""
 
 
 class ProgramSettings(RunSettings[Open], Generic[Open]):
