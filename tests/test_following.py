@@ -18,6 +18,7 @@ from gpubench.diagnosis.rules import advise
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Amounts, Footprint
 from gpubench.memory.history import DeviceHistory, History, classify
+from gpubench.probe import following
 
 WIDTH, BATCH, CLASSES = 64, 32, 10
 WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH + WIDTH * CLASSES + CLASSES)
@@ -198,3 +199,11 @@ def test_a_program_computes_the_same_while_it_is_followed(tmp_path: Path) -> Non
     file = tmp_path / "losses"
     followed(tmp_path, lambda: losses(file))
     assert losses(tmp_path / "own") == pytest.approx(eval(file.read_text()), rel=1e-6)
+
+
+def test_a_pytorch_that_shows_no_end_of_a_storage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nn.Module.__call__
+    monkeypatch.setattr(following, "keeps_storages", lambda: False)
+    with pytest.raises(SystemExit, match="too old"):
+        following.Following({}).install()
+    assert nn.Module.__call__ is before

@@ -206,7 +206,7 @@ class Following(TorchDispatchMode):
             yield "torch.compile was off during the recording; compiled code fuses operators, and so needs less memory"
         for other, peak in found.items():
             if other != device:
-                yield f"{other} was used too, with up to {peak / 2**20:,.0f} MiB"
+                yield f"{other} was used too, with up to {peak / 2**20:,.1f} MiB"
         if self._unreadable:
             yield f"PyTorch does not show the memory of {self._unreadable}, which the program uses"
         if self._ledgers[device].count >= MOST:
