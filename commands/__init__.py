@@ -29,7 +29,9 @@ app.command("pipe-infer", epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS
 app.command("profile", cls=options.TakesProgram, epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     profile.profile
 )
-app.command("memory", epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(memory.memory)
+app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
+    memory.memory
+)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 
 

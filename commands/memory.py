@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output
+from gpubench.commands import options, output, program
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import (
     check_trial_name,
@@ -29,6 +29,8 @@ gpubench memory
 
 gpubench memory --config gpt2 --device-model h200 --predict
 
+gpubench memory -- python train.py --epochs 1
+
 gpubench memory --snapshot snapshot.pickle --html memory.html
 
 gpubench memory --trace run.pt.trace.json.gz
@@ -39,7 +41,8 @@ Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory dat
 """
 
 Steps = Annotated[
-    str | None, options.option("N", "Optimizer steps to record; they are not timed; 3 by default.", MEASUREMENT)
+    str | None,
+    options.option("N", "Optimizer steps to record, which are not timed; 3 by default, 5 of a program.", MEASUREMENT),
 ]
 Predict = Annotated[
     bool,
@@ -122,13 +125,20 @@ def memory(
     verbose: options.Verbose = 0,
     print_config: options.PrintConfig = False,
 ) -> None:
-    """Show what uses the memory in each phase, and which batch size fits."""
+    """Show what uses the memory of a model or of your own program in each phase, and which batch size fits."""
     from gpubench.settings.schema import MemorySettings
 
     if snapshot or trace:
         file = "--snapshot" if snapshot else "--trace"
+        if options.program(ctx) is not None:
+            raise UsageError(f"{file} reads a file, and a program after -- is run", f"leave out {file} or the program")
         options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
         _of_file(snapshot, trace, html, json=json)
+        return
+    if program.is_given(ctx, config):
+        _refuse_beside_program(ctx)
+        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
+        program.follow(ctx, config, shown, print_config=print_config)
         return
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
@@ -148,6 +158,19 @@ def memory(
         return
     measurements = [_checking(run)] if check else []
     _of_run(run, measurements, verify=verify, json=json, quiet=quiet, verbose=verbose)
+
+
+def _refuse_beside_program(ctx: typer.Context) -> None:
+    """Raises UsageError for options that need a model of gpubench, or that no run takes."""
+    given = options.given(ctx)
+    for name in ("predict", "find_batch_size", "check", "verify", "spare", "device_model"):
+        if name in given:
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs a model that gpubench can build, and a program builds its own",
+                "leave it out, or give the model as --model module:callable",
+            )
+    if "html" in given:
+        raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
 
 def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs a program of the user, which stands behind `--` on the command line of train-bench and profile."""
+"""Runs a program of the user, which stands behind `--` on the command line of train-bench, profile and memory."""
 
 import shlex
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import ProgramSettings
+    from gpubench.settings.schema import RunSettings
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
@@ -21,9 +21,9 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
         return True
 
     from gpubench.settings.loading import find_config, writer_of
-    from gpubench.settings.schema import PROGRAM
+    from gpubench.settings.schema import PROGRAM, PROGRAM_MEMORY
 
-    return config is not None and writer_of(find_config(config)) == PROGRAM
+    return config is not None and writer_of(find_config(config)) in (PROGRAM, PROGRAM_MEMORY)
 
 
 def measure(
@@ -42,8 +42,9 @@ def measure(
     """
     from gpubench.host.program import ProgramRecorder, complete_program
     from gpubench.settings.loading import complete_all
+    from gpubench.settings.schema import ProgramSettings, TrainSettings
 
-    base = _configuration(ctx, config, {})
+    base = _configuration(ctx, config, {}, ProgramSettings, TrainSettings)
     if sum(map(bool, (vs, vs_args, vs_ref))) > 1:
         raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
     runs, labels = complete_all(base, vs, complete_program), []
@@ -73,8 +74,10 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
     from gpubench.host.program import ProgramRecorder, complete_program
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import completed
+    from gpubench.settings.schema import ProgramSettings, TrainSettings
 
-    base = _configuration(ctx, config, {"profiling.enabled": "true", "experiment": "profile"})
+    defaults = {"profiling.enabled": "true", "experiment": "profile"}
+    base = _configuration(ctx, config, defaults, ProgramSettings, TrainSettings)
     run = completed(base, complete_program)
     if not run.settings.profiling.enabled:
         raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
@@ -91,25 +94,46 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
         raise stopped
 
 
+def follow(ctx: typer.Context, config: str | None, shown: options.Shown, *, print_config: bool) -> None:
+    """Runs a few steps of the program, and reports what fills its memory. Raises the errors of `measure`."""
+    from gpubench.host import memory_recorder
+    from gpubench.host.program import ProgramMemoryRecorder, complete_program_memory
+    from gpubench.settings.loading import completed
+    from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
+
+    base = _configuration(ctx, config, {}, ProgramMemorySettings, MemorySettings)
+    run = completed(base, complete_program_memory)
+    if print_config:
+        running.print_configurations([run], "memory")
+        return
+    running.run_and_report([run], ProgramMemoryRecorder, memory_recorder, **shown._asdict())
+
+
 def _configuration(
-    ctx: typer.Context, config: str | None, defaults: Mapping[str, Any]
-) -> "Configuration[ProgramSettings]":
-    """Returns the settings of the program from all sources; `defaults` are those of the command, by dot-key."""
+    ctx: typer.Context,
+    config: str | None,
+    defaults: Mapping[str, Any],
+    cls: "type[RunSettings]",
+    of_models: "type[RunSettings]",
+) -> "Configuration[Any]":
+    """Returns the settings `cls` of the program from all sources; `defaults` are those of the command, by dot-key.
+
+    `of_models` are the settings that the command takes without a program.
+    """
     from gpubench.settings.field import fields
     from gpubench.settings.loading import canonical, load
-    from gpubench.settings.schema import ProgramSettings, TrainSettings
 
     if launched_by_torchrun():
         command = f"gpubench {ctx.info_name} -- torchrun train.py"
         raise UsageError("torchrun started gpubench, and the program is started by gpubench", command)
     words = options.program(ctx)
-    others = fields(TrainSettings).keys() - fields(ProgramSettings)
-    if foreign := [name for name in options.given(ctx) if canonical(TrainSettings, name) in others]:
+    others = fields(of_models).keys() - fields(cls)
+    if foreign := [name for name in options.given(ctx) if canonical(of_models, name) in others]:
         raise UsageError(
             f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
             "leave it out, or give the program an argument of its own after --",
         )
-    given = {**defaults, **options.overrides(ctx, ProgramSettings)}
+    given = {**defaults, **options.overrides(ctx, cls)}
     if words is not None:
         given["program.command"] = shlex.join(words)
-    return load(ProgramSettings, config, given)
+    return load(cls, config, given)

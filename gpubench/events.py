@@ -282,6 +282,15 @@ class MemoryFollowed(Event, frozen=True):
     """The advice and the predicted saving of each fix, as the JSON of `gpubench.findings.Findings`."""
 
 
+class MemoryRecorded(Event, frozen=True):
+    """A part of the JSON of a `gpubench.memory.history.DeviceHistory`: what one rank of a program has allocated."""
+
+    repeat: int
+    data: bytes
+    last: bool
+    """Whether this is the last part."""
+
+
 class BatchSizesFound(Event, frozen=True):
     """The batch sizes that fit, as the JSON of `gpubench.memory.batch_sizes.BatchSizes`."""
 
@@ -422,9 +431,9 @@ class Done(Event, frozen=True):
 
 Message = (
     Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | Planned | StepsMeasured
-    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | BatchSizesFound
-    | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished | StageDone
-    | BaselineMeasured | Verified | Failed | Done
+    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | MemoryRecorded
+    | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished
+    | StageDone | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 
 

@@ -59,10 +59,12 @@ def probed(
     steps: int | str = "all",
     profiling: dict[str, Any] | None = None,
     treatments: dict[str, Any] | None = None,
+    follow: int | None = None,
 ) -> Measured:
     """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
 
-    `profiling` are the settings of a repeat that is recorded; None for one that is measured.
+    `profiling` are the settings of a repeat that is recorded; None for one that is measured. `follow` is the number of
+    steps whose memory is followed; None if it is not.
     """
     address = str(folder / "host")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -70,9 +72,9 @@ def probed(
         listener.listen()
         child = os.fork()
         if not child:
-            os._exit(run_probed(address, loop, treatments))
+            os._exit(run_probed(address, loop, treatments, follows=follow is not None))
         found: list[dict[str, Any]] = []
-        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, found))
+        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, follow, found))
         serving.start()
         _, status = os.waitpid(child, 0)
         listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which would try again if the listener had a timeout
@@ -80,31 +82,42 @@ def probed(
     return Measured(found, os.waitstatus_to_exitcode(status))
 
 
-def run_probed(address: str, loop: Callable[[], object], treatments: dict[str, Any] | None = None) -> int:
+def run_probed(
+    address: str, loop: Callable[[], object], treatments: dict[str, Any] | None = None, *, follows: bool = False
+) -> int:
     torch.set_num_threads(1)
-    probe = Probe(address, treatments or {})
+    probe = Probe(address, treatments or {}, follows=follows)
     probe.install()
+    code = 0
     try:
         loop()
-        if probe._host:
-            probe._leave()  # in a process of its own, an exit handler does this
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:  # the fork must never return to pytest
         traceback.print_exc()
-        return 1
-    return 0
+        code = 1
+    if follows or (probe._host and not code):
+        probe._leave()  # in a process of its own, an exit handler does this
+    return code
 
 
 def _serve(
-    listener: socket.socket, steps: int | str, profiling: dict[str, Any] | None, found: list[dict[str, Any]]
+    listener: socket.socket,
+    steps: int | str,
+    profiling: dict[str, Any] | None,
+    follow: int | None,
+    found: list[dict[str, Any]],
 ) -> None:
     try:
         connection, _ = listener.accept()
     except OSError:
         return
     job = {
-        "settings": {"training": {"steps": steps, "warmup_steps": WARMUP}, "profiling": profiling},
+        "settings": {
+            "training": {"steps": steps, "warmup_steps": WARMUP},
+            "profiling": profiling,
+            "memory": {"steps": follow},
+        },
         "repeats": [0],
         "profiled": 0 if profiling else None,
         "clock": [time.time(), time.monotonic()],

@@ -15,7 +15,7 @@ from gpubench.commands import app
 from gpubench.metrics import DEFINITIONS
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import canonical
-from gpubench.settings.schema import COMMANDS, PROGRAM, RunSettings
+from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -104,6 +104,9 @@ class Setting:
     meaning: str
 
 
+NAMES = {PROGRAM: "a program after --", PROGRAM_MEMORY: "memory of a program after --"}
+
+
 def settings() -> str:
     """A table of all settings for each set of commands that have them, with type, default and alias."""
     defaults: dict[Setting, dict[str, str]] = {}
@@ -113,7 +116,7 @@ def settings() -> str:
     lines: list[str] = []
     for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
         lines += [
-            f"## {listed('a program after --' if each == PROGRAM else each for each in group)}",
+            f"## {listed(NAMES.get(each, each) for each in group)}",
             "",
             "| setting | type | default | meaning |",
             "|---|---|---|---|",

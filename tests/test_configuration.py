@@ -22,7 +22,7 @@ from gpubench.settings.loading import (
     parse_assignments,
     parse_unknown_overrides,
 )
-from gpubench.settings.schema import COMMANDS, PROGRAM, RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RUN_BY, RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:
@@ -277,7 +277,7 @@ def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed:
 def test_every_command_that_has_settings_is_known_by_them() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has_settings = {name for name, one in commands.items() if any("--print-config" in each.opts for each in one.params)}
-    assert has_settings | {PROGRAM} == COMMANDS.keys()  # what train-bench runs after --
+    assert has_settings | {PROGRAM, PROGRAM_MEMORY} == COMMANDS.keys()  # what train-bench and memory run after --
     assert len(set(COMMANDS.values())) == len(COMMANDS), "a class does not tell whose it is"
     assert all(issubclass(cls, RunSettings) for cls in COMMANDS.values())
 
@@ -324,7 +324,7 @@ def test_every_switch_has_a_negation_and_none_means_anything_else(command: str, 
     switches = {key for key, field in fields(cls).items() if "bool" in str(field.annotation)}
     assert set(negations(cls).values()) == switches
     assert not negations(cls).keys() & {*fields(cls), *aliases(cls)}
-    command = "train-bench" if command == PROGRAM else command
+    command = RUN_BY.get(command, command)
     for option in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
         for name in (*option.opts, *option.secondary_opts):
             key = negations(cls).get(name.removeprefix("--").replace("-", "_"))

@@ -1,5 +1,6 @@
 """What of memory can only be seen on a GPU: the allocator's own counts, its snapshot, running out, and predictions."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,3 +206,41 @@ def test_a_prediction_meets_what_is_measured(options: tuple[str, ...], tmp_path:
         assert predicted.peak.level.reserved == pytest.approx(measured.peak.level.reserved, rel=0.05)
     assert measured.peak.amounts["parameters"] == predicted.peak.amounts["parameters"]
     assert measured.peak.amounts["optimizer_state"] == predicted.peak.amounts["optimizer_state"]
+
+
+PROGRAM = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).to("cuda")
+adam = torch.optim.Adam(model.parameters(), foreach=False)
+scaler = torch.amp.GradScaler("cuda", init_scale=1.0)
+fast = torch.compile(model, fullgraph=True)
+for _ in range(9):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = fast(torch.randn(64, 512).to("cuda")).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(adam)
+    scaler.update()
+    adam.zero_grad()
+"""
+
+
+def test_the_memory_of_a_program_is_that_of_its_shapes_in_blocks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    done = gpubench("memory", "-q", "--", sys.executable, str(script), results=tmp_path)
+    assert done.code == 0, done.stderr
+    found = footprint_of(done)
+    weights = 4 * (512 * 1024 + 1024 + 1024 * 512 + 512)
+    amounts = found.peak.amounts
+    assert found.device == torch.cuda.get_device_name()
+    assert found.capacity == torch.cuda.mem_get_info()[1]
+    assert (found.peak.phase, amounts["parameters"], amounts["gradients"]) == ("optimizer", weights, weights)
+    # The counters of the steps are on the host. The scaler keeps a number, made in the optimizer's phase.
+    assert amounts["optimizer_state"] == pytest.approx(2 * weights, abs=512)
+    (forward,) = [one for one in found.phases if (one.stage, one.phase) == ("steady", "forward")]
+    assert forward.peak["activations"] >= 2 * 64 * (512 + 1024 + 512)
+    assert found.peak.level.reserved
+    assert found.peak.level.reserved >= found.peak.level.allocated
+    assert sum(amounts.values()) == found.peak.level.total
+    assert any("torch.compile was off" in note for note in found.notes)

@@ -529,3 +529,15 @@ def test_whatever_happened_advice_is_sound(history: Any, kept_back: bool, known:
         assert finding.expected is None or 0 <= finding.expected.estimate <= 1
         if finding.id in ("activations-kept", "micro-batch", "wide-activations"):
             assert made.peak.phase in PASSES
+
+
+def test_growth_is_a_finding_if_several_steps_keep_enough() -> None:
+    def keeping(*kept: int) -> set[str]:
+        base = at_peak("optimizer", parameters=10)
+        return ids(msgspec.structs.replace(base, kept=list(kept)))
+
+    least = -(-at_peak("optimizer", parameters=10).peak.level.total // 10_000)
+    assert keeping(least, least + 1) == {"growth"}
+    assert keeping(least - 1, least) == set()
+    assert keeping(least) == set()
+    assert keeping(least, 0, least) == set()

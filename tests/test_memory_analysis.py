@@ -494,3 +494,18 @@ def test_a_history_without_allocations_is_refused() -> None:
     with pytest.raises(DataError, match="the snapshot history holds no allocations") as error:
         of(History([], [Mark(0, "start")], 0), "snapshot")
     assert error.value.hint
+
+
+def test_what_a_step_leaves_counts_if_it_outlives_the_second_step_after_it() -> None:
+    script = Script()
+    left: list[Allocation] = []
+    for step in range(5):
+        script.phase("data", step)
+        if step > 1:
+            script.release(left.pop(0))  # a batch that is held while the next one is used
+        left.append(script.hold(100, "inputs"))
+        script.phase("forward", step)
+        script.hold(1000 + step, "activations", where="train.py:3")
+    found = footprint(script.history(), source="measured", device="cpu", capacity=None)
+    assert found.kept == [1001, 1002]
+    assert [(one.where, one.size) for one in found.keepers] == [("train.py:3", 2003)]

@@ -300,3 +300,64 @@ def test_print_config_shows_what_would_be_run(tmp_path: Path) -> None:
     assert run.code == 0
     assert "command: true 'a b'" in run.stdout
     assert not run.runs
+
+
+def follow(results: Path, *words: str, options: Sequence[str] = ()) -> Finished:
+    return gpubench("memory", "-q", *options, "--", *words, results=results)
+
+
+def test_the_memory_of_a_program_is_reported_as_that_of_a_model(tmp_path: Path) -> None:
+    run = follow(tmp_path, *takes(500), options=["--device-memory", "1MiB"])
+    assert run.code == 0
+    assert run.run.parent.name == "memory"
+    assert run.stdout.splitlines()[0].startswith("peak 13.7 KiB in the forward pass: 71 % activations, 29 % parameters")
+    assert "fits in 1 MiB" in run.stdout.splitlines()[0]
+    (found,) = run.document("memory.json")["ranks"]
+    assert found["peak"]["amounts"] == {"parameters": 4000, "activations": 5 * 2000}
+    assert found["notes"] == ["a note"]
+    assert found["kept"] == [2000, 2000]
+    assert "growth" in [each["id"] for each in run.document("findings.json")["findings"]]
+    assert metrics(run)["peak_memory_allocated"]["estimate"] == 14_000
+    assert (run.run / "report.html").is_file()
+    again = gpubench("memory", "--config", str(run.run / "config.yaml"), "-q", results=tmp_path / "again")
+    assert again.code == 0
+    compared = gpubench("compare", str(run.run), str(again.run), "--json", results=tmp_path)
+    (comparison,) = json.loads(compared.stdout)["comparisons"]
+    assert [each["metric"] for each in comparison["verdicts"]] == ["peak_memory_allocated"]
+    assert comparison["comparability"]["comparable"]
+
+
+def test_the_fullest_rank_of_a_program_is_reported(tmp_path: Path) -> None:
+    ranks = [f"RANK={rank} WORLD_SIZE=2 {sys.executable} {PROGRAM} 500 0 &" for rank in (0, 1)]
+    run = follow(tmp_path, "sh", "-c", f"{' '.join(ranks)} wait")
+    assert run.code == 0
+    assert [each["rank"] for each in run.document("memory.json")["ranks"]] == [0, 1]
+    assert metrics(run)["peak_memory_allocated"]["estimate"] == 14_001
+
+
+def test_the_memory_until_a_failure_is_kept(tmp_path: Path) -> None:
+    run = follow(tmp_path, *takes(3, 7))
+    assert run.code == 1
+    assert errors(run)[0] == "the program exited with code 7 in step 3"
+    assert run.document("memory.json")["ranks"][0]["peak"]["amounts"]["activations"] == 3 * 2000
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--predict"], "--predict needs a model that gpubench can build"),
+        (["--find-batch-size"], "--find-batch-size needs a model"),
+        (["--verify"], "--verify needs a model"),
+        (["--device", "cuda"], "--device configures a model of gpubench"),
+        (["--html", "page.html"], "--html needs --snapshot or --trace"),
+        (["--performance.compile=true"], "'performance.compile' is a setting of"),
+        (["--snapshot", "file"], "--snapshot reads a file, and a program after -- is run"),
+    ],
+)
+def test_what_the_memory_of_a_program_cannot_be_asked_is_refused(
+    tmp_path: Path, options: Sequence[str], error: str
+) -> None:
+    run = follow(tmp_path, "true", options=options)
+    assert run.code == 2
+    assert error in errors(run)[0]
+    assert not run.runs

@@ -168,7 +168,7 @@ def test_of_a_gpu_the_allocator_s_own_counts_are_taken(monkeypatch: pytest.Monke
     ]  # fmt: skip
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: dict(stats))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", (lambda: segments) if old else lambda include_traces: segments)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     tracker = Tracker(torch.device("cuda"))
     stats |= {"allocation.all.allocated": 30, "allocation.all.freed": 19, "num_alloc_retries": 3}

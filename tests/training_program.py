@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 STEP_SECONDS = 0.002
 RECORDED = 20  # steps that the recording takes
@@ -46,11 +47,33 @@ def host_of_the_probe() -> ModuleType:
     return module
 
 
+def follow(host: Any, repeat: int, wanted: int, steps: int) -> None:
+    """Sends the memory of steps that keep 2000 bytes each, beside 4000 bytes of parameters."""
+    if host.rank == 0:
+        host.put("environmentcaptured", environment={"python": {"version": "3.9.0"}, "torch": {"version": "2.1.0"}})
+    allocations = [{"size": 4000 + host.rank, "begin": 0, "category": "parameters", "phase": "start"}]
+    marks = [{"at": 0, "phase": "start"}]
+    for step in range(min(steps, wanted)):
+        marks += [{"at": step + 1, "phase": "forward", "step": step}]
+        allocations += [{"size": 2000, "begin": step + 1, "phase": "forward", "step": step}]
+        host.put("heartbeat", doing="a step", step=step + 1)
+    history = {"allocations": allocations, "marks": marks, "length": len(allocations), "notes": ["a note"]}
+    data = json.dumps({"device": -1, "name": "cpu", "rank": host.rank, "history": history}).encode()
+    for part, last in ((data[:100], False), (data[100:], True)):
+        host.put("memoryrecorded", repeat=repeat, data=base64.b64encode(part).decode(), last=last)
+    host.put("done")
+    host.flush()
+
+
 def main() -> None:
     steps, end = int(sys.argv[1]), sys.argv[2]
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     host = host_of_the_probe().Host(os.environ["_GPUBENCH_PROBE"], rank, world_size)
-    training, (repeat,) = host.job["settings"]["training"], host.job["repeats"]
+    settings, (repeat,) = host.job["settings"], host.job["repeats"]
+    if os.environ.get("_GPUBENCH_FOLLOW"):
+        follow(host, repeat, settings["memory"]["steps"], steps)
+        sys.exit(0 if end == "0" else int(end))
+    training = settings["training"]
     wanted = steps if training["steps"] == "all" else training["steps"] + training["warmup_steps"]
     if rank == 0:
         host.put("environmentcaptured", environment={"python": {"version": "3.9.0"}, "torch": {"version": "2.1.0"}})

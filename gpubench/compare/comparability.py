@@ -37,7 +37,11 @@ def over(ranks: int) -> str:
 def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
     samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
-    return f"{_of_inference(settings)}{settings['program.command']}, {samples} samples a step{over(ranks)} on {device}"
+    timed = "memory.steps" not in settings
+    return (
+        f"{_of_inference(settings)}{settings['program.command']}{f', {samples} samples a step' if timed else ''}"
+        f"{over(ranks)} on {device}"
+    )
 
 
 def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:
@@ -259,8 +263,10 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
 
 
 def _measured_by(record: RunRecord) -> str:
-    """Returns the command whose program ran. profile and memory run the training steps of train-bench."""
-    return "train-bench" if record.command in ("profile", "memory") else record.command
+    """Returns the command whose program ran. profile and memory run the steps of train-bench, or of a program."""
+    if record.command in ("profile", "memory"):
+        return "train-bench"
+    return "program" if record.command == "program-memory" else record.command
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:

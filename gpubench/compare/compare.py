@@ -115,7 +115,9 @@ def _nothing_changed(baseline: Side, candidate: Side, comparable: Comparability)
 
     They are the same if every setting in which they differ found nothing to change.
     """
-    missed = {key: reason for side in (baseline, candidate) for run in side.runs for key, reason in run.summary.missed.items()}
+    missed = {
+        key: reason for side in (baseline, candidate) for run in side.runs for key, reason in run.summary.missed.items()
+    }
     chosen = [one.key for one in comparable.differences if one.kind == "treatment" and one.follows is None]
     if not chosen or not missed.keys() >= set(chosen):
         return None

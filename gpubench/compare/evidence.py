@@ -97,7 +97,7 @@ def in_trades(found: Trades) -> Iterator[str]:
 Series = NDArray[np.float64]
 
 PHASE = "phase_"
-UNTIMED = "memory"  # the command that counts memory and times nothing
+UNTIMED = ("memory", "program-memory")  # the commands that count memory and time nothing
 RUNS_READ = 3  # runs of a group whose losses are read
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"
@@ -128,7 +128,7 @@ class RunEvidence:
     @property
     def untimed(self) -> bool:
         """Whether the run followed its memory: its figures are counts of bytes, and it timed no step."""
-        return self.record is not None and self.record.command == UNTIMED
+        return self.record is not None and self.record.command in UNTIMED
 
     def is_rate(self, metric: str) -> bool:
         """Returns whether the metric is work over time, so that its inverse, a time, is averaged."""
@@ -307,7 +307,7 @@ def _summary(run: Run, measured: bool) -> Summary:
     if summary is None:
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
         raise kind(f"{run.path} has no measurements, because {SUMMARY} is missing: {end}", NOTHING)
-    if measured and not (summary.metrics and (summary.steady or run.record.command == UNTIMED)):
+    if measured and not (summary.metrics and (summary.steady or run.record.command in UNTIMED)):
         raise NothingMeasured(f"{path} has no metrics, because nothing was measured: {end}", NOTHING)
     for contradiction in contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)

@@ -216,6 +216,36 @@ def parameters(case: FootprintCase) -> Answers:
     )
 
 
+GROWTH = 2
+"""The number of steps in a row that must keep memory: a single one may have filled a cache."""
+SOON = 10_000
+"""The number of steps in which growth of this size would double the peak; slower growth is left alone."""
+
+
+def growth(case: FootprintCase) -> Answers:
+    kept = case.footprint.kept
+    least = min(kept, default=0)
+    if len(kept) < GROWTH or not least or least * SOON < case.whole:
+        return
+    room = (case.footprint.capacity or 0) - case.footprint.most
+    yield case.estimated(
+        Finding(
+            id="growth",
+            title="every step keeps memory",
+            severity="high" if least * SOON / 10 >= case.whole else "medium",
+            evidence=[
+                f"each of {len(kept)} steps allocated {units.size(least)} or more that were still held two steps later",
+                *([f"at that rate the memory is full after {room // least:,} more steps"] if room > 0 else []),
+                *(describe_holder(one) for one in case.footprint.keepers),
+            ],
+            cause="something outside of the loop refers to tensors of every step, and with them often to their graph",
+            advice="keep numbers, not tensors: loss.item() or loss.detach() where a list or a sum collects the loss",
+            threshold=f"in each of at least {GROWTH} steps, so much that the peak doubles within {SOON:,} steps",
+        ),
+        freed=min(case.whole, least * SOON // 10),
+    )
+
+
 def _elsewhere(case: FootprintCase) -> tuple[int, str]:
     """Returns the largest allocated bytes outside the optimizer step, and their phase."""
     others = [one for one in case.footprint.phases if one.phase != "optimizer"]

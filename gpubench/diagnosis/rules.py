@@ -39,6 +39,7 @@ from gpubench.diagnosis.footprint_state import (
     foreach_temporaries,
     fragmentation,
     gradients,
+    growth,
     optimizer_state,
     parameters,
     workspaces,
@@ -147,7 +148,7 @@ HOST_RULES: tuple[TimeRule, ...] = (data_loading,)
 """Rules that hold even if a device worked whose work was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (
-    activations_kept, micro_batch, wide_activations, large_logits, attention_matrix, foreach_temporaries,
+    growth, activations_kept, micro_batch, wide_activations, large_logits, attention_matrix, foreach_temporaries,
     optimizer_state, gradients, parameters, inputs, fragmentation, workspaces,
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -18,7 +18,9 @@ from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.runs.summary import Summary, metric_of, write_summary
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedMemorySettings
+from gpubench.settings.schema import CompletedMemorySettings, CompletedSettings
+
+S = TypeVar("S", bound=CompletedSettings)
 
 
 @dataclass
@@ -43,26 +45,17 @@ def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
     return Group(Text(experiment, style="bold"), table)
 
 
-class MemoryRecorder(Recorder[CompletedMemorySettings]):
-    """Records one run of `gpubench memory`."""
+class FootprintRecorder(Recorder[S]):
+    """One run that records the memory of its ranks."""
 
-    command = "memory"
-    worker = "gpubench.memory_worker"
-    lighter = LIGHTER
     progress: MemoryProgress
 
-    def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.progress = self.at_start()
         self._found: dict[tuple[int, int], Footprint] = {}
         """The footprints by (repeat, rank)."""
         self.advice: Findings | None = None
-        self.batch_sizes: BatchSizes | None = None
-        self.trades: Trades | None = None
-
-    @property
-    def processes(self) -> int:
-        return 1 if self.settings.memory.predict else super().processes
 
     @property
     def footprints(self) -> list[Footprint]:
@@ -71,23 +64,10 @@ class MemoryRecorder(Recorder[CompletedMemorySettings]):
         return [found for (repeat, _), found in sorted(self._found.items()) if repeat == last]
 
     def at_start(self) -> MemoryProgress:
-        return MemoryProgress(ranks=self.processes, steps=self.settings.memory.steps)
-
-    def keep(self, event: events.Message) -> bool:
-        match event:
-            case events.Heartbeat(rank=0):
-                self.progress.doing, self.progress.step = event.doing, event.step
-            case events.MemoryFollowed():
-                self._keep_footprint(event)
-            case events.BatchSizesFound():
-                self.keep_batch_sizes(msgspec.json.decode(event.found, type=BatchSizes))
-            case _:
-                return False
-        return True
+        return MemoryProgress(ranks=self.processes, steps=self._values["memory.steps"])
 
     def documents(self) -> dict[str, Any]:
-        found = {"findings": self.advice, "batch_sizes": self.batch_sizes, "trades": self.trades}
-        return {"memory": Footprints(self.footprints)} | {name: value for name, value in found.items() if value}
+        return {"memory": Footprints(self.footprints)} | ({"findings": self.advice} if self.advice else {})
 
     def completed(self) -> int:
         return len({repeat for repeat, _ in self._found})
@@ -114,6 +94,48 @@ class MemoryRecorder(Recorder[CompletedMemorySettings]):
         self.advice = findings
         self.writer.replace(FINDINGS, findings)
 
+    def keep_footprint(self, repeat: int, rank: int, found: Footprint) -> None:
+        """Keeps the footprint of a rank. Called again, it replaces it."""
+        if rank == 0 and (repeat, rank) not in self._found:
+            self.metrics.scalars(repeat, 0, time.time(), scalars(found))
+        self._found[repeat, rank] = found
+        self.writer.replace(MEMORY, Footprints(self.footprints))
+
+
+class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
+    """Records one run of `gpubench memory`."""
+
+    command = "memory"
+    worker = "gpubench.memory_worker"
+    lighter = LIGHTER
+
+    def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self.batch_sizes: BatchSizes | None = None
+        self.trades: Trades | None = None
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.settings.memory.predict else super().processes
+
+    def keep(self, event: events.Message) -> bool:
+        match event:
+            case events.Heartbeat(rank=0):
+                self.progress.doing, self.progress.step = event.doing, event.step
+            case events.MemoryFollowed():
+                self.keep_footprint(event.repeat, event.rank, msgspec.json.decode(event.footprint, type=Footprint))
+                if event.findings:
+                    self.conclude(msgspec.json.decode(event.findings, type=Findings))
+            case events.BatchSizesFound():
+                self.keep_batch_sizes(msgspec.json.decode(event.found, type=BatchSizes))
+            case _:
+                return False
+        return True
+
+    def documents(self) -> dict[str, Any]:
+        found = {"batch_sizes": self.batch_sizes, "trades": self.trades}
+        return super().documents() | {name: value for name, value in found.items() if value}
+
     def adopt(self, other: "MemoryRecorder") -> None:
         """Adds the footprints of another run that measured the same settings."""
         self._found |= other._found
@@ -130,12 +152,3 @@ class MemoryRecorder(Recorder[CompletedMemorySettings]):
         """Writes the savings of the fixes with their costs in speed."""
         self.trades = trades
         self.writer.replace(TRADES, trades)
-
-    def _keep_footprint(self, event: events.MemoryFollowed) -> None:
-        found = msgspec.json.decode(event.footprint, type=Footprint)
-        if event.rank == 0 and (event.repeat, event.rank) not in self._found:
-            self.metrics.scalars(event.repeat, 0, time.time(), scalars(found))
-        self._found[event.repeat, event.rank] = found
-        self.writer.replace(MEMORY, Footprints(self.footprints))
-        if event.findings:
-            self.conclude(msgspec.json.decode(event.findings, type=Findings))

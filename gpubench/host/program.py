@@ -11,23 +11,29 @@ import shlex
 import shutil
 import subprocess
 import time
+from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 import psutil
 
 from gpubench import devices, events, machine, probe, units
+from gpubench.diagnosis.rules import advise
 from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
 from gpubench.findings import Finding, Findings
 from gpubench.host.launch import GRACE, TICK, Workers
-from gpubench.host.recorder import StepRecorder
+from gpubench.host.memory_recorder import FootprintRecorder
+from gpubench.host.recorder import Recorder, StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
+from gpubench.memory.analysis import footprint
+from gpubench.memory.history import DeviceHistory, classify
 from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
@@ -36,8 +42,11 @@ from gpubench.settings.field import Place
 from gpubench.settings.loading import Configuration, apply_overrides
 from gpubench.settings.schema import (
     PROGRAM,
+    PROGRAM_MEMORY,
     CommandSettings,
+    CompletedProgramMemorySettings,
     CompletedProgramSettings,
+    ProgramMemorySettings,
     ProgramSettings,
     from_outside,
 )
@@ -55,6 +64,23 @@ log = logging.getLogger("gpubench.program")
 
 def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSettings, dict[str, str]]:
     """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    _refuse_unstartable(settings)
+    gaps = Gaps(settings)
+    if settings.inference and "steps" not in settings.training.model_fields_set:
+        gaps.choose("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
+    return gaps.filled(), gaps.reasons
+
+
+def complete_program_memory(
+    settings: ProgramMemorySettings,
+) -> tuple[CompletedProgramMemorySettings, dict[str, str]]:
+    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    _refuse_unstartable(settings)
+    return CompletedProgramMemorySettings.model_validate(settings.model_dump()), {}
+
+
+def _refuse_unstartable(settings: ProgramSettings) -> None:
+    """Raises SettingsError if the program cannot be started."""
     program = settings.program
     directory = program.directory or Path()
     if not directory.is_dir():
@@ -67,10 +93,6 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
             "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
             keys=["program.command"],
         )
-    gaps = Gaps(settings)
-    if settings.inference and "steps" not in settings.training.model_fields_set:
-        gaps.choose("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
-    return gaps.filled(), gaps.reasons
 
 
 def _why_not(path: Path, name: str) -> str:
@@ -174,20 +196,20 @@ class Program(Workers):
         wanted: int | None,
         stall_timeout: float,
         keep: Callable[[bytes], None],
-        inference: bool,
+        variables: Mapping[str, str],
     ) -> None:
         """Starts the program in `directory` with `treatments`, which are values by dot-key.
 
         `wanted` is the number of steps after which the probe ends the program; None if the program ends by itself.
-        `keep` gets what the program prints. With `inference`, its steps are calls of its model.
+        `keep` gets what the program prints. `variables` are more environment variables.
         """
         self._settings = settings
         self._directory = directory
         self._treatments = treatments
         self._wanted = wanted
         self._keep = keep
-        self._inference = inference
-        self._step = step_name(inference)
+        self._more = variables
+        self._step = step_name(probe.INFERENCE_VARIABLE in variables)
         self._kept = 0
         self._address = ""
         self._seen: set[str] = set()
@@ -226,7 +248,7 @@ class Program(Workers):
             "PYTHONPATH": path,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
-            **({probe.INFERENCE_VARIABLE: "1"} if self._inference else {}),
+            **self._more,
         }
         if threads:
             variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -347,7 +369,7 @@ class Program(Workers):
             )
         if "torch" not in self._seen:
             return ProgramFailed("the program never imported torch", self._hint())
-        if self._inference:
+        if probe.INFERENCE_VARIABLE in self._more:
             return ProgramFailed(
                 "the program ended without a call of a model in inference",
                 "a step is a call of a torch.nn.Module with parameters, not inside of a compiled function; in a "
@@ -364,18 +386,20 @@ class Program(Workers):
         return f"{OUTPUT} has what it printed" + (f", last: {line}" if line else "")
 
 
-class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
-    """One run of a program of the user."""
+P = TypeVar("P", bound=CompletedProgramSettings)
 
-    command = PROGRAM
+
+class OfProgram(Recorder[P]):
+    """What all runs of a program of the user have in common."""
+
     worker = "gpubench.probe"
     lighter = "give the program a smaller batch"
     _ranks = 1
     _device: str | None = None
-    _found: Mapping[str, Any] | None = None
+    _adjustable: Mapping[str, Any] | None = None
     _places: Mapping[str, str] = {}
 
-    def __init__(self, configuration: Configuration[CompletedProgramSettings], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
         self._missed: list[events.TreatmentsMissed] = []
         self._program = program = configuration.settings.program
@@ -406,7 +430,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
-        return self._found
+        return self._adjustable
 
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
@@ -429,48 +453,66 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         """Returns the values that are given of the settings that the probe changes in the program."""
         return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
 
-    def _not_applied(self) -> dict[str, str]:
-        """Returns the settings that no rank of any repeat had a use for, by dot-key, each with the reason."""
-        ranks = sum(len(repeat.done) for repeat in self._in_order)
-        measured = [one for one in self._missed if one.repeat != self.profiled]
-        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
-        return {
-            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
-        }
-
     @property
     def watched_gpus(self) -> list[int]:
         """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
         return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
 
+    @property
+    @abstractmethod
+    def wanted(self) -> int | None:
+        """The number of steps after which the probe ends the program; None if the program ends by itself."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables that the program gets besides those of every run."""
+        return {}
+
     def start(self, job: events.Job) -> Workers:
-        training, measurement = self.settings.training, self.settings.measurement
-        wanted = None if training.steps == "all" else training.warmup_steps + training.steps
         return Program(
             job,
             self._program,
             self._directory,
             self._treatments(),
-            wanted,
-            measurement.stall_timeout,
+            self.wanted,
+            self.settings.measurement.stall_timeout,
             self._keep_output,
-            self.settings.inference,
+            self.variables,
         )
 
-    def keep(self, event: events.Message) -> bool:
-        if isinstance(event, events.Hello):
-            if event.world_size != self._ranks:
-                self._ranks = self.progress.ranks = event.world_size
-                self.writer.update(world_size=event.world_size)
-            return True
+    def take(self, event: events.Message) -> None:
         if isinstance(event, events.TreatmentsMissed):
             self._missed.append(event)
-            return True
-        return super().keep(event)
+        elif not isinstance(event, events.Hello):
+            super().take(event)
+        elif event.world_size != self._ranks:
+            self._ranks = self.progress.ranks = event.world_size
+            self.writer.update(world_size=event.world_size)
+
+    def _keep_output(self, data: bytes) -> None:
+        self.writer.append_bytes(OUTPUT, data)
+
+    def _take_environment(self, environment: dict[str, Any]) -> None:
+        super()._take_environment(machine.facts() | environment)
+
+
+class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[CompletedProgramSettings]):
+    """One run that measures the time of a program of the user."""
+
+    command = PROGRAM
+
+    @property
+    def wanted(self) -> int | None:
+        training = self.settings.training
+        return None if training.steps == "all" else training.warmup_steps + training.steps
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
         self._device, self._places = built.device, built.places
-        self._found = {**(built.settings or {}), "inference": self.settings.inference}
+        self._adjustable = {**(built.settings or {}), "inference": self.settings.inference}
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:
@@ -491,6 +533,15 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         missed = self._not_applied()
         said = warnings.collected(warnings.not_applied(missed), *found.warnings)
         return msgspec.structs.replace(found, warnings=said, missed=missed)
+
+    def _not_applied(self) -> dict[str, str]:
+        """Returns the settings that no rank of any repeat had a use for, by dot-key, each with the reason."""
+        ranks = sum(len(repeat.done) for repeat in self._in_order)
+        measured = [one for one in self._missed if one.repeat != self.profiled]
+        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
+        return {
+            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
+        }
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if summary.metrics and (self.profiled is None or self.traces):
@@ -518,8 +569,74 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
         return int(median(samples[0].tolist())) if samples else None
 
-    def _keep_output(self, data: bytes) -> None:
-        self.writer.append_bytes(OUTPUT, data)
 
-    def _take_environment(self, environment: dict[str, Any]) -> None:
-        super()._take_environment(machine.facts() | environment)
+class ProgramMemoryRecorder(
+    OfProgram[CompletedProgramMemorySettings], FootprintRecorder[CompletedProgramMemorySettings]
+):
+    """One run that follows the memory of a program of the user."""
+
+    command = PROGRAM_MEMORY
+
+    def __init__(self, configuration: Configuration[CompletedProgramMemorySettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self._parts: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
+        """The beginnings of histories, by (repeat, rank)."""
+
+    @property
+    def wanted(self) -> int | None:
+        return self.settings.memory.steps
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        # Compiled functions hide their operators, and some refuse to run while they are recorded.
+        return {probe.FOLLOW_VARIABLE: "1", "TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+    def keep(self, event: events.Message) -> bool:
+        match event:
+            case events.Heartbeat(rank=0):
+                self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
+            case events.ModelBuilt(rank=0):
+                self._device, self._adjustable, self._places = event.device, event.settings, event.places
+                shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
+                self.writer.update(workload=shown)
+            case events.MemoryRecorded():
+                self._keep_part(event)
+            case _:
+                return False
+        return True
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        if self.footprints:
+            return None
+        return ProgramFailed(
+            "the program allocated no memory that PyTorch shows", "let it train with tensors of a device of PyTorch"
+        )
+
+    def _keep_part(self, event: events.MemoryRecorded) -> None:
+        """Keeps a part of a rank's history; with the last one, the footprint, and the advice of the fullest rank."""
+        rank, data = event.rank, self._parts[event.repeat, event.rank]
+        data += event.data
+        if not event.last:
+            return
+        try:
+            found = msgspec.json.decode(self._parts.pop((event.repeat, rank)), type=DeviceHistory)
+        except msgspec.DecodeError as error:  # the program has written to the probe's connection
+            raise ProgramFailed(f"the record of rank {rank} is damaged: {error}", "run it again") from None
+        if not found.history.allocations:
+            return
+        classify(found.history)
+        capacity = self.settings.memory.device_memory or found.capacity
+        self.keep_footprint(
+            event.repeat,
+            rank,
+            footprint(
+                found.history,
+                source="measured",
+                device=found.name,
+                capacity=capacity,
+                rank=rank,
+                other=found.other,
+            ),
+        )
+        fullest = max(self.footprints, key=lambda each: each.peak.level.total)
+        self.conclude(self.addressed(advise(fullest, self.diagnosed_settings)))

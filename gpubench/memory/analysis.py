@@ -301,6 +301,7 @@ def _marks(spans: Sequence[Span], kept: Places) -> list[TimelineMark]:
 
 MODULES = 200
 HOLDERS = 30
+KEEPERS = 3
 NOTABLE = 0.01
 """The fraction of the peak above which a note reports that readings are below the history."""
 
@@ -340,6 +341,8 @@ def footprint(
     stage, span = next(pair for pair in zip(stages, found.spans, strict=True) if highest <= pair[1].last)
     held = [history.allocations[place] for place in found.held(highest)]
     sizes = found.lives.size[found.held(highest)].tolist()
+    kept = _kept_by_step(history)
+    keepers = [one for pieces in kept.values() for one in pieces]
     return Footprint(
         source=source,
         device=device,
@@ -359,6 +362,8 @@ def footprint(
         late=history.late,
         truncated=history.truncated,
         truncation_proven=history.truncation_proven,
+        kept=[sum(one.size for one in pieces) for pieces in kept.values()],
+        keepers=_holders(keepers, [one.size for one in keepers])[:KEEPERS],
         notes=[*history.notes, *notes, *_doubts(history, found, rules)],
     )
 
@@ -399,6 +404,24 @@ def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
         if belongs and (span.events or span.phase != "unknown"):
             found[stage, span.phase].append(span)
     return found
+
+
+def _kept_by_step(history: History) -> dict[int, list[Allocation]]:
+    """Returns what each step has allocated and is still held at the end of the second step after it.
+
+    A loop may fetch a batch one step before it is used, and free it one step after that. The first and the last two
+    steps are left out.
+    """
+    starts: dict[int, int] = {}
+    for mark in history.marks:
+        if mark.step is not None:
+            starts.setdefault(mark.step, mark.at)
+    ends = dict(zip(starts, [*list(starts.values())[1:], history.length], strict=False))
+    kept: dict[int, list[Allocation]] = {step: [] for step in starts if step and step + 2 in ends}
+    for one in history.allocations:
+        if one.step in kept and (one.end is None or one.end >= ends[one.step + 2]):
+            kept[one.step].append(one)
+    return kept
 
 
 def _steady_step(spans: Iterable[Span]) -> int | None:

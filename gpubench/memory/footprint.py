@@ -132,6 +132,11 @@ class Footprint(Struct, frozen=True, kw_only=True):
     """Whether events before the first recorded one were lost."""
     truncation_proven: bool = False
     """Whether the file proves the loss; otherwise the number of events suggests it."""
+    kept: list[int] = []
+    """The bytes that each step allocated and that are still held at the end of the second step after it. The first
+    step, which also allocates what is kept on purpose, and the last two have no number."""
+    keepers: list[Holder] = []
+    """What these bytes are, the largest first; some of them."""
     notes: list[str] = []
 
     @property

@@ -222,6 +222,8 @@ class DeviceHistory:
     capacity: int | None = None
     """The bytes of the device's memory, if the file has them."""
     rank: int | None = None
+    other: int = 0
+    """The bytes that the device holds outside of the program's allocator, as far as they are known."""
 
 
 class Move(Struct, gc=False):

@@ -39,9 +39,10 @@ from gpubench.memory.allocator import blas_workspace
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.cuda_kernels import RULES, Applied, as_cuda
 from gpubench.memory.footprint import Correction, Footprint
-from gpubench.memory.history import Allocation, History, classify
+from gpubench.memory.history import History, classify
 from gpubench.memory.predicted_device import Target, predicted
 from gpubench.memory.tracker import Tracker, follow, hide_shape_propagation, load
+from gpubench.probe.allocations import Piece
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
@@ -264,10 +265,10 @@ class _Tracker(Tracker):
             self._handles.add(thread)
             self.note(self._workspace, "workspaces", operator, kept=kept)
 
-    def _see(self, tensor: Tensor, func: Any) -> Allocation | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
         if func in self._host:
             self.disregard(tensor)
-        return super()._see(tensor, func)
+        return super().see(tensor, func, where)
 
 
 class _UnscaledAmp(Autocast):

@@ -1,27 +1,24 @@
-"""Records the allocations of a training step on any device, with a dispatch mode.
+"""Records the allocations of a training step of a model of gpubench on any device, with a dispatch mode.
 
-A dispatch mode is called for each operator below autograd and autocast, and so sees every tensor that an operator
-returns. It does not see what a kernel allocates and frees before it returns, nor the workspaces of libraries. With fake
-tensors, nothing is computed or allocated, and the history is the same. (torch.distributed._tools.MemTracker works in
-the same way, but records only sums, whereas a model of the allocator needs the order of allocations.)
+With fake tensors, nothing is computed or allocated, and the history is the same. (torch.distributed._tools.MemTracker
+works in the same way, but records only sums, whereas a model of the allocator needs the order of allocations.)
 """
 
 import logging
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_iter
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpubench.errors import ModelError
-from gpubench.memory.history import Allocation, Category, Counts, History, Mark, Phase, Reading
+from gpubench.memory.history import Allocation, Counts, History, Mark, Phase, Reading
+from gpubench.probe.allocations import Ledger, Piece, Unreadable, owners_in, tensors
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker.channel import Activity
@@ -32,28 +29,16 @@ from gpubench.worker.train_bench import build_loop, open_feed
 from gpubench.worker.training import Batches, Epochs, Loop, Trainer
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(Ledger, TorchDispatchMode):
     """A context manager that records the allocations on one device while it is active."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device.type
-        self._held: dict[int, tuple[Allocation | None, weakref.ref[Any]]] = {}
-        """The last allocation of each live storage and a weak reference to it, by the address of its C++ object.
-
-        The allocation is None for a storage that was resized to 0 bytes or is disregarded.
-        """
-        self._allocations: list[Allocation] = []
-        self._marks = [Mark(0, "start")]
-        self._position = 0
-        self._readings: list[Reading] = []
-        self._closed = False
-        self._before = _counters() if self._device == "cuda" else None
+        TorchDispatchMode.__init__(self)
+        self._before = _counters() if device.type == "cuda" else None
         self._counts: Counts | None = None
-        self._read()
         self._has_loss = True
-        self._modules: list[str] = []
         self._names: dict[int, str] = {}
+        Ledger.__init__(self, torch.device(device.type))
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -61,66 +46,21 @@ class Tracker(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a wrapper such as DTensor, which dispatches again with the tensors inside
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            self._see(tensor, func)
+        try:
+            for tensor in tensors(result):
+                self.see(tensor, func)
+        except Unreadable as kind:
+            message = f"{kind} cannot be recorded: PyTorch does not show their memory"
+            raise ModelError(message, "use dense tensors") from None
         return result
 
-    @property
-    def phase(self) -> Phase:
-        return self._marks[-1].phase
-
-    def note(self, size: int, category: Category, operator: str, *, kept: bool = True) -> None:
-        """Records memory that belongs to no tensor, allocated now and freed at once unless it is `kept`."""
-        allocation = self._begin(size, operator, "")
-        allocation.category = category
-        if not kept:
-            self._end(allocation)
-
-    def disregard(self, tensor: Tensor) -> None:
-        """Does not record the memory of a tensor, because it is not on the device that the tensor stands for."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._held[key] = None, weakref.ref(storage, lambda gone: self._release(key, gone))
-
-    def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Starts `phase` of `step`, by default of the current step."""
-        self._read()
-        self._marks.append(Mark(self._position, phase, self._marks[-1].step if step is None else step))
-
-    def claim(self, tensors: Iterable[Tensor], category: Category, module: str | None = None) -> None:
-        """Sets the category and module of `tensors`, also of those that existed before the tracker."""
-        for outer in tensors:
-            for tensor in _tensors(outer):
-                allocation = self._see(tensor, None)
-                if allocation:
-                    allocation.category = category
-                    allocation.module = allocation.module if module is None else module
-
-    def claim_model(self, module: nn.Module) -> None:
-        """Sets the category and module of parameters and buffers."""
-        for path, part in module.named_modules():
-            self.claim(part.parameters(recurse=False), "parameters", path)
-            self.claim(part.buffers(recurse=False), "buffers", path)
-
     def claim_gradients(self, module: nn.Module) -> None:
-        """Sets the category of gradients, and their module to that of their parameter.
-
-        A bucket with the gradients of several modules belongs to the module that contains them.
-        """
-        for parameter, path in _owners(module).items():
-            for tensor in () if parameter.grad is None else _tensors(parameter.grad):
-                allocation = self._see(tensor, None)
-                if allocation:
-                    is_shared = allocation.category == "gradients"
-                    allocation.module = _common_path(allocation.module, path) if is_shared else path
-                    allocation.category = "gradients"
+        """Sets the category and module of the gradients of a module's parameters."""
+        self.claim_gradients_of(owners_in(module))
 
     def claim_state(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-        """Sets the category of the optimizer's state, and its module to that of its parameter."""
-        owners = _owners(module)
-        for parameter, state in optimizer.state.items():
-            found = [value for value in state.values() if isinstance(value, Tensor)]
-            self.claim(found, "optimizer_state", owners.get(parameter, ""))
+        """Sets the category and module of the state that the optimizer keeps for a module's parameters."""
+        self.claim_state_of(optimizer, owners_in(module))
 
     @contextmanager
     def following(self, module: nn.Module, *, has_loss: bool = True) -> Iterator[None]:
@@ -130,7 +70,7 @@ class Tracker(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
         after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
         try:
-            with watch_resizes(self._resized):
+            with watch_resizes(self.resized):
                 yield
         finally:
             before.remove()
@@ -139,92 +79,17 @@ class Tracker(TorchDispatchMode):
 
     def close(self) -> None:
         """Ends the history, before the objects that hold the memory are destroyed."""
-        if not self._closed:
-            self.enter("unknown")
-            if self._before:
-                self._counts = _since(self._before)
-        self._closed = True
+        counted = self._closed or not self._before
+        super().close()
+        if not counted and self._before:
+            self._counts = _since(self._before)
 
     def history(self) -> History:
         """Returns the history up to `close`, or up to now."""
         self.close()
-        return History(self._allocations, self._marks, self._position, self._readings, self._counts)
-
-    def _read(self) -> None:
-        """Reads the allocator's counters since the last reading. They are on the host, so this does not synchronise."""
-        if self._device != "cuda":
-            return
-        self._readings.append(
-            Reading(
-                at=self._position,
-                allocated=torch.cuda.memory_allocated(),
-                reserved=torch.cuda.memory_reserved(),
-                peak_allocated=torch.cuda.max_memory_allocated(),
-                peak_reserved=torch.cuda.max_memory_reserved(),
-            )
-        )
-        torch.cuda.reset_peak_memory_stats()
-
-    def _see(self, tensor: Tensor, func: Any) -> Allocation | None:
-        """Returns the allocation of `tensor`, which begins now if it is new; None if it has no memory."""
-        if tensor.device.type != self._device or self._closed:
-            return None
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._held.get(key)
-        if known and known[1]() is storage:
-            self._resized(storage)  # an operator may have enlarged it in place
-            return self._held[key][0]
-        size = storage.nbytes()
-        if not size:
-            return None
-        operator = "" if func is None else f"aten::{func.overloadpacket.__name__}"
-        shape = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-        allocation = self._begin(size, operator, shape)
-        self._held[key] = allocation, weakref.ref(storage, lambda gone: self._release(key, gone))
-        return allocation
-
-    def _begin(self, size: int, operator: str, shape: str) -> Allocation:
-        mark = self._marks[-1]
-        module = self._modules[-1] if self._modules else ""
-        allocation = Allocation(size, self._position, None, "unknown", mark.phase, mark.step, module, operator, shape)
-        self._position += 1
-        self._allocations.append(allocation)
-        return allocation
-
-    def _release(self, key: int, gone: "weakref.ref[Any]") -> None:
-        known = self._held.get(key)
-        if known and known[1] is gone and not self._closed:
-            del self._held[key]
-            if known[0]:
-                self._end(known[0])
-
-    def _end(self, allocation: Allocation) -> None:
-        if allocation.end is None:
-            allocation.end = self._position
-            self._position += 1
-
-    def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Updates a resized storage. FSDP2 resizes the storages of gathered parameters to 0 bytes between uses."""
-        known = self._held.get(storage._cdata)
-        if self._closed or not known or known[1]() is not storage:
-            return
-        before, size = known[0], storage.nbytes()
-        if before is None or (before.end is None and before.size == size):
-            return
-        self._end(before)
-        if size:
-            after = self._begin(size, before.operator, before.shape)
-            after.category, after.module = before.category, before.module
-            self._held[storage._cdata] = after, known[1]
-
-    def _claim_gathered(self, module: nn.Module, path: str) -> None:
-        """Sets the category of parameters that are gathered from all ranks while the module computes with them."""
-        for parameter in module.parameters(recurse=False):
-            for tensor in _tensors(parameter):
-                allocation = self._see(tensor, None)
-                if allocation and allocation.category == "unknown":
-                    allocation.category, allocation.module = "parameters", path
+        marks = [Mark(*mark) for mark in self._marks]  # type: ignore[arg-type]
+        readings = [Reading(*reading) for reading in self._readings]
+        return History(allocations(self._allocations, marks), marks, self._position, readings, self._counts)
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
         path = self._names.get(id(module))
@@ -234,7 +99,7 @@ class Tracker(TorchDispatchMode):
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
         if path := self._names.get(id(module)):
-            self._claim_gathered(module, path)
+            self.claim_gathered(module, path)
         if self._modules:
             self._modules.pop()
         if self._has_loss and not self._modules and self._marks[-1].phase == "forward":
@@ -316,33 +181,16 @@ def _segments() -> Any:
         return torch.cuda.memory_snapshot()
 
 
-def _owners(module: nn.Module) -> dict[Tensor, str]:
-    """Returns the path of each parameter's module; of a shared parameter, that of the last module."""
-    return {parameter: path for path, part in module.named_modules() for parameter in part.parameters(recurse=False)}
-
-
-def _common_path(first: str, second: str) -> str:
-    """Returns the common beginning of two module paths."""
-    pairs = zip(first.split("."), second.split("."), strict=False)
-    return ".".join(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in `value` that have memory; instead of a wrapper such as DTensor, the tensors inside."""
-    leaves = (value,) if isinstance(value, Tensor) else tree_iter(value)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            continue
-        if is_traceable_wrapper_subclass(leaf):
-            for name in leaf.__tensor_flatten__()[0]:
-                yield from _tensors(getattr(leaf, name))
-        elif leaf.layout is torch.sparse_coo:
-            yield from (leaf._indices(), leaf._values())
-        elif leaf.layout is not torch.strided or leaf.is_nested:
-            kind = "nested tensors" if leaf.is_nested else f"tensors of layout {leaf.layout}"
-            raise ModelError(f"{kind} cannot be recorded: PyTorch does not show their memory", "use dense tensors")
-        else:
-            yield leaf
+def allocations(pieces: Sequence[Piece], marks: Sequence[Mark]) -> list[Allocation]:
+    """Returns pieces as allocations, each with the phase and the step of the last mark before it."""
+    starts = [mark.at for mark in marks]
+    found = []
+    for one in pieces:
+        mark = marks[bisect_right(starts, one.begin) - 1]
+        category: Any = one.category
+        about = (one.module, one.operator, one.shape, one.where)
+        found.append(Allocation(one.size, one.begin, one.end, category, mark.phase, mark.step, *about))
+    return found
 
 
 PHASES: dict[str, Phase] = {

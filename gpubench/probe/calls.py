@@ -22,10 +22,10 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader, get_worker_info
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
-from .hooks import DATA_WAIT, FORWARD, Probe, _unwrapped
+from .hooks import DATA_WAIT, FORWARD, Probe
 from .observed import autocast_of
 from .timeline import LONGEST_PERIOD, Part
-from .treatments import is_compiling, stand_in
+from .treatments import is_compiling, stand_in, unwrapped
 
 SEARCHED = 4 * LONGEST_PERIOD
 """Calls of inference after which a module that has not been called yet is not looked for."""
@@ -153,12 +153,12 @@ class CallProbe(Probe):
 
     def _infers(self, module: torch.nn.Module) -> bool:
         """Returns whether a call of the module now is inference."""
-        return not self._trains or not torch.is_grad_enabled() or not _unwrapped(module).training
+        return not self._trains or not torch.is_grad_enabled() or not unwrapped(module).training
 
     def _end_call(self, module: torch.nn.Module) -> None:
         """Ends a part of the loop with a call and, with the last one to measure, the program."""
         self._calls += 1
-        self._in_training_mode += _unwrapped(module).training
+        self._in_training_mode += unwrapped(module).training
         self._with_gradients += torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
         self._timeline.end_part(id(module))
         if len(self._roots) > self._reported:

@@ -17,7 +17,7 @@ from collections.abc import Hashable
 from inspect import unwrap
 from multiprocessing.util import Finalize
 from types import CodeType, FunctionType
-from typing import Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
@@ -26,16 +26,19 @@ from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
+from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .facts import facts, peak_memory
 from .host import Host
 from .observed import Places, autocast_of, of_loader, of_process
 from .recording import Recording, is_profiled
 from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
-from .treatments import Treatments, is_compiling, stand_in
+from .treatments import Treatments, is_compiling, stand_in, unwrapped
 
-DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
+if TYPE_CHECKING:
+    from .following import Following
+
+DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 MOST_LOADERS = 1024
@@ -44,14 +47,15 @@ MOST_LOADERS = 1024
 
 def install(variables: Mapping[str, str]) -> None:
     """Installs the hooks and the treatments that the environment variables name."""
-    Probe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}"))).install()
+    follows = FOLLOW_VARIABLE in variables
+    Probe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}")), follows=follows).install()
 
 
 class Probe:
     """The measurement of this process. Its hooks do nothing outside of the thread that trains."""
 
-    def __init__(self, address: str, treatments: dict[str, Any]) -> None:
-        """`treatments` are values by dot-key."""
+    def __init__(self, address: str, treatments: dict[str, Any], *, follows: bool = False) -> None:
+        """`treatments` are values by dot-key; `follows` means that the memory is recorded instead of the time."""
         self._address = address
         self._treatments = Treatments(treatments)
         self._facts: dict[str, Any] = {}
@@ -65,12 +69,13 @@ class Probe:
         """Where the program makes its DataLoaders, by the identities of their samplers."""
         self._found: dict[str, str] = {}
         """Where the program does what the treatments change; see `gpubench.settings.field.Place`."""
-        self._timeline = Timeline()
+        self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
+        """The outermost modules that are called in training, by identity."""
+        self._following = _following(self._roots) if follows else None
+        self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._thread = 0
         self._over = False
-        self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
-        """The outermost modules that are called in training, by identity."""
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -95,20 +100,25 @@ class Probe:
         self._recording: Recording | None = None
         self._recorded = 0
         """The number of complete steps that the recording knows of."""
-        self._profiler_reported = False
+        self._profiler_reported = self._model_reported = False
         self._warmup = 0
         self._wanted: int | None = None
         self._time = 0.0
 
     def install(self) -> None:
         self._treatments.install()
+        if self._following:
+            self._following.install()
+            stand_in(torch.nn.Module, "__call__", self._find)
+            atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._begin_in_fork)
         stand_in(dataloader.DataLoader, "__init__", self._make_loader)
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
-        stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
-        stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
+        if not self._following:
+            stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
+            stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
         stand_in(optimizers.Optimizer, "zero_grad", self._zero_gradients)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
@@ -146,6 +156,8 @@ class Probe:
         self._forget_set_up()
         if evaluates:  # a Trainer may draw the next batches before it leaves the evaluation mode
             self._timeline.suppose_training()
+        if self._following:
+            self._following.draws(iterator._dataset)
         with self._timeline.phase(DATA_WAIT):
             batch = call(iterator)
         self._note_loader(iterator)
@@ -171,6 +183,8 @@ class Probe:
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             part.forwarded += self._size((args, kwargs))
         with self._timeline.phase(FORWARD):
+            if self._following:
+                self._following.called(module, (args, kwargs))
             return self._treatments.call(call, module, args, kwargs)
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -185,10 +199,10 @@ class Probe:
             return call(tensors, *args, **kwargs)
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(OPTIMIZER):
+        if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
             return call(optimizer, *args, **kwargs)
         self._forget_set_up()
-        with self._timeline.phase(OPTIMIZER):
+        with self._timeline.phase(ZERO_GRAD if self._following else OPTIMIZER):
             return call(optimizer, *args, **kwargs)
 
     def _scale(self, call: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
@@ -209,9 +223,11 @@ class Probe:
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._host and not self._watches() and not is_compiling():
-            self._thread, self._timeline = threading.get_ident(), Timeline()
+            self._thread, self._timeline = threading.get_ident(), self._new_timeline()
         if not self._watches():
             return
+        if self._following:
+            self._following.updating(optimizer)
         if (left_open := self._updating.get(id(optimizer))) is not None:  # its last update has raised an error
             self._timeline.leave_all_but(left_open)
         self._updating[id(optimizer)] = self._timeline.depth
@@ -220,6 +236,8 @@ class Probe:
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._watches():
             self._updating.pop(id(optimizer), None)
+            if self._following:
+                self._following.updated(optimizer)
             self._timeline.leave()
             self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
             self._updates += 1
@@ -244,16 +262,22 @@ class Probe:
 
     def _begin_in_fork(self) -> None:
         """Measures a forked process on its own. That of a rank, such as a worker of a DataLoader, is not measured."""
+        if self._following and self._following.training:
+            self._over = True
+            self._following.close()
         if self._host:
             self._over = True
             self._host.close()  # otherwise the host would not learn that the rank has ended
         else:
-            self._thread, self._timeline = 0, Timeline()
+            self._thread, self._timeline = 0, self._new_timeline()
+
+    def _new_timeline(self) -> Timeline:
+        return Timeline(self._following.enter if self._following else None)
 
     def _forget_set_up(self) -> None:
         """Forgets what came long before the first update, or all the time in a process that never updates."""
         if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
-            self._timeline = Timeline()
+            self._timeline = self._new_timeline()
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
@@ -284,6 +308,8 @@ class Probe:
         self._treatments.draw(sampler)
 
     def _keep_loss(self, loss: Any) -> None:
+        if self._following:  # it would find its own reference among what the program keeps
+            return
         result, unscaled = self._scaled.pop(id(loss), (None, None))
         if result and result() is loss:
             loss = unscaled
@@ -296,6 +322,11 @@ class Probe:
         self._scaled.clear()
         self._regions.cut(self._timeline)
         self._timeline.end_part(id(optimizer), skipped=skipped)
+        if self._following:
+            if self._host is None:
+                self._join()
+            self._follow(self._following, optimizer)
+            return
         self._look_for_modules(optimizer)
         self._advance()
 
@@ -308,6 +339,19 @@ class Probe:
         if self._recording:
             self._record(self._recording, self._timeline.complete)
         if self._wanted and self._timeline.complete >= self._wanted:
+            self._finish()
+            raise SystemExit(0)
+
+    def _follow(self, following: Following, optimizer: Any) -> None:
+        """Tells the host about an update of a program whose memory is followed, and ends it after the last one."""
+        if not self._host or not self._wanted:
+            return
+        if not self._model_reported:
+            self._model_reported = True
+            self._report_model(optimizer)
+        self._host.put("heartbeat", doing="a step", step=following.updates)
+        self._host.flush()
+        if following.updates >= self._wanted:
             self._finish()
             raise SystemExit(0)
 
@@ -328,7 +372,8 @@ class Probe:
         """Looks for the outermost modules after the first update of an optimizer, in the next part of the loop.
 
         After that part it wraps the calls of their classes. Hooks on the modules would be copied and saved with them,
-        and global hooks make compiled modules warn.
+        and global hooks make compiled modules warn. Where the memory is followed, nothing is compiled, and the modules
+        are looked for from the start.
         """
         if self._module_call:
             torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
@@ -354,7 +399,7 @@ class Probe:
                 self._autocast = autocast_of(first) or self._autocast
             if not inner and any(parameter.requires_grad for parameter in module.parameters()):
                 self._roots[id(module)] = module
-                model = _unwrapped(module)
+                model = unwrapped(module)
                 self._models[id(model)] = model
                 if "model" not in self._found and (place := self._places.here()):
                     self._found["model"] = place
@@ -371,16 +416,18 @@ class Probe:
             self._over = True
             return
         settings, (self._repeat, *_) = host.job["settings"], host.job["repeats"]
-        steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
-        self._wanted = None if steps == "all" else steps + self._warmup
+        if self._following:
+            self._wanted = settings["memory"]["steps"]
+        else:
+            steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
+            self._wanted = None if steps == "all" else steps + self._warmup
+            atexit.register(self._leave)
         self._time = host.unix(self._timeline.began)
-        atexit.register(self._leave)
         Finalize(None, self._leave, exitpriority=0)  # processes that multiprocessing forks run no exit handlers
         if host.rank == 0:
             host.put("environmentcaptured", environment=facts())
-        profiling = settings["profiling"]
         if self._repeat == host.job["profiled"]:
-            self._recording = Recording(profiling, host, self._repeat)
+            self._recording = Recording(settings["profiling"], host, self._repeat)
         if self._wanted:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
@@ -443,9 +490,14 @@ class Probe:
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
         self._over = True
+        assert self._host
+        if self._following:
+            self._following.send(self._host, self._repeat, self._wanted or 0)
+            self._host.put("done")
+            self._host.flush()
+            return
         wall = self._timeline.end()
         self._send_steps(ended=True)
-        assert self._host
         if self._recording:
             self._recording.close()
         if missed := self._treatments.missed():
@@ -456,8 +508,16 @@ class Probe:
 
     def _leave(self) -> None:
         """Leaves the run at the end of a program that ends before all steps were measured."""
-        if not self._over:
+        if not self._over and not self._host and self._following and self._following.training:
+            self._join()  # it has ended before its first update, perhaps for lack of memory
+        if not self._over and self._host:
             self._finish()
+
+
+def _following(roots: Mapping[int, torch.nn.Module]) -> Following:
+    from .following import Following
+
+    return Following(roots)
 
 
 def _place() -> tuple[int, int]:
@@ -465,12 +525,6 @@ def _place() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
-    wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-    return _unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
 
 
 def _keep_from_compilation() -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
 
@@ -124,7 +124,9 @@ class Phase:
 class Timeline:
     """The marks of the program's loop so far, and the steps that they make."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[str], object] | None = None) -> None:
+        """`watch` is called with the name of each phase that begins or goes on."""
+        self._watch = watch or (lambda phase: None)
         self._clock = Clock()
         self._open: list[str] = []
         self._phases: dict[str, Phase] = {}
@@ -162,6 +164,7 @@ class Timeline:
         """Begins a phase, inside of the current one if there is one."""
         self.part.marks.append((phase, self._clock.mark()))
         self._open.append(phase)
+        self._watch(phase)
 
     def leave(self) -> None:
         """Ends the phase that was entered last."""
@@ -169,7 +172,9 @@ class Timeline:
             self._open.pop()
         while self._open and self._open[-1] == LEFT:
             self._open.pop()
-        self.part.marks.append((self._open[-1] if self._open else self.base, self._clock.mark()))
+        phase = self._open[-1] if self._open else self.base
+        self.part.marks.append((phase, self._clock.mark()))
+        self._watch(phase)
 
     def leave_at(self, depth: int, phase: str) -> None:
         """Ends the phase that was entered at this depth, if it is running.

@@ -325,6 +325,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model inside of DistributedDataParallel, torch.compile and the like, or the module itself."""
+    wrapped = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    return unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
+
+
 def stand_in(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Replaces a function of a module or a class by `around`, which gets the original as its first argument."""
     call = getattr(owner, name)

@@ -69,13 +69,17 @@ LATER = 0.005
 
 
 def headline(footprint: Footprint) -> str:
-    """States the peak, its phase and its largest parts; a prediction also says whether it fits."""
+    """States the peak, its phase and its largest parts, and whether a prediction or a run fits in the memory asked for.
+
+    A measured run is known to fit in the memory of its device, so that it is said only of a CPU, and of what does not.
+    """
     peak = footprint.peak
     said = [f"peak {units.size(peak.level.total)}", _place(footprint), _beside(footprint)]
     told = " ".join(filter(None, said))
     if parts := _parts(peak):
         told = f"{told}: {parts}"
-    fitting = fits(footprint) if footprint.source == "predicted" and footprint.capacity else ""
+    asked = footprint.source == "predicted" or footprint.device == "cpu" or footprint.most > (footprint.capacity or 0)
+    fitting = fits(footprint) if asked else ""
     return "; ".join(filter(None, [told, _later(footprint), fitting]))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gpubench import units
 from gpubench.compare import comparability
-from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.evidence import UNTIMED, RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
 from gpubench.errors import GpubenchError
 from gpubench.findings import Findings
@@ -100,7 +100,7 @@ def _as_document(path: Path) -> dict[str, Any]:
     run = Run.open(path)
     summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NO_MEASUREMENTS)
     beside = {name: _as_written(run, file, kind) for name, (file, kind) in DOCUMENTS.items()}
-    if run.record.command == "memory":
+    if run.record.command in UNTIMED:
         beside["memory"] = beside["memory"] or msgspec.to_builtins(Footprints([]))
     known = {name: found for name, found in beside.items() if found}
     return {"path": str(path), "status": run.status, "error": run.record.error, **summary, **known}
@@ -211,7 +211,7 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     if diagnosing:
         ran = Paragraph(_measured(run), "strong")
         made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
-    elif command == "memory" and not (run.batch_sizes or run.footprints or run.trades):
+    elif command in UNTIMED and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
     made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
     made += _metrics(run)
@@ -271,7 +271,10 @@ def _fullest(footprints: Footprints) -> Footprint:
 def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
     found, ranks = _fullest(footprints), footprints.ranks
     batch = run.batch_sizes.largest if run.batch_sizes else run.settings.get("training.batch_size")
-    label = comparability.training(run.settings | {"training.batch_size": batch}, _ranks(run))
+    if "program.command" in run.settings:
+        label = str(run.settings["program.command"])
+    else:
+        label = comparability.training(run.settings | {"training.batch_size": batch}, _ranks(run))
     label += f", rank {found.rank}" if len(ranks) > 1 else ""
     files = sorted(run.path.joinpath(TRACES).glob("*.snapshot.pickle"))
     first: list[Block] = []

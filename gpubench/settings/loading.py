@@ -29,7 +29,7 @@ from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, setting
 from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
-from gpubench.settings.schema import COMMANDS, KINDS, PROGRAM, CompletedSettings, RunSettings
+from gpubench.settings.schema import COMMANDS, KINDS, RUN_BY, CompletedSettings, ProgramSettings, RunSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, pat
     writer = COMMANDS[writer_of(path) or cls.command]
     if not same_work(cls, writer):
         message = f"{name} is of a run of {writer.command}, which {cls.command} cannot run"
-        raise SettingsError(message, f"gpubench {writer.command} --config {name}")
+        command = RUN_BY.get(writer.command, writer.command)
+        raise SettingsError(message, f"gpubench {command} --config {name}")
     own = {key: value for key, value in values.items() if not _is_of_another(cls, key, value)}
     if writer.command == cls.command:
         return own
@@ -390,11 +391,12 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if inside:
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {inside[0]}"
-        elif (others := owners(key)) and cls.command == PROGRAM:
+        elif (others := owners(key)) and issubclass(cls, ProgramSettings):
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"
         elif others:
-            named = [other for other in others if other != PROGRAM] or ["train-bench -- PROGRAM"]
+            named = [other for other in others if not issubclass(COMMANDS[other], ProgramSettings)]
+            named = named or ["train-bench -- PROGRAM"]
             message = f"{key!r} is a setting of {listed(named)}, not of {cls.command}"
             hint = f"leave it out, or use gpubench {named[0]}"
         else:

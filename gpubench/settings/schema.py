@@ -29,8 +29,10 @@ from gpubench.settings.field import (
 )
 from gpubench.settings.sections import (
     DEFAULT_STEPS,
+    FITS,
     DataSettings,
     Device,
+    DeviceMemory,
     DistributedSettings,
     FolderName,
     FollowSettings,
@@ -315,7 +317,18 @@ def _of_program(
     return treatment(None, meaning, environment=environment, from_outside=outside, **more)
 
 
-class ProgramTraining(Section):
+class ProgramOptimizer(Section):
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program(
+        "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
+        {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
+        | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
+        "optimizer",
+        "rounding",
+        training_only=True,
+    )
+
+
+class ProgramTraining(ProgramOptimizer):
     steps: Positive | Literal["all"] = protocol(
         DEFAULT_STEPS,
         "optimizer steps, or calls of the model in inference, measured in each repeat; default: 50, or 400 of "
@@ -325,14 +338,6 @@ class ProgramTraining(Section):
     )
     warmup_steps: Natural = protocol(
         10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
-    )
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program(
-        "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
-        {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
-        | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
-        "optimizer",
-        "rounding",
-        training_only=True,
     )
 
 
@@ -357,7 +362,7 @@ class ProgramData(Section):
     )
 
 
-class ProgramPerformance(Section):
+class ProgramArithmetic(Section):
     channels_last: bool | None = _of_program(
         "NHWC memory format of the 4-D weights, and of the 4-D inputs of the outermost modules",
         {
@@ -366,15 +371,6 @@ class ProgramPerformance(Section):
         },
         "model",
         "rounding",
-    )
-    compile: bool | None = _of_program(
-        "torch.compile the outermost modules, or with false nothing",
-        {True: "model = torch.compile(model)", False: "no torch.compile"},
-        "model",
-        "rounding",
-    )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
-        _of_program("torch.compile mode", "model = torch.compile(model, mode={!r})", "model", "rounding")
     )
     cudnn_benchmark: bool | None = _of_program(
         "let cuDNN time its algorithms and use the fastest",
@@ -410,6 +406,18 @@ class ProgramPerformance(Section):
     )
 
 
+class ProgramPerformance(ProgramArithmetic):
+    compile: bool | None = _of_program(
+        "torch.compile the outermost modules, or with false nothing",
+        {True: "model = torch.compile(model)", False: "no torch.compile"},
+        "model",
+        "rounding",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
+        _of_program("torch.compile mode", "model = torch.compile(model, mode={!r})", "model", "rounding")
+    )
+
+
 class ProgramDistributed(Section):
     bucket_mb: Annotated[float, Field(gt=0, le=1e6)] | None = _of_program(
         "size of a DDP gradient bucket in MiB", "DistributedDataParallel(..., bucket_cap_mb={})", "ddp", "rounding"
@@ -422,7 +430,10 @@ class ProgramDistributed(Section):
     )
 
 
-PROGRAM = "program"
+PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
+"""The commands in the run.json of a program that was measured, and of one whose memory was followed."""
+RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
+"""The commands of gpubench that run them."""
 
 
 class ProgramSettings(RunSettings[Open], Generic[Open]):
@@ -466,12 +477,42 @@ def from_outside() -> dict[str, FromOutside]:
     return {key: outside for key, outside in declared.items() if outside}
 
 
+class ProgramFollowSettings(Section):
+    """What `gpubench memory -- PROGRAM` looks at."""
+
+    steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
+        5,
+        "optimizer steps to record; the first one allocates the optimizer state, the last one is reported as the "
+        "steady step, and what grows from step to step is seen from five on",
+        alias="steps",
+    )
+    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
+
+
+class OnceMeasured(RepeatSettings):
+    repeats: Positive = protocol(1, "number of times to repeat the measurement, each in new processes", alias="repeats")
+
+
+class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
+    """Settings of `gpubench memory -- PROGRAM`, which follows the memory of a program of the user."""
+
+    command: ClassVar[str] = PROGRAM_MEMORY
+    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
+    training: ProgramOptimizer = ProgramOptimizer()  # type: ignore[assignment]  # no step is timed
+    performance: ProgramArithmetic = ProgramArithmetic()  # type: ignore[assignment]  # nothing is compiled
+    measurement: OnceMeasured = OnceMeasured()
+    memory: ProgramFollowSettings = ProgramFollowSettings()
+    inference: bool = untaken(False)
+    profiling: ProfilingSettings = untaken(ProfilingSettings())
+
+
 _OF_COMMANDS: Sequence[type[RunSettings]] = (
     TrainSettings,
     ProfileSettings,
     MemorySettings,
     PipeSettings,
     ProgramSettings,
+    ProgramMemorySettings,
 )
 KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)
 """The kinds of work. A command of one kind can run what another one of the same kind has run."""
@@ -482,3 +523,4 @@ CompletedTrainSettings = TrainSettings[Never]
 CompletedMemorySettings = MemorySettings[Never]
 CompletedPipeSettings = PipeSettings[Never]
 CompletedProgramSettings = ProgramSettings[Never]
+CompletedProgramMemorySettings = ProgramMemorySettings[Never]

@@ -338,6 +338,10 @@ class ProfilingSettings(Section):
         )
 
 
+DeviceMemory = Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)]
+FITS = "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device"
+
+
 class FollowSettings(Section):
     """What `gpubench memory` looks at."""
 
@@ -351,11 +355,7 @@ class FollowSettings(Section):
     device_model: str | None = treatment(
         None, "GPU to predict for, such as h200; default: the GPU of this machine", alias="device_model"
     )
-    device_memory: Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)] | None = treatment(
-        None,
-        "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
-        alias="device_memory",
-    )
+    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
     spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = uncompared(
         0.05, "fraction of the memory that the largest batch must leave free (0.05 or 5%)", alias="spare"
     )
