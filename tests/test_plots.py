@@ -240,5 +240,5 @@ def test_text_is_escaped_wherever_it_stands() -> None:
 
 
 def test_a_place_that_is_no_number_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="no place for nan"):
+    with pytest.raises(ValueError, match="no position nan"):
         charts.line(0, 0, math.nan, 1, "grid")

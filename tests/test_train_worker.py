@@ -43,9 +43,9 @@ def test_a_repeat_finds_nothing_left_of_the_model_before_it(monkeypatch: pytest.
     models: list[weakref.ref[nn.Module]] = []
     left: list[int] = []
 
-    def remembered(*arguments: Any) -> Workload:
+    def remembered(*arguments: Any, **more: Any) -> Workload:
         left.append(sum(model() is not None for model in models))
-        built = build(*arguments)
+        built = build(*arguments, **more)
         models.append(weakref.ref(built.module))
         return built
 
@@ -153,9 +153,9 @@ def test_what_the_models_code_sets_for_float32_products_gives_way_to_the_setting
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
 
-    def faster(*arguments: Any) -> Workload:
+    def faster(*arguments: Any, **more: Any) -> Workload:
         torch.set_float32_matmul_precision("high")
-        return build(*arguments)
+        return build(*arguments, **more)
 
     monkeypatch.setattr("gpubench.worker.train_bench.build", faster)
     for event in working(repeats=1):
