@@ -152,7 +152,8 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers:
         assert workers._listener
-        port, secret = workers._listener.socket.getsockname()[1], workers._listener.secret
+        port = workers._listener.sockets[0].getsockname()[1]
+        secret = workers._listener.address.partition("#")[2]
         stream = workers.stream()
         clients = [
             events.encode(events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret="wrong")),
@@ -187,7 +188,8 @@ def test_silent_unauthenticated_clients_are_disconnected_and_the_port_closes_onc
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers, ExitStack() as stack:
         assert workers._listener
-        address, secret = ("127.0.0.1", workers._listener.socket.getsockname()[1]), workers._listener.secret
+        address = ("127.0.0.1", workers._listener.sockets[0].getsockname()[1])
+        secret = workers._listener.address.partition("#")[2]
         stream = workers.stream()
         crowd = [stack.enter_context(socket.create_connection(address, timeout=0.1)) for _ in range(6)]
         crowd[0].sendall(b'{"event":"hello",')

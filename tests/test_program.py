@@ -1,6 +1,7 @@
 """`gpubench train-bench -- PROGRAM`: what the host makes of a program of the user."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import Finished, gpubench, metrics
+from running import Finished, gpubench, metrics, started
 
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
 
@@ -146,6 +147,33 @@ def test_all_ranks_of_a_program_are_measured(tmp_path: Path) -> None:
     assert run.code == 0
     assert run.document("run.json")["world_size"] == 2
     assert metrics(run)["throughput"]["estimate"] == pytest.approx(2 * 4 / 0.002)
+
+
+def on_machine(number: int, folder: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the command of one of two machines, which have one rank each."""
+    variables = f"RANK={number} LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 STORE={folder}"
+    program = ("env", *variables.split(), sys.executable, PROGRAM, *arguments)
+    return ("train-bench", "--steps", "20", "-q", *options, "--", *program)
+
+
+def test_machines_measure_one_program_in_every_repeat_and_that_of_rank_zero_writes(tmp_path: Path) -> None:
+    words = ("500", "0")
+    with (
+        started(
+            *on_machine(0, tmp_path, *words, options=["--repeats", "2"]), results=tmp_path / "0", cwd=tmp_path
+        ) as first,
+        started(
+            *on_machine(1, tmp_path, *words, options=["--repeats", "2"]), results=tmp_path / "1", cwd=tmp_path
+        ) as second,
+    ):
+        runs = first.finish(60), second.finish(60)
+    assert [run.code for run in runs] == [0, 0], runs
+    assert runs[0].document("run.json")["world_size"] == 2
+    steps = {(line["repeat"], line["rank"]) for line in runs[0].lines("steps.jsonl")}
+    assert steps == {(repeat, rank) for repeat in (0, 1) for rank in (0, 1)}
+    assert not runs[1].results.exists()
+    assert runs[1].stdout == ""
+    assert socket.gethostname() in runs[1].stderr
 
 
 def test_output_is_kept_up_to_a_limit_and_does_not_stop_the_program(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ import msgspec
 import psutil
 
 from gpubench import devices, events, machine, probe, units
-from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
+from gpubench.errors import GpubenchError, ProgramFailed, RunFailed, SettingsError, UsageError
 from gpubench.findings import Findings
-from gpubench.host.launch import GRACE, TICK, Workers
+from gpubench.host.launch import GRACE, Workers
+from gpubench.host.machines import EVERYWHERE, SpreadWorkers
 from gpubench.host.recorder import StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
@@ -37,6 +38,8 @@ MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
 TORCHRUN_SECONDS = 40.0
 """The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
+ABSENT_SECONDS = 60.0
+"""The seconds after the last step of this machine's ranks in which those of other machines must connect."""
 
 IN_CODE = {
     "data.workers": "DataLoader(..., num_workers={})",
@@ -123,7 +126,7 @@ def _code(fix: Mapping[str, Any]) -> str:
     return ", ".join(IN_CODE[key].format(value) for key, value in fix.items())
 
 
-class Program(Workers):
+class Program(SpreadWorkers):
     """The processes of one repeat of a program."""
 
     output_log = logging.getLogger(PROGRAM_OUTPUT)
@@ -194,8 +197,7 @@ class Program(Workers):
         Raises ProgramFailed if the program fails, ends or stops before that.
         """
         while not self._is_over():
-            for key, _ in self._selector.select(TICK):
-                yield from key.data(key.fileobj)
+            yield from self.receive()
             yield None
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
@@ -251,7 +253,8 @@ class Program(Workers):
     def _check_progress(self, now: float, code: int | None) -> None:
         """Raises ProgramFailed if the program has ended, lost a rank or made no progress."""
         active = [peer for peer in self.peers.values() if not peer.done and peer.lost is None]
-        if code is not None and not active:
+        here = [peer for peer in active if peer not in self.elsewhere]
+        if code is not None and not (here if code else active):
             self._exited = self._exited or now
             if now - self._exited > GRACE:  # what it sent last has been read
                 if code or not self._processes():
@@ -265,18 +268,23 @@ class Program(Workers):
                 f"the program has taken no optimizer step {self._settings.patience:.0f} s after its start",
                 f"--program.patience sets the limit; {self._hint()}",
             )
-        if self.peers and now - max(peer.progressed for peer in self.peers.values()) > self._stall_timeout:
+        limit = self._stall_timeout
+        if not active and self.awaits_machines:
+            limit = min(limit, ABSENT_SECONDS)
+        if self.peers and now - max(peer.progressed for peer in self.peers.values()) > limit:
             if active:
                 slowest = min(active, key=lambda peer: peer.position[1] or 0)
                 stalled = f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {slowest.where}"
             else:
-                stalled = f"{self._missing()} {self._stall_timeout:.0f} s after the others"
+                stalled = f"{self._missing()} {limit:.0f} s after the others"
+            if self.awaits_machines:
+                raise ProgramFailed(stalled, EVERYWHERE)
             raise ProgramFailed(stalled, f"measurement.stall_timeout sets the limit; {self._hint()}")
 
     def _missing(self) -> str:
         """Returns that some ranks took no step, as the beginning of a message."""
-        missing = [str(rank) for rank in range(self.world_size) if rank not in self.peers]
-        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self.world_size}"
+        missing = [str(rank) for rank in self.ranks if rank not in self.peers]
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self._expected}"
         return f"{ranks} took no optimizer step"
 
     def _failed(self, code: int) -> ProgramFailed:
@@ -333,6 +341,8 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         if self._clone:
             self._clone.cleanup()
         super().close(status, summary, error)
+        if self.elsewhere and not isinstance(error, RunFailed):
+            self.writer.discard()  # the directory has no measurements
 
     @property
     def processes(self) -> int:
@@ -385,7 +395,12 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         )
 
     def keep(self, event: events.Message) -> bool:
+        if isinstance(event, events.Elsewhere):
+            self.elsewhere = event.host
+            self.progress.doing = f"training; {event.host} has the results"
+            return True
         if isinstance(event, events.Hello):
+            self.is_spread = event.ranks_here is not None
             if event.world_size != self._ranks:
                 self._ranks = self.progress.ranks = event.world_size
                 self.writer.update(world_size=event.world_size)
@@ -407,7 +422,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
         )
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
-        if summary.metrics and (self.profiled is None or self.traces):
+        if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
             return None
         if summary.metrics:
             return ProgramFailed(

@@ -62,7 +62,9 @@ def run(
             for recorder in recorders:
                 recorder.diagnose()  # from the traces recorded so far
         outcomes = []
+        elsewhere = next((recorder.elsewhere for recorder in recorders if recorder.elsewhere), None)
         for recorder in recorders:
+            recorder.elsewhere = elsewhere  # also of those that have not been run before an error
             own = failures.get(id(recorder))
             outcomes.append(_close(recorder, own if isinstance(own, GpubenchError) else error, own is not None))
     if launched_by_torchrun():  # torchrun ends all ranks when one has exited, but this one still has to report

@@ -1,0 +1,331 @@
+"""Programs whose ranks run on several machines, each of which has a host of its own.
+
+The host of the machine with rank 0 records the run, and no host knows in advance whether it is that one. When rank 0
+tells its host that there are ranks on other machines, the host opens a TCP port with a secret, and rank 0 puts the
+address into the store of its process group. The ranks of another machine find it there and tell their own host, which
+then relays between them and the port: their events, and the job that the host of rank 0 sends. It still supervises the
+program on its machine, and records nothing.
+
+Between two repeats each host waits until the launchers of all machines have exited. A launcher that starts earlier
+would join the rendezvous of the previous repeat.
+"""
+
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import psutil
+
+from gpubench import events
+from gpubench.errors import GpubenchError, ProgramFailed, UsageError
+from gpubench.host.launch import GRACE, TICK, Workers
+from gpubench.host.supervision import Peer
+from gpubench.settings.keys import flatten
+from gpubench.worker import channel
+
+PARTING_SECONDS = 10.0
+"""The seconds for which a host waits for the others beyond the time that their launchers have to exit."""
+SLOWER = 15.0
+"""The seconds by which a host without rank 0 waits longer for progress, so that the host of rank 0 says who stopped."""
+COMPARED = ("training.", "measurement.", "profiling.", "data.", "performance.")
+"""The settings that have to be the same on all machines."""
+EVERYWHERE = "start the same gpubench command on every machine at about the same time"
+
+log = logging.getLogger("gpubench.program")
+
+
+class Relay:
+    """The connection of a host to the one on rank 0's machine, on behalf of one rank of this machine."""
+
+    def __init__(self, rank: Peer, hello: events.Hello) -> None:
+        """Connects to `hello.home`. Raises ProgramFailed if nothing is there."""
+        assert hello.home is not None
+        address, _, secret = hello.home.partition("#")
+        kind, _, self._where = address.partition(":")
+        self.rank = rank
+        self.job: events.Job | None = None
+        """What the host of rank 0 has answered."""
+        self.ended: events.RepeatEnded | None = None
+        self.closed = False
+        self._unfinished = b""
+        try:
+            self.connection = channel.open_connection(kind, self._where)
+        except OSError as error:
+            raise ProgramFailed(
+                f"cannot reach rank 0's host at {self._where}: {channel.reason(error)}",
+                "firewalls must allow TCP between the machines on all ports, because each repeat uses a new port",
+            ) from None
+        self.connection.settimeout(None)
+        self.send(msgspec.structs.replace(hello, secret=secret, home=None))
+
+    def __str__(self) -> str:
+        return self.job.host if self.job else self._where
+
+    def send(self, message: events.Message) -> None:
+        """Sends an event. A connection that is lost is noticed by `receive`."""
+        try:
+            self.connection.sendall(events.encode(message))
+        except OSError as error:
+            log.debug("%s: %s", self, channel.reason(error))
+
+    def receive(self) -> bool:
+        """Reads what has arrived. Returns whether the job was in it. Sets `closed` when the connection ends."""
+        try:
+            data = self.connection.recv(1 << 20)
+        except OSError:
+            data = b""
+        self.closed = not data
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        has_job = False
+        for line in lines:
+            if self.job is None:
+                self.job, has_job = msgspec.json.decode(line, type=events.Job), True
+                channel.limit_silence(self.connection, self.job.silence)
+            else:
+                self.ended = msgspec.json.decode(line, type=events.RepeatEnded)
+        return has_job
+
+
+class SpreadWorkers(Workers):
+    """The processes of one repeat that this machine's host has started, of which some may be on other machines."""
+
+    _ranks: range | None = None
+    """The ranks that report to this host; None while no rank has connected."""
+    _is_elsewhere = False
+    """Whether rank 0 is on another machine."""
+    _ended: events.RepeatEnded | None = None
+    """What the host of rank 0 has said at the end of the repeat."""
+    _has_port = False
+    """Whether this host, that of rank 0, awaits ranks of other machines."""
+    _fails = False
+    """Whether an error has ended the repeat on this machine."""
+
+    def __init__(
+        self, job: events.Job, world_size: int | None, environment: Mapping[str, str], stall_timeout: float
+    ) -> None:
+        self._relays: dict[int, Relay] = {}
+        self._left: set[int] = set()
+        """The ranks of other machines whose host has said that its launcher has exited."""
+        super().__init__(job, world_size, environment, stall_timeout)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that report to this host; 1 while it is unknown."""
+        return len(self.ranks)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that report to this host."""
+        return range(super().world_size) if self._ranks is None else self._ranks
+
+    @property
+    def awaits_machines(self) -> bool:
+        """Whether ranks of other machines have not connected yet."""
+        return self._has_port and len(self.peers) < self.world_size
+
+    @property
+    def elsewhere(self) -> list[Peer]:
+        """The ranks on other machines."""
+        return [peer for peer in self.peers.values() if _is_relayed(peer)]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._fails = error is not None
+        if error:
+            self._report(error)
+        super().__exit__(kind, error, trace)
+        if self._is_elsewhere and not error and not self._ended:
+            raise self._lost(next(iter(self._relays.values())))
+        if self._ended and self._ended.error and not error:
+            raise self._failed_elsewhere(self._ended.error)
+
+    def receive(self) -> Iterator[events.Message]:
+        """Yields the events that have arrived. Those for the host of another machine are relayed to it instead.
+
+        Raises ProgramFailed if the host of another machine has ended the repeat early, or is lost.
+        """
+        for key, _ in self._selector.select(TICK):
+            for message in key.data(key.fileobj):
+                relay = self._relays.get(message.rank)
+                if relay is None:
+                    yield message
+                elif not isinstance(message, events.Hello):  # the relay has begun with it
+                    relay.send(message)
+        self._check_relays()
+        self._check_elsewhere(time.monotonic())
+
+    def _answer(self, peer: Peer, hello: events.Hello) -> None:
+        job = self._job
+        if hello.ranks_here is not None:
+            self._refuse_open_ended(job)
+        if _is_relayed(peer):
+            channel.limit_silence(peer.connection, job.silence)
+        elif hello.home is not None and not self._is_own(hello.home):
+            self._relay(peer, hello)
+            return
+        elif hello.rank == 0 and hello.ranks_here is not None and self._listener:
+            listening, address = self._listener.open_port()
+            self._has_port = True
+            self._selector.register(listening, selectors.EVENT_READ, self._accept)
+            job = msgspec.structs.replace(job, address=address)
+        peer.connection.sendall(events.encode(msgspec.structs.replace(job, host=socket.gethostname())))
+
+    @staticmethod
+    def _refuse_open_ended(job: events.Job) -> None:
+        if job.settings["measurement"]["target_precision"] is not None:
+            raise UsageError(
+                "--target-precision needs all ranks of the program on one machine, because the hosts of the others do "
+                "not know how precise the result is",
+                "give a number of --repeats",
+            )
+
+    def _is_own(self, address: str) -> bool:
+        """Returns whether `address` is of this host, which may have started the launchers of several machines."""
+        return self._listener is not None and self._listener.owns(address)
+
+    def _relay(self, peer: Peer, hello: events.Hello) -> None:
+        """Begins to relay for a rank. It gets its job when that has arrived."""
+        assert hello.ranks_here
+        if not hello.home:
+            raise ProgramFailed(f"rank {hello.rank} has not found the gpubench of rank 0's machine", EVERYWHERE)
+        if not self._is_elsewhere:
+            first, number = hello.ranks_here
+            self._is_elsewhere, self._ranks = True, range(first, first + number)
+            self._stall_timeout += SLOWER
+        self._relays[hello.rank] = relay = Relay(peer, hello)
+        self._selector.register(relay.connection, selectors.EVENT_READ, lambda _: self._read_relay(relay))
+
+    def _read_relay(self, relay: Relay) -> Iterator[events.Message]:
+        if relay.receive():
+            assert relay.job
+            _check_same(relay.job, self._job)
+            relay.rank.connection.setblocking(True)
+            with suppress(OSError):  # the rank has died
+                relay.rank.connection.sendall(events.encode(relay.job))
+            relay.rank.connection.setblocking(False)
+            yield events.Elsewhere(rank=-1, host=relay.job.host)
+        self._ended = self._ended or relay.ended
+        if relay.closed:
+            self._selector.unregister(relay.connection)
+
+    def _check_relays(self) -> None:
+        if self._ended and self._ended.error:
+            raise self._failed_elsewhere(self._ended.error)
+        for relay in self._relays.values():
+            if relay.closed and not self._ended:
+                raise self._lost(relay)
+
+    def _check_elsewhere(self, now: float) -> None:
+        if self._failures and now - self._failures[0][0] > GRACE:  # this machine may have had the error first
+            failure = self._failures[0][1]
+            hello = self.peers[failure.rank].hello
+            assert hello
+            raise ProgramFailed(f"on {hello.host}, {failure.message}", f"see the output of gpubench on {hello.host}")
+        for peer in self.elsewhere:
+            if peer.lost and now - peer.lost > GRACE:
+                message = f"the connection to {peer} is lost, {peer.where}"
+                raise ProgramFailed(message, "its machine or its gpubench has ended, or the network between them")
+
+    def _failed_elsewhere(self, error: str) -> ProgramFailed:
+        name = next(iter(self._relays.values()))
+        return ProgramFailed(f"on {name}, {error}", f"see the output of gpubench on {name}, which has rank 0")
+
+    def _lost(self, relay: Relay) -> ProgramFailed:
+        if relay.job is None:
+            hint = "its gpubench has ended, or the machines share a rendezvous with another run"
+            return ProgramFailed(f"{relay}, which has rank 0, refused a rank of this machine", hint)
+        message = f"the connection to {relay}, which has rank 0, is lost"
+        return ProgramFailed(message, "see the output of gpubench there; its run directory holds the measurements")
+
+    def _report(self, error: BaseException) -> None:
+        """Tells the hosts of the other machines why this one ends the repeat."""
+        message = error.message if isinstance(error, GpubenchError) else "gpubench has failed"
+        if isinstance(error, KeyboardInterrupt):
+            message = "gpubench was interrupted"
+        for relay in self._relays.values():
+            if not relay.closed:
+                relay.send(_failure(relay.rank, message, error))
+        self._end_elsewhere(message)
+
+    def _end_elsewhere(self, error: str | None) -> None:
+        for peer in self.elsewhere:
+            try:
+                peer.connection.sendall(events.encode(events.RepeatEnded(error)))
+            except OSError as lost:
+                log.debug("%s: %s", peer, channel.reason(lost))
+
+    def _hang_up(self, peer: Peer) -> None:
+        if peer.done and _is_relayed(peer):  # its host still has to be told that the repeat has ended
+            self._selector.unregister(peer.connection)
+            assert peer.hello
+            self._left.add(peer.hello.rank)
+        else:
+            super()._hang_up(peer)
+
+    def _take_leave(self, processes: Iterable[psutil.Process], timeout: float) -> None:
+        """Waits until the launchers of all machines have exited, unless an error has ended the repeat."""
+        if self._fails or not (self._relays or self.elsewhere):
+            self._close_relays()
+            return
+        self._kill(processes)
+        for relay in self._relays.values():
+            if not relay.closed:
+                relay.connection.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + timeout + PARTING_SECONDS
+        while not self._have_all_left() and time.monotonic() < until:
+            for key, _ in self._selector.select(TICK):
+                for _ in key.data(key.fileobj):
+                    pass
+        if not self._have_all_left():
+            log.warning("the program on another machine has not ended %.0f s after the last step", timeout)
+        self._end_elsewhere(None)
+        self._close_relays()
+
+    def _have_all_left(self) -> bool:
+        return all(relay.closed for relay in self._relays.values()) and all(
+            peer.lost or (peer.hello and peer.hello.rank in self._left) for peer in self.elsewhere
+        )
+
+    def _close_relays(self) -> None:
+        for relay in self._relays.values():
+            relay.connection.close()
+
+
+def _is_relayed(peer: Peer) -> bool:
+    """Returns whether the rank is on another machine, from whose host the connection comes."""
+    return peer.connection.family != socket.AF_UNIX
+
+
+def _failure(peer: Peer, message: str, error: BaseException) -> events.Failed:
+    assert peer.hello
+    doing, step = peer.position
+    return events.Failed(
+        rank=peer.hello.rank,
+        kind=ProgramFailed.__name__,
+        message=message,
+        hint=getattr(error, "hint", None),
+        traceback=None,
+        doing=doing,
+        step=step,
+        secondary=False,
+    )
+
+
+def _check_same(theirs: events.Job, ours: events.Job) -> None:
+    """Raises UsageError unless the host of rank 0 measures the same steps of the same repeat in the same way."""
+    there, here = (flatten(job.settings) | {"repeat": _repeat(job)} for job in (theirs, ours))
+    for key in (*(key for key in here if key.startswith(COMPARED)), "repeat"):
+        if here[key] != there.get(key):
+            name = socket.gethostname()
+            raise UsageError(f"{key} is {here[key]} on {name} and {there.get(key)} on {theirs.host}", EVERYWHERE)
+
+
+def _repeat(job: events.Job) -> Any:
+    return job.repeats[0] if job.profiled is None else "the recorded one"
