@@ -340,6 +340,8 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
         if self._clone:
             self._clone.cleanup()
+        if self.elsewhere:  # there are no steps that could make it unreliable
+            summary = msgspec.structs.replace(summary, warnings=[])
         super().close(status, summary, error)
         if self.elsewhere and not isinstance(error, RunFailed):
             self.writer.discard()  # the directory has no measurements
@@ -400,7 +402,7 @@ class ProgramRecorder(StepRecorder[CompletedProgramSettings]):
             self.progress.doing = f"training; {event.host} has the results"
             return True
         if isinstance(event, events.Hello):
-            self.is_spread = event.ranks_here is not None
+            self.elsewhere, self.is_spread = None, event.ranks_here is not None
             if event.world_size != self._ranks:
                 self._ranks = self.progress.ranks = event.world_size
                 self.writer.update(world_size=event.world_size)
