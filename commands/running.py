@@ -87,6 +87,8 @@ def _leave_to(host: str, outcomes: "Sequence[Outcome]", terminal: "Terminal") ->
     """Ends the command on a machine without rank 0. Raises the error of the run, or typer.Exit."""
     for outcome in outcomes:
         if outcome.error:
+            if (path := outcome.recorder.writer.path).exists():
+                terminal.err.print(f"failed: {path}", highlight=False, markup=False, soft_wrap=True)
             raise outcome.error
     terminal.err.print(f"completed: rank 0 is on {host}, which has the results", highlight=False, markup=False)
     raise typer.Exit

@@ -461,6 +461,8 @@ class RepeatEnded(msgspec.Struct, frozen=True):
 
     error: str | None
     """The message of the error that ended the repeat, or None."""
+    host: str
+    """The name of the machine that had the error."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True):

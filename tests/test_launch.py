@@ -1,21 +1,26 @@
 """The two ends of the connection, without torch in between."""
 
+import os
 import socket
+import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import psutil
 import pytest
 
 from gpubench import events
-from gpubench.errors import HostLost, NonFiniteLoss, WorkerLost
-from gpubench.host import launch, supervision
+from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, WorkerLost
+from gpubench.host import launch, machines, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
+from gpubench.host.machines import SpreadWorkers
 from gpubench.ranks import machine
 from gpubench.worker.channel import Activity, Channel, calendar, limit_silence
 
@@ -177,6 +182,58 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
             while not workers.peers:
                 next(stream)
             assert msgspec.json.decode(connection.makefile("rb").readline(), type=events.Job) == JOB
+
+
+class HostOfProgram(SpreadWorkers):
+    """A host whose ranks are connections of the test."""
+
+    def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+        self.address = address.removeprefix("unix:")
+        reading, writing = os.pipe()
+        os.close(writing)
+        return [], os.fdopen(reading, "rb", buffering=0)
+
+    def answer(self, connection: socket.socket, **hello: Any) -> bytes:
+        """Returns the host's answer to a rank."""
+        usual: dict[str, Any] = {"world_size": 2, "pid": 1, "host": "x", "machine": "x", "secret": ""}
+        connection.sendall(events.encode(events.Hello(**usual | hello)))
+        connection.settimeout(0.1)
+        for _ in range(100):
+            list(self.receive())
+            with suppress(TimeoutError):
+                return connection.makefile("rb").readline()
+        raise TimeoutError
+
+
+def test_the_host_of_a_program_opens_a_port_only_for_ranks_elsewhere_and_with_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    job = msgspec.structs.replace(JOB, settings={"measurement": {"target_precision": None}})
+    with HostOfProgram(job, None, {}, 60.0) as host, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(host.address)
+        assert msgspec.json.decode(host.answer(rank, rank=0), type=events.Job).address is None
+        assert host._listener
+        assert len(host._listener.sockets) == 1
+    with HostOfProgram(job, None, {}, 60.0) as host, ExitStack() as stack:
+        rank = stack.enter_context(socket.socket(socket.AF_UNIX))
+        rank.connect(host.address)
+        told = msgspec.json.decode(host.answer(rank, rank=0, ranks_here=(0, 1)), type=events.Job).address
+        assert told
+        address, _, secret = told.partition("#")
+        port = int(address.rpartition(":")[2])
+        for wrong in ("", "wrong"):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                assert host.answer(client, rank=1, secret=wrong) == b""
+        relay = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        answer = msgspec.json.decode(host.answer(relay, rank=1, secret=secret), type=events.Job)
+        assert (answer.address, answer.host) == (None, socket.gethostname())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        relay.close()
+        monkeypatch.setattr(machines, "GRACE", 0.0)
+        with pytest.raises(ProgramFailed, match=r"the connection to rank 1 \(pid 1 on x\) is lost"):
+            deque(chain.from_iterable(host.receive() for _ in range(100)))
 
 
 def test_silent_unauthenticated_clients_are_disconnected_and_the_port_closes_once_all_ranks_are_connected(

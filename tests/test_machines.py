@@ -168,7 +168,7 @@ def test_ctrl_c_on_one_machine_ends_the_program_on_both(
 def test_a_machine_that_is_cut_off_from_a_program_is_named_on_both(
     pair: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
-    with program(pair, options=(*ENDLESS, "--measurement.stall_timeout=8"), results=tmp_path) as sides:
+    with program(pair, options=(*ENDLESS, "--measurement.stall_timeout=45"), results=tmp_path) as sides:
         assert wait_until(lambda: has_lines(tmp_path / "0", "steps.jsonl"))
         pair[1].pull_the_plug()
         first, second = (side.finish(90) for side in sides)

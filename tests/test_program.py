@@ -176,6 +176,22 @@ def test_machines_measure_one_program_in_every_repeat_and_that_of_rank_zero_writ
     assert socket.gethostname() in runs[1].stderr
 
 
+def test_a_program_that_fails_on_one_machine_fails_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # the batch system has started gpubench once for each rank
+    program = ("env", "WORLD_SIZE=2", f"STORE={tmp_path}", sys.executable, PROGRAM)
+    ranks = (*program, "500", "hang"), ("env", "RANK=1", *program, "7", "5")
+    with (
+        started("train-bench", "-q", "--", *ranks[0], results=tmp_path / "0", cwd=tmp_path) as first,
+        started("train-bench", "-q", "--", *ranks[1], results=tmp_path / "1", cwd=tmp_path) as second,
+    ):
+        runs = first.finish(60), second.finish(60)
+    assert [run.code for run in runs] == [1, 1]
+    said = [run.document("run.json")["error"]["message"] for run in runs]
+    assert said[1] == "the program exited with code 5 in step 7"
+    assert said[0] == f"on {socket.gethostname()}, {said[1]}"
+    assert f"failed: {runs[1].run}\n" in runs[1].stderr
+
+
 def test_output_is_kept_up_to_a_limit_and_does_not_stop_the_program(tmp_path: Path) -> None:
     much = "import os; [os.write(1, b'x' * 99 + b'\\n') for _ in range(700_000)]; print('the end')"
     run = measure(tmp_path, sys.executable, "-c", f"{much}; raise SystemExit(3)")

@@ -381,8 +381,7 @@ class Workers:
     def _check(self) -> None:
         """Raises the most likely cause if a rank has failed, died or stopped making progress."""
         now, codes = time.monotonic(), [child.poll() for child in self._children]
-        for client in self._listener.overdue(now) if self._listener else ():
-            self._hang_up(client)
+        self._disconnect_overdue(now)
         ended = [rank for rank, code in enumerate(codes) if code is not None]
         unfinished = any(rank not in self.peers or not self.peers[rank].done for rank in ended)
         lost = any(peer.lost is not None for peer in self.peers.values())
@@ -393,6 +392,10 @@ class Workers:
         elif stall := stalled(self.peers, self.world_size, now, self._started, self._stall_timeout):
             self._dump_stacks()
             raise stall
+
+    def _disconnect_overdue(self, now: float) -> None:
+        for client in self._listener.overdue(now) if self._listener else ():
+            self._hang_up(client)
 
     def _dump_stacks(self) -> None:
         for peer in self.peers.values():

@@ -11,10 +11,11 @@ would join the rendezvous of the previous repeat.
 """
 
 import logging
+import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,10 @@ from gpubench.worker import channel
 
 PARTING_SECONDS = 10.0
 """The seconds for which a host waits for the others beyond the time that their launchers have to exit."""
+VERDICT_SECONDS = 10.0
+"""The seconds for which a host whose program has failed waits for the host of rank 0 to say where it failed first."""
+TORCHRUN_SECONDS = 40.0
+"""The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
 SLOWER = 15.0
 """The seconds by which a host without rank 0 waits longer for progress, so that the host of rank 0 says who stopped."""
 COMPARED = ("training.", "measurement.", "profiling.", "data.", "performance.")
@@ -103,6 +108,10 @@ class SpreadWorkers(Workers):
     """What the host of rank 0 has said at the end of the repeat."""
     _has_port = False
     """Whether this host, that of rank 0, awaits ranks of other machines."""
+    _wanted: int | None = None
+    """The number of steps after which the probe ends the program; None if the program ends by itself."""
+    _first_to_end: Peer | None = None
+    """The first rank that has ended before it had taken all steps."""
     _fails = False
     """Whether an error has ended the repeat on this machine."""
 
@@ -137,14 +146,16 @@ class SpreadWorkers(Workers):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._fails = error is not None
+        self._fails, was_told = error is not None, self._ended is not None
         if error:
             self._report(error)
+        if isinstance(error, ProgramFailed):
+            self._read_until(self._has_verdict, VERDICT_SECONDS)
         super().__exit__(kind, error, trace)
         if self._is_elsewhere and not error and not self._ended:
             raise self._lost(next(iter(self._relays.values())))
-        if self._ended and self._ended.error and not error:
-            raise self._failed_elsewhere(self._ended.error)
+        if self._ended and self._ended.error and not was_told and self._ended.host != socket.gethostname():
+            raise self._failed_elsewhere(self._ended) from None
 
     def receive(self) -> Iterator[events.Message]:
         """Yields the events that have arrived. Those for the host of another machine are relayed to it instead.
@@ -158,8 +169,10 @@ class SpreadWorkers(Workers):
                     yield message
                 elif not isinstance(message, events.Hello):  # the relay has begun with it
                     relay.send(message)
+        now = time.monotonic()
+        self._disconnect_overdue(now)
         self._check_relays()
-        self._check_elsewhere(time.monotonic())
+        self._check_elsewhere(now)
 
     def _answer(self, peer: Peer, hello: events.Hello) -> None:
         job = self._job
@@ -217,25 +230,31 @@ class SpreadWorkers(Workers):
 
     def _check_relays(self) -> None:
         if self._ended and self._ended.error:
-            raise self._failed_elsewhere(self._ended.error)
+            raise self._failed_elsewhere(self._ended)
         for relay in self._relays.values():
             if relay.closed and not self._ended:
                 raise self._lost(relay)
 
     def _check_elsewhere(self, now: float) -> None:
-        if self._failures and now - self._failures[0][0] > GRACE:  # this machine may have had the error first
-            failure = self._failures[0][1]
+        for when, failure in self._failures:
             hello = self.peers[failure.rank].hello
             assert hello
-            raise ProgramFailed(f"on {hello.host}, {failure.message}", f"see the output of gpubench on {hello.host}")
+            limit = GRACE if self.failed_elsewhere else TORCHRUN_SECONDS  # this machine may have had the error first
+            if not failure.secondary and now - when > limit:
+                self._ended = events.RepeatEnded(failure.message, hello.host)
+                raise self._failed_elsewhere(self._ended)
         for peer in self.elsewhere:
             if peer.lost and now - peer.lost > GRACE:
                 message = f"the connection to {peer} is lost, {peer.where}"
                 raise ProgramFailed(message, "its machine or its gpubench has ended, or the network between them")
 
-    def _failed_elsewhere(self, error: str) -> ProgramFailed:
-        name = next(iter(self._relays.values()))
-        return ProgramFailed(f"on {name}, {error}", f"see the output of gpubench on {name}, which has rank 0")
+    @property
+    def failed_elsewhere(self) -> bool:
+        """Whether the first rank that ended early is on another machine, whose host tells the reason."""
+        return self._first_to_end is not None and _is_relayed(self._first_to_end)
+
+    def _failed_elsewhere(self, ended: events.RepeatEnded) -> ProgramFailed:
+        return ProgramFailed(f"on {ended.host}, {ended.error}", f"see the output of gpubench on {ended.host}")
 
     def _lost(self, relay: Relay) -> ProgramFailed:
         if relay.job is None:
@@ -251,17 +270,27 @@ class SpreadWorkers(Workers):
             message = "gpubench was interrupted"
         for relay in self._relays.values():
             if not relay.closed:
-                relay.send(_failure(relay.rank, message, error))
-        self._end_elsewhere(message)
+                relay.send(_failure(relay.rank, message, getattr(error, "hint", None)))
+        self._end_elsewhere(self._ended or events.RepeatEnded(message, socket.gethostname()))
 
-    def _end_elsewhere(self, error: str | None) -> None:
+    def _end_elsewhere(self, ended: events.RepeatEnded) -> None:
         for peer in self.elsewhere:
             try:
-                peer.connection.sendall(events.encode(events.RepeatEnded(error)))
+                peer.connection.sendall(events.encode(ended))
             except OSError as lost:
                 log.debug("%s: %s", peer, channel.reason(lost))
 
+    def _note(self, peer: Peer, message: events.Message) -> None:
+        super()._note(peer, message)
+        is_early = isinstance(message, events.Done) and self._wanted is not None and peer.position[1] != self._wanted
+        if is_early or isinstance(message, events.Failed):
+            self._first_to_end = self._first_to_end or peer
+
     def _hang_up(self, peer: Peer) -> None:
+        if peer.hello and not peer.done:
+            self._first_to_end = self._first_to_end or peer
+            if relay := self._relays.get(peer.hello.rank):  # at once, so that its time is known
+                relay.send(_failure(peer, "it has ended", None, secondary=True))
         if peer.done and _is_relayed(peer):  # its host still has to be told that the repeat has ended
             self._selector.unregister(peer.connection)
             assert peer.hello
@@ -278,15 +307,22 @@ class SpreadWorkers(Workers):
         for relay in self._relays.values():
             if not relay.closed:
                 relay.connection.shutdown(socket.SHUT_WR)
-        until = time.monotonic() + timeout + PARTING_SECONDS
-        while not self._have_all_left() and time.monotonic() < until:
+        if not self._read_until(self._have_all_left, timeout + PARTING_SECONDS):
+            log.warning("the program on another machine has not ended %.0f s after the last step", timeout)
+        self._end_elsewhere(events.RepeatEnded(None, socket.gethostname()))
+        self._close_relays()
+
+    def _read_until(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        """Reads and forgets what arrives until `is_over`, or for `seconds`. Returns `is_over`."""
+        until = time.monotonic() + seconds
+        while not is_over() and time.monotonic() < until:
             for key, _ in self._selector.select(TICK):
                 for _ in key.data(key.fileobj):
                     pass
-        if not self._have_all_left():
-            log.warning("the program on another machine has not ended %.0f s after the last step", timeout)
-        self._end_elsewhere(None)
-        self._close_relays()
+        return is_over()
+
+    def _has_verdict(self) -> bool:
+        return self._ended is not None or all(relay.closed for relay in self._relays.values())
 
     def _have_all_left(self) -> bool:
         return all(relay.closed for relay in self._relays.values()) and all(
@@ -298,23 +334,31 @@ class SpreadWorkers(Workers):
             relay.connection.close()
 
 
+def started_together() -> int:
+    """Returns the number of hosts that a batch system or MPI has started together with this one, itself included."""
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if (number := os.environ.get(name, "")).isdecimal():
+            return max(1, int(number))
+    return 1
+
+
 def _is_relayed(peer: Peer) -> bool:
     """Returns whether the rank is on another machine, from whose host the connection comes."""
     return peer.connection.family != socket.AF_UNIX
 
 
-def _failure(peer: Peer, message: str, error: BaseException) -> events.Failed:
+def _failure(peer: Peer, message: str, hint: str | None, *, secondary: bool = False) -> events.Failed:
     assert peer.hello
     doing, step = peer.position
     return events.Failed(
         rank=peer.hello.rank,
         kind=ProgramFailed.__name__,
         message=message,
-        hint=getattr(error, "hint", None),
+        hint=hint,
         traceback=None,
         doing=doing,
         step=step,
-        secondary=False,
+        secondary=secondary,
     )
 
 

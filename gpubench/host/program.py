@@ -25,7 +25,7 @@ from gpubench import devices, events, machine, probe, units
 from gpubench.errors import GpubenchError, ProgramFailed, RunFailed, SettingsError, UsageError
 from gpubench.findings import Findings
 from gpubench.host.launch import GRACE, Workers
-from gpubench.host.machines import EVERYWHERE, SpreadWorkers
+from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
 from gpubench.host.recorder import StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
@@ -36,8 +36,6 @@ from gpubench.settings.schema import PROGRAM, CommandSettings, CompletedProgramS
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
-TORCHRUN_SECONDS = 40.0
-"""The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
 ABSENT_SECONDS = 60.0
 """The seconds after the last step of this machine's ranks in which those of other machines must connect."""
 
@@ -188,6 +186,7 @@ class Program(SpreadWorkers):
             "PYTHONPATH": path,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
+            probe.HOSTS_VARIABLE: str(started_together()),
             **({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}),
         }
 
@@ -239,11 +238,10 @@ class Program(SpreadWorkers):
         Raises ProgramFailed if that will not happen any more.
         """
         now, code = time.monotonic(), self._children[0].poll()
-        peers = self.peers.values()
-        if len(self.peers) < self.world_size or not all(peer.done for peer in peers):
+        if len(self.peers) < self.world_size or not all(peer.done for peer in self.peers.values()):
             self._check_progress(now, code)
             return False
-        if self._wanted and all(peer.position[1] == self._wanted for peer in peers):
+        if self._have_all_steps():
             return True
         self._done = self._done or now
         if code:
@@ -256,7 +254,9 @@ class Program(SpreadWorkers):
         here = [peer for peer in active if peer not in self.elsewhere]
         if code is not None and not (here if code else active):
             self._exited = self._exited or now
-            if now - self._exited > GRACE:  # what it sent last has been read
+            if now - self._exited > (
+                TORCHRUN_SECONDS if self.failed_elsewhere else GRACE
+            ):  # what it sent last has been read
                 if code or not self._processes():
                     raise self._failed(code)
                 self._exited = now  # it has put itself into the background
@@ -281,6 +281,10 @@ class Program(SpreadWorkers):
                 raise ProgramFailed(stalled, EVERYWHERE)
             raise ProgramFailed(stalled, f"measurement.stall_timeout sets the limit; {self._hint()}")
 
+    def _have_all_steps(self) -> bool:
+        """Returns whether the probe has ended all known ranks, so that the exit code of the program says nothing."""
+        return bool(self._wanted) and all(peer.position[1] == self._wanted for peer in self.peers.values())
+
     def _missing(self) -> str:
         """Returns that some ranks took no step, as the beginning of a message."""
         missing = [str(rank) for rank in self.ranks if rank not in self.peers]
@@ -289,6 +293,8 @@ class Program(SpreadWorkers):
 
     def _failed(self, code: int) -> ProgramFailed:
         """Returns why a program that has ended has not been measured."""
+        if self.awaits_machines and (not code or self._have_all_steps()):
+            return ProgramFailed(f"{self._missing()} until the program ended here", EVERYWHERE)
         if code:
             peers = list(self.peers.values())
             where = peers[0].where if peers else "before its first optimizer step"

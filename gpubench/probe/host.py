@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 
 FLUSH_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
+HOSTS_VARIABLE = "_GPUBENCH_HOSTS"
 HOME_SECONDS = 60.0
 """The seconds for which a rank of another machine looks for the address of rank 0's host."""
 HOME_KEY = "gpubench/host"
@@ -107,15 +108,19 @@ def machine() -> str:
 
 
 def _ranks_here(rank: int, world_size: int) -> tuple[int, int]:
-    """Returns (first rank, number of ranks) of those that this machine's launcher has started; all if that is unknown.
+    """Returns (first rank, number of ranks) of those that this rank's host has started; all if that is unknown.
 
-    torchrun numbers the ranks of a machine without a gap. Its variables count only if they are of this very rank.
+    They are numbered without a gap: by torchrun, whose variables count only if they are of this very rank, or by a
+    program that a batch system has started several times, with as many ranks each time.
     """
     try:
         known, local, here = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if known == rank and 0 <= local < here <= world_size:
+            return rank - local, here
     except (KeyError, ValueError):
-        return 0, world_size
-    return (rank - local, here) if known == rank and 0 <= local < here < world_size else (0, world_size)
+        pass
+    here, rest = divmod(world_size, int(os.environ.get(HOSTS_VARIABLE, 1)))
+    return (0, world_size) if rest else (rank - rank % here, here)
 
 
 def _opened(open_store: Optional[Callable[[], Any]]) -> Any:
