@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -97,6 +97,16 @@ class Relay:
         return has_job
 
 
+class End(NamedTuple):
+    """The end of a rank that had not taken all steps."""
+
+    peer: Peer
+    when: float
+    """The monotonic time at which it was noticed, in seconds."""
+    killed: bool
+    """Whether its process ended without running Python's exit handlers."""
+
+
 class SpreadWorkers(Workers):
     """The processes of one repeat that this machine's host has started, of which some may be on other machines."""
 
@@ -110,7 +120,7 @@ class SpreadWorkers(Workers):
     """Whether this host, that of rank 0, awaits ranks of other machines."""
     _wanted: int | None = None
     """The number of steps after which the probe ends the program; None if the program ends by itself."""
-    _first_to_end: Peer | None = None
+    _first_to_end: End | None = None
     """The first rank that has ended before it had taken all steps."""
     _fails = False
     """Whether an error has ended the repeat on this machine."""
@@ -251,7 +261,7 @@ class SpreadWorkers(Workers):
     @property
     def failed_elsewhere(self) -> bool:
         """Whether the first rank that ended early is on another machine, whose host tells the reason."""
-        return self._first_to_end is not None and _is_relayed(self._first_to_end)
+        return self._first_to_end is not None and _is_relayed(self._first_to_end.peer)
 
     def _failed_elsewhere(self, ended: events.RepeatEnded) -> ProgramFailed:
         return ProgramFailed(f"on {ended.host}, {ended.error}", f"see the output of gpubench on {ended.host}")
@@ -284,11 +294,17 @@ class SpreadWorkers(Workers):
         super()._note(peer, message)
         is_early = isinstance(message, events.Done) and self._wanted is not None and peer.position[1] != self._wanted
         if is_early or isinstance(message, events.Failed):
-            self._first_to_end = self._first_to_end or peer
+            self._note_end(peer, killed=isinstance(message, events.Failed) and message.secondary)
+
+    def _note_end(self, peer: Peer, *, killed: bool) -> None:
+        """Notes that a rank has ended early. Exceptions of others may arrive before the notice of a killed rank."""
+        first, now = self._first_to_end, time.monotonic()
+        if first is None or (killed and not first.killed and now - first.when < GRACE):
+            self._first_to_end = End(peer, now, killed)
 
     def _hang_up(self, peer: Peer) -> None:
         if peer.hello and not peer.done:
-            self._first_to_end = self._first_to_end or peer
+            self._note_end(peer, killed=True)
             if relay := self._relays.get(peer.hello.rank):  # at once, so that its time is known
                 relay.send(_failure(peer, "it has ended", None, secondary=True))
         if peer.done and _is_relayed(peer):  # its host still has to be told that the repeat has ended

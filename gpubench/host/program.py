@@ -244,9 +244,9 @@ class Program(SpreadWorkers):
         if self._have_all_steps():
             return True
         self._done = self._done or now
-        if code:
+        if code and not (self.failed_elsewhere and now - self._done < TORCHRUN_SECONDS):
             raise self._failed(code)
-        return code is not None or now - self._done > self.shutdown
+        return code == 0 or (code is None and now - self._done > self.shutdown)
 
     def _check_progress(self, now: float, code: int | None) -> None:
         """Raises ProgramFailed if the program has ended, lost a rank or made no progress."""

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -141,6 +142,16 @@ def _publish(store: Any, address: str) -> bool:
     return True
 
 
+def _has_home(store: Any) -> bool:
+    if hasattr(store, "check"):
+        return bool(store.check([HOME_KEY]))
+    try:  # older releases of PyTorch
+        store.wait([HOME_KEY], timedelta(seconds=1))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _find(store: Any) -> str:
     """Returns the address that rank 0 puts into the store, or "" if it is not there in time.
 
@@ -149,7 +160,7 @@ def _find(store: Any) -> str:
     until = time.monotonic() + HOME_SECONDS
     try:
         while time.monotonic() < until:
-            if store.check([HOME_KEY]):
+            if _has_home(store):
                 return str(store.get(HOME_KEY), "utf-8")
             time.sleep(0.05)
     except Exception:  # the store is the program's, and so is its failure
