@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gpubench import events
-from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, WorkerLost
+from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, UsageError, WorkerLost
 from gpubench.host import launch, machines, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
 from gpubench.host.machines import SpreadWorkers
@@ -234,6 +234,17 @@ def test_the_host_of_a_program_opens_a_port_only_for_ranks_elsewhere_and_with_a_
         monkeypatch.setattr(machines, "GRACE", 0.0)
         with pytest.raises(ProgramFailed, match=r"the connection to rank 1 \(pid 1 on x\) is lost"):
             deque(chain.from_iterable(host.receive() for _ in range(100)))
+
+
+def test_hosts_that_measure_in_different_ways_are_told_the_first_difference() -> None:
+    settings = {"training": {"steps": 50}, "program": {"command": "torchrun --node-rank 0"}}
+    job = msgspec.structs.replace(JOB, settings=settings, host="first")
+    ours = msgspec.structs.replace(job, settings=settings | {"program": {"command": "torchrun --node-rank 1"}})
+    machines.check_same(job, ours)
+    with pytest.raises(UsageError, match=r"training.steps is 9 on .* and 50 on first"):
+        machines.check_same(job, msgspec.structs.replace(ours, settings={"training": {"steps": 9}}))
+    with pytest.raises(UsageError, match=r"repeat is 1 on .* and 0 on first"):
+        machines.check_same(job, msgspec.structs.replace(ours, repeats=[1]))
 
 
 def test_silent_unauthenticated_clients_are_disconnected_and_the_port_closes_once_all_ranks_are_connected(

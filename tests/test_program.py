@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -174,6 +174,20 @@ def test_machines_measure_one_program_in_every_repeat_and_that_of_rank_zero_writ
     assert not runs[1].results.exists()
     assert runs[1].stdout == ""
     assert socket.gethostname() in runs[1].stderr
+
+
+def test_rank_zero_that_moves_to_another_machine_is_an_error_on_both(tmp_path: Path) -> None:
+    program = f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 STORE={tmp_path} exec {sys.executable} {PROGRAM} 500 0"
+    runs = []
+    with ExitStack() as stack:
+        for number in (0, 1):
+            script = f"[ -e {number} ] && r={1 - number} || r={number}; touch {number}; RANK=$r {program}"
+            words = ("train-bench", "--repeats", "3", "--steps", "20", "-q", "--", "sh", "-c", script)
+            runs.append(stack.enter_context(started(*words, results=tmp_path / f"r{number}", cwd=tmp_path)))
+        ended = [run.finish(60) for run in runs]
+    for run in ended:
+        assert run.code == 1
+        assert "rank 0 was on different machines in two repeats" in run.stderr
 
 
 def test_a_program_that_fails_on_one_machine_fails_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

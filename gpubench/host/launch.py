@@ -248,9 +248,15 @@ class Workers:
         """Ends every process of the run. Workers that have not exited after `timeout` seconds are killed."""
         self._close_listener()
         processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
-        if not self._wait(timeout) and timeout:
-            self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
-        self._take_leave(processes, timeout)
+        try:
+            if not self._wait(timeout) and timeout:
+                self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
+            self._take_leave(processes, timeout)
+        finally:  # also after a Ctrl-C
+            self._end(processes)
+
+    def _end(self, processes: Iterable[psutil.Process]) -> None:
+        """Closes the connections, and kills `processes` and all others of the run."""
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
         self._kill(processes)  # before the rest of the output is read, which has no end while a process prints

@@ -59,6 +59,8 @@ class Relay:
         self.ended: events.RepeatEnded | None = None
         self.closed = False
         self._unfinished = b""
+        if kind != "tcp" or not self._where.rpartition(":")[2].isdecimal():
+            raise ProgramFailed(f"rank {hello.rank} has not found the gpubench of rank 0's machine", EVERYWHERE)
         try:
             self.connection = channel.open_connection(kind, self._where)
         except OSError as error:
@@ -80,21 +82,27 @@ class Relay:
             log.debug("%s: %s", self, channel.reason(error))
 
     def receive(self) -> bool:
-        """Reads what has arrived. Returns whether the job was in it. Sets `closed` when the connection ends."""
+        """Reads what has arrived. Returns whether the job was in it.
+
+        Sets `closed` when the connection ends, or when something else than a host is at its other end.
+        """
+        before = self.job
         try:
             data = self.connection.recv(1 << 20)
-        except OSError:
+            *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+        except (OSError, msgspec.DecodeError):
             data = b""
         self.closed = not data
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        has_job = False
-        for line in lines:
-            if self.job is None:
-                self.job, has_job = msgspec.json.decode(line, type=events.Job), True
-                channel.limit_silence(self.connection, self.job.silence)
-            else:
-                self.ended = msgspec.json.decode(line, type=events.RepeatEnded)
-        return has_job
+        return self.job is not before
+
+    def _take(self, line: bytes) -> None:
+        if self.job is None:
+            self.job = msgspec.json.decode(line, type=events.Job)
+            channel.limit_silence(self.connection, self.job.silence)
+        else:
+            self.ended = msgspec.json.decode(line, type=events.RepeatEnded)
 
 
 class End(NamedTuple):
@@ -115,7 +123,7 @@ class SpreadWorkers(Workers):
     _is_elsewhere = False
     """Whether rank 0 is on another machine."""
     _ended: events.RepeatEnded | None = None
-    """What the host of rank 0 has said at the end of the repeat."""
+    """How the repeat has ended, as the host of rank 0 tells it."""
     _has_port = False
     """Whether this host, that of rank 0, awaits ranks of other machines."""
     _wanted: int | None = None
@@ -157,11 +165,13 @@ class SpreadWorkers(Workers):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._fails, was_told = error is not None, self._ended is not None
-        if error:
-            self._report(error)
-        if isinstance(error, ProgramFailed):
-            self._read_until(self._has_verdict, VERDICT_SECONDS)
-        super().__exit__(kind, error, trace)
+        try:
+            if error:
+                self._report(error)
+            if isinstance(error, ProgramFailed):
+                self._read_until(self._has_verdict, VERDICT_SECONDS)
+        finally:
+            super().__exit__(kind, error, trace)
         if self._is_elsewhere and not error and not self._ended:
             raise self._lost(next(iter(self._relays.values())))
         if self._ended and self._ended.error and not was_told and self._ended.host != socket.gethostname():
@@ -216,8 +226,6 @@ class SpreadWorkers(Workers):
     def _relay(self, peer: Peer, hello: events.Hello) -> None:
         """Begins to relay for a rank. It gets its job when that has arrived."""
         assert hello.ranks_here
-        if not hello.home:
-            raise ProgramFailed(f"rank {hello.rank} has not found the gpubench of rank 0's machine", EVERYWHERE)
         if not self._is_elsewhere:
             first, number = hello.ranks_here
             self._is_elsewhere, self._ranks = True, range(first, first + number)
@@ -228,7 +236,7 @@ class SpreadWorkers(Workers):
     def _read_relay(self, relay: Relay) -> Iterator[events.Message]:
         if relay.receive():
             assert relay.job
-            _check_same(relay.job, self._job)
+            check_same(relay.job, self._job)
             relay.rank.connection.setblocking(True)
             with suppress(OSError):  # the rank has died
                 relay.rank.connection.sendall(events.encode(relay.job))
@@ -246,12 +254,11 @@ class SpreadWorkers(Workers):
                 raise self._lost(relay)
 
     def _check_elsewhere(self, now: float) -> None:
+        limit = GRACE if self.failed_elsewhere else TORCHRUN_SECONDS  # this machine may have had the error first
         for when, failure in self._failures:
-            hello = self.peers[failure.rank].hello
-            assert hello
-            limit = GRACE if self.failed_elsewhere else TORCHRUN_SECONDS  # this machine may have had the error first
-            if not failure.secondary and now - when > limit:
-                self._ended = events.RepeatEnded(failure.message, hello.host)
+            peer = self.peers.get(failure.rank)
+            if peer and peer.hello and not failure.secondary and now - when > limit:
+                self._ended = events.RepeatEnded(failure.message, peer.hello.host)
                 raise self._failed_elsewhere(self._ended)
         for peer in self.elsewhere:
             if peer.lost and now - peer.lost > GRACE:
@@ -317,16 +324,20 @@ class SpreadWorkers(Workers):
     def _take_leave(self, processes: Iterable[psutil.Process], timeout: float) -> None:
         """Waits until the launchers of all machines have exited, unless an error has ended the repeat."""
         if self._fails or not (self._relays or self.elsewhere):
-            self._close_relays()
             return
         self._kill(processes)
         for relay in self._relays.values():
             if not relay.closed:
-                relay.connection.shutdown(socket.SHUT_WR)
+                with suppress(OSError):  # it has been reset
+                    relay.connection.shutdown(socket.SHUT_WR)
         if not self._read_until(self._have_all_left, timeout + PARTING_SECONDS):
             log.warning("the program on another machine has not ended %.0f s after the last step", timeout)
         self._end_elsewhere(events.RepeatEnded(None, socket.gethostname()))
-        self._close_relays()
+
+    def _end(self, processes: Iterable[psutil.Process]) -> None:
+        for relay in self._relays.values():
+            relay.connection.close()
+        super()._end(processes)
 
     def _read_until(self, is_over: Callable[[], bool], seconds: float) -> bool:
         """Reads and forgets what arrives until `is_over`, or for `seconds`. Returns `is_over`."""
@@ -344,10 +355,6 @@ class SpreadWorkers(Workers):
         return all(relay.closed for relay in self._relays.values()) and all(
             peer.lost or (peer.hello and peer.hello.rank in self._left) for peer in self.elsewhere
         )
-
-    def _close_relays(self) -> None:
-        for relay in self._relays.values():
-            relay.connection.close()
 
 
 def started_together() -> int:
@@ -378,7 +385,7 @@ def _failure(peer: Peer, message: str, hint: str | None, *, secondary: bool = Fa
     )
 
 
-def _check_same(theirs: events.Job, ours: events.Job) -> None:
+def check_same(theirs: events.Job, ours: events.Job) -> None:
     """Raises UsageError unless the host of rank 0 measures the same steps of the same repeat in the same way."""
     there, here = (flatten(job.settings) | {"repeat": _repeat(job)} for job in (theirs, ours))
     for key in (*(key for key in here if key.startswith(COMPARED)), "repeat"):
