@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 import msgspec
@@ -21,6 +22,7 @@ from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, UsageError, 
 from gpubench.host import launch, machines, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
 from gpubench.host.machines import SpreadWorkers
+from gpubench.probe.host import Host
 from gpubench.ranks import machine
 from gpubench.worker.channel import Activity, Channel, calendar, limit_silence
 
@@ -234,6 +236,57 @@ def test_the_host_of_a_program_opens_a_port_only_for_ranks_elsewhere_and_with_a_
         monkeypatch.setattr(machines, "GRACE", 0.0)
         with pytest.raises(ProgramFailed, match=r"the connection to rank 1 \(pid 1 on x\) is lost"):
             deque(chain.from_iterable(host.receive() for _ in range(100)))
+
+
+@pytest.mark.parametrize(
+    ("home", "error"),
+    [
+        ("", "rank 1 has not found the gpubench of rank 0"),
+        ("unix:/etc/passwd", "rank 1 has not found the gpubench of rank 0"),
+        ("tcp:127.0.0.1:1#secret", "cannot reach rank 0's host at 127.0.0.1:1: Connection refused"),
+    ],
+)
+def test_a_rank_whose_home_cannot_be_reached_is_an_error(home: str, error: str) -> None:
+    job = msgspec.structs.replace(JOB, settings={"measurement": {"target_precision": None}})
+    with HostOfProgram(job, None, {}, 60.0) as host, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(host.address)
+        with pytest.raises(ProgramFailed, match=error):
+            host.answer(rank, rank=1, ranks_here=(1, 1), home=home)
+
+
+def test_a_rank_has_no_open_connection_while_it_looks_for_the_host_of_rank_zero(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    hellos: list[events.Message] = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+
+        def answer() -> None:
+            with listening.accept()[0] as connection:
+                hellos.append(events.decode(connection.makefile("rb").readline()))
+                connection.sendall(events.encode(JOB))
+
+        answering = Thread(target=answer)
+
+        class Store:
+            def check(self, _: list[str]) -> bool:
+                with listening.accept()[0] as connection:
+                    connection.settimeout(5)
+                    assert connection.recv(1) == b""
+                answering.start()
+                return True
+
+            def get(self, _: str) -> bytes:
+                return b"tcp:first:1#secret"
+
+        Host(str(tmp_path / "socket"), 1, 2, Store).close()
+        answering.join()
+    (hello,) = hellos
+    assert isinstance(hello, events.Hello)
+    assert (hello.home, hello.ranks_here) == ("tcp:first:1#secret", (1, 1))
 
 
 def test_hosts_that_measure_in_different_ways_are_told_the_first_difference() -> None:

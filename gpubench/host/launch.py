@@ -65,7 +65,8 @@ class Listener:
 
     def owns(self, address: str) -> bool:
         """Returns whether `address` is the TCP port of this listener."""
-        return address.rpartition("#")[2] in self._secrets.values()
+        _, _, secret = address.partition("#")
+        return bool(secret) and secret in self._secrets.values()
 
     def _listen(self, folder: Path | None) -> tuple[socket.socket, str]:
         listening, address, self._secrets[listening] = listen(folder)

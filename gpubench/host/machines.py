@@ -172,7 +172,7 @@ class SpreadWorkers(Workers):
                 self._read_until(self._has_verdict, VERDICT_SECONDS)
         finally:
             super().__exit__(kind, error, trace)
-        if self._is_elsewhere and not error and not self._ended:
+        if self._relays and not error and not self._ended:
             raise self._lost(next(iter(self._relays.values())))
         if self._ended and self._ended.error and not was_told and self._ended.host != socket.gethostname():
             raise self._failed_elsewhere(self._ended) from None

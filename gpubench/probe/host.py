@@ -39,7 +39,6 @@ class Host:
         self.rank = rank
         self._pending: list[bytes] = []
         self._flushed_at = 0.0
-        self._connection: socket.socket | None = _open(address)
         hello = {
             "event": "hello",
             "rank": rank,
@@ -55,7 +54,9 @@ class Host:
             store = _opened(open_store)
             hello["ranks_here"] = [first, here]
             if first:
+                _open(address).close()  # a rank whose host is gone does not look for that of rank 0
                 hello["home"] = _find(store)
+        self._connection: socket.socket | None = _open(address)  # the host disconnects who does not say hello in time
         self._connection.sendall(_line(hello))
         with self._connection.makefile("rb") as answers:
             answer = answers.readline()
