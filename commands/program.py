@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpubench.commands import options, running
-from gpubench.errors import UsageError
+from gpubench.errors import GpubenchError, UsageError
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -88,7 +88,14 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
         return
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
     outcomes = running.measure([run], ProgramRecorder, live, terminal)
-    stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder) if verify else None
+    stopped: GpubenchError | None = None
+    if verify and outcomes[0].recorder.is_spread:
+        stopped = UsageError(
+            "--verify needs all ranks of the program on one machine, because other machines do not know the fixes",
+            "try a fix with train-bench --vs KEY=VALUE on every machine",
+        )
+    elif verify:
+        stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder)
     running.finish(outcomes, None, terminal, json=shown.json, unfolded=shown.verbose > 1)
     if stopped:
         raise stopped

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import typer
 
 from gpubench.commands import output
 from gpubench.errors import GpubenchError, Interrupted, SettingsError
@@ -81,7 +83,8 @@ def measure(
     """Runs the configurations interleaved, and writes their reports.
 
     `independent` is that of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
-    other ranks become workers.
+    other ranks become workers. For a program on several machines it returns on that of rank 0 only; on the others it
+    raises the error of the run or typer.Exit.
     """
     from gpubench.host import launch, schedule
     from gpubench.host.live import view_on
@@ -92,9 +95,22 @@ def measure(
     recorders = schedule.open_runs(recorder, runs, sys.argv)
     with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
         outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
+    if outcomes[0].recorder.elsewhere:
+        _leave_to(outcomes[0].recorder.elsewhere, outcomes, terminal)
     for outcome in outcomes:
         after_run.write_up(outcome.recorder.writer.path)
     return outcomes
+
+
+def _leave_to(host: str, outcomes: "Sequence[Outcome]", terminal: "Terminal") -> NoReturn:
+    """Ends the command on a machine without rank 0. Raises the error of the run, or typer.Exit."""
+    for outcome in outcomes:
+        if outcome.error:
+            if (path := outcome.recorder.writer.path).exists():
+                terminal.err.print(f"failed: {path}", highlight=False, markup=False, soft_wrap=True)
+            raise outcome.error
+    terminal.err.print(f"completed: rank 0 is on {host}, which has the results", highlight=False, markup=False)
+    raise typer.Exit
 
 
 def finish(

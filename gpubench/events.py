@@ -129,6 +129,10 @@ class Hello(Event, frozen=True):
     machine: str
     """See `gpubench.ranks.machine`."""
     secret: str
+    ranks_here: tuple[int, int] | None = None
+    """(first rank, number of ranks) of a program that the rank's own host has started; None if it has started all."""
+    home: str | None = None
+    """The address of the host on rank 0's machine, if that is another host; "" if the rank has not found it."""
 
 
 class Seen(Event, frozen=True):
@@ -429,11 +433,18 @@ class Done(Event, frozen=True):
     """The last event of a rank that succeeded."""
 
 
+class Elsewhere(Event, frozen=True):
+    """Tells a recorder that the host of another machine, which has rank 0, records the run."""
+
+    host: str
+    """The name of that machine."""
+
+
 Message = (
     Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | Planned | StepsMeasured
     | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | MemoryRecorded
     | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished
-    | StageDone | BaselineMeasured | Verified | Failed | Done
+    | StageDone | BaselineMeasured | Verified | Failed | Done | Elsewhere
 )  # fmt: skip
 
 
@@ -457,6 +468,19 @@ class Job(msgspec.Struct, frozen=True):
     """The numbers of the samples to make; None for all."""
     profiled: int | None = None
     """The repeat that torch.profiler records and that is not measured, always the last one; None if there is none."""
+    host: str = ""
+    """The name of the host's machine, for the hosts of a program's other machines."""
+    address: str | None = None
+    """The address for the hosts of a program's other machines, which rank 0 puts into the store of the ranks."""
+
+
+class RepeatEnded(msgspec.Struct, frozen=True):
+    """The last line from the host of rank 0's machine to a host of another one."""
+
+    error: str | None
+    """The message of the error that ended the repeat, or None."""
+    host: str
+    """The name of the machine that had the error."""
 
 
 class DumpStacks(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,7 +124,7 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> bo
 
 @dataclass(frozen=True)
 class Side:
-    """One machine's torchrun, and where its command was told to put results."""
+    """The command of one machine, and where it was told to put results."""
 
     machine: Machine
     process: "subprocess.Popen[str]"
@@ -134,21 +134,44 @@ class Side:
         out, err = self.process.communicate(timeout=seconds)
         return Finished(self.process.returncode, out, err, self.results)
 
+    def interrupt(self) -> None:
+        """Presses Ctrl-C on gpubench, which the entered namespaces have replaced."""
+        self.process.send_signal(signal.SIGINT)
+
+
+def launcher(pair: Sequence[Machine], ranks: int) -> list[str]:
+    """Returns torchrun for RANKS ranks on each of the machines."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(pair)), "--nproc-per-node", str(ranks)]
+    return [*launch, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{pair[0].name}:{PORT}"]
+
+
+def torchrun(
+    pair: Sequence[Machine], *arguments: str, results: Path, ranks: int = 1
+) -> AbstractContextManager[list[Side]]:
+    """`gpubench ARGUMENTS` by torchrun on every machine, with results in a folder of its own on each."""
+    command = [*launcher(pair, ranks), "-m", "gpubench", *arguments]
+    return sides(pair, lambda own: [*command, "--results", str(own)], results)
+
+
+def program(
+    pair: Sequence[Machine], *arguments: str, options: Sequence[str], results: Path, ranks: int = 1
+) -> AbstractContextManager[list[Side]]:
+    """`gpubench train-bench OPTIONS -- torchrun distributed_program.py ARGUMENTS` on every machine."""
+    words = ["--", *launcher(pair, ranks), str(Path(__file__).with_name("distributed_program.py")), *arguments]
+    command = [sys.executable, "-m", "gpubench", "train-bench", *options, "--results"]
+    return sides(pair, lambda own: [*command, str(own), *words], results)
+
 
 @contextmanager
-def torchrun(pair: Sequence[Machine], *arguments: str, results: Path, ranks: int = 1) -> Iterator[list[Side]]:
-    """`gpubench ARGUMENTS` by torchrun on every machine, with results in a folder of its own on each."""
-    launch = ["--nnodes", str(len(pair)), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
-    launch += ["--rdzv-endpoint", f"{pair[0].name}:{PORT}"]
+def sides(pair: Sequence[Machine], command: Callable[[Path], Sequence[str]], results: Path) -> Iterator[list[Side]]:
+    """The command on every machine, which gets the folder for its results."""
     with ExitStack() as stack:
-        sides = []
+        started = []
         for number, machine in enumerate(pair):
             own = results / str(number)
-            command = machine.command(sys.executable, "-m", "torch.distributed.run", *launch)
-            command += ["-m", "gpubench", *arguments, "--results", str(own)]
             process = stack.enter_context(
                 subprocess.Popen(
-                    command,
+                    machine.command(*command(own)),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -156,5 +179,5 @@ def torchrun(pair: Sequence[Machine], *arguments: str, results: Path, ranks: int
                 )
             )
             stack.callback(process.kill)
-            sides.append(Side(machine, process, own))
-        yield sides
+            started.append(Side(machine, process, own))
+        yield started

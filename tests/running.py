@@ -131,7 +131,7 @@ def started(*arguments: str, results: Path, cwd: Path | None = None) -> Iterator
     """`gpubench ARGUMENTS --results RESULTS` in `cwd` or else RESULTS, killed at the end if it still runs."""
     folder = cwd or results
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gpubench", *arguments, "--results", str(results)]
+    command = [sys.executable, "-m", "gpubench", *arguments[:1], "--results", str(results), *arguments[1:]]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = forked.start(command, stdout=output, stderr=errors, cwd=folder, env=environment())
         with process:

@@ -1,21 +1,28 @@
 """The two ends of the connection, without torch in between."""
 
+import os
 import socket
+import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 import msgspec
 import psutil
 import pytest
 
 from gpubench import events
-from gpubench.errors import HostLost, NonFiniteLoss, WorkerLost
-from gpubench.host import launch, supervision
+from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, UsageError, WorkerLost
+from gpubench.host import launch, machines, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
+from gpubench.host.machines import SpreadWorkers
+from gpubench.probe.host import Host
 from gpubench.ranks import machine
 from gpubench.worker.channel import Activity, Channel, calendar, limit_silence
 
@@ -152,7 +159,8 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers:
         assert workers._listener
-        port, secret = workers._listener.socket.getsockname()[1], workers._listener.secret
+        port = workers._listener.sockets[0].getsockname()[1]
+        secret = workers._listener.address.partition("#")[2]
         stream = workers.stream()
         clients = [
             events.encode(events.Hello(rank=1, world_size=2, pid=1, host="x", machine="x", secret="wrong")),
@@ -178,6 +186,120 @@ def test_a_second_machine_needs_the_secret(monkeypatch: pytest.MonkeyPatch, work
             assert msgspec.json.decode(connection.makefile("rb").readline(), type=events.Job) == JOB
 
 
+class HostOfProgram(SpreadWorkers):
+    """A host whose ranks are connections of the test."""
+
+    def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
+        self.address = address.removeprefix("unix:")
+        reading, writing = os.pipe()
+        os.close(writing)
+        return [], os.fdopen(reading, "rb", buffering=0)
+
+    def answer(self, connection: socket.socket, **hello: Any) -> bytes:
+        """Returns the host's answer to a rank."""
+        usual: dict[str, Any] = {"world_size": 2, "pid": 1, "host": "x", "machine": "x", "secret": ""}
+        connection.sendall(events.encode(events.Hello(**usual | hello)))
+        connection.settimeout(0.1)
+        for _ in range(100):
+            list(self.receive())
+            with suppress(TimeoutError):
+                return connection.makefile("rb").readline()
+        raise TimeoutError
+
+
+def test_the_host_of_a_program_opens_a_port_only_for_ranks_elsewhere_and_with_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    job = msgspec.structs.replace(JOB, settings={"measurement": {"target_precision": None}})
+    with HostOfProgram(job, None, {}, 60.0) as host, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(host.address)
+        assert msgspec.json.decode(host.answer(rank, rank=0), type=events.Job).address is None
+        assert host._listener
+        assert len(host._listener.sockets) == 1
+    with HostOfProgram(job, None, {}, 60.0) as host, ExitStack() as stack:
+        rank = stack.enter_context(socket.socket(socket.AF_UNIX))
+        rank.connect(host.address)
+        told = msgspec.json.decode(host.answer(rank, rank=0, ranks_here=(0, 1)), type=events.Job).address
+        assert told
+        address, _, secret = told.partition("#")
+        port = int(address.rpartition(":")[2])
+        for wrong in ("", "wrong"):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                assert host.answer(client, rank=1, secret=wrong) == b""
+        relay = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        answer = msgspec.json.decode(host.answer(relay, rank=1, secret=secret), type=events.Job)
+        assert (answer.address, answer.host) == (None, socket.gethostname())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        relay.close()
+        monkeypatch.setattr(machines, "GRACE", 0.0)
+        with pytest.raises(ProgramFailed, match=r"the connection to rank 1 \(pid 1 on x\) is lost"):
+            deque(chain.from_iterable(host.receive() for _ in range(100)))
+
+
+@pytest.mark.parametrize(
+    ("home", "error"),
+    [
+        ("", "rank 1 has not found the gpubench of rank 0"),
+        ("unix:/etc/passwd", "rank 1 has not found the gpubench of rank 0"),
+        ("tcp:127.0.0.1:1#secret", "cannot reach rank 0's host at 127.0.0.1:1: Connection refused"),
+    ],
+)
+def test_a_rank_whose_home_cannot_be_reached_is_an_error(home: str, error: str) -> None:
+    job = msgspec.structs.replace(JOB, settings={"measurement": {"target_precision": None}})
+    with HostOfProgram(job, None, {}, 60.0) as host, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(host.address)
+        with pytest.raises(ProgramFailed, match=error):
+            host.answer(rank, rank=1, ranks_here=(1, 1), home=home)
+
+
+def test_a_rank_has_no_open_connection_while_it_looks_for_the_host_of_rank_zero(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    hellos: list[events.Message] = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+
+        def answer() -> None:
+            with listening.accept()[0] as connection:
+                hellos.append(events.decode(connection.makefile("rb").readline()))
+                connection.sendall(events.encode(JOB))
+
+        answering = Thread(target=answer)
+
+        class Store:
+            def check(self, _: list[str]) -> bool:
+                with listening.accept()[0] as connection:
+                    connection.settimeout(5)
+                    assert connection.recv(1) == b""
+                answering.start()
+                return True
+
+            def get(self, _: str) -> bytes:
+                return b"tcp:first:1#secret"
+
+        Host(str(tmp_path / "socket"), 1, 2, Store).close()
+        answering.join()
+    (hello,) = hellos
+    assert isinstance(hello, events.Hello)
+    assert (hello.home, hello.ranks_here) == ("tcp:first:1#secret", (1, 1))
+
+
+def test_hosts_that_measure_in_different_ways_are_told_the_first_difference() -> None:
+    settings = {"training": {"steps": 50}, "program": {"command": "torchrun --node-rank 0"}}
+    job = msgspec.structs.replace(JOB, settings=settings, host="first")
+    ours = msgspec.structs.replace(job, settings=settings | {"program": {"command": "torchrun --node-rank 1"}})
+    machines.check_same(job, ours)
+    with pytest.raises(UsageError, match=r"training.steps is 9 on .* and 50 on first"):
+        machines.check_same(job, msgspec.structs.replace(ours, settings={"training": {"steps": 9}}))
+    with pytest.raises(UsageError, match=r"repeat is 1 on .* and 0 on first"):
+        machines.check_same(job, msgspec.structs.replace(ours, repeats=[1]))
+
+
 def test_silent_unauthenticated_clients_are_disconnected_and_the_port_closes_once_all_ranks_are_connected(
     monkeypatch: pytest.MonkeyPatch, worker: Callable[..., None]
 ) -> None:
@@ -187,7 +309,8 @@ def test_silent_unauthenticated_clients_are_disconnected_and_the_port_closes_onc
     worker("time.sleep(60)", prelude="import time\n")
     with Workers(JOB, 2, {}, 60.0, under_torchrun=True) as workers, ExitStack() as stack:
         assert workers._listener
-        address, secret = ("127.0.0.1", workers._listener.socket.getsockname()[1]), workers._listener.secret
+        address = ("127.0.0.1", workers._listener.sockets[0].getsockname()[1])
+        secret = workers._listener.address.partition("#")[2]
         stream = workers.stream()
         crowd = [stack.enter_context(socket.create_connection(address, timeout=0.1)) for _ in range(6)]
         crowd[0].sendall(b'{"event":"hello",')

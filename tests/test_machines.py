@@ -1,5 +1,6 @@
 """Runs over two machines: who writes, and what becomes of them when the cable between them is cut."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import Machine, machines, torchrun, wait_until, why_not
+from machines import Machine, machines, program, torchrun, wait_until, why_not
 from running import SMALL
 
 ALONE = ("--device", "cpu", "--performance.cpu_threads=1", "--repeats", "1", "-q")
@@ -104,8 +105,79 @@ def test_when_a_machine_is_cut_off_it_is_named_and_no_rank_stays_on_either_side(
     assert f"error: {record['error']['message']}\nhint: " in ended.stderr
     assert len(ended.lines(kept)) >= 1
     assert "Traceback" not in ended.stderr.split("hint: ")[0]
-    assert re.search(rf"error: rank 1: the host at {host.name}:\d+ is lost: .*\nhint: its machine", left.stderr)
+    assert re.search(rf"error: rank 1: the host at {host.name}:\d+ is lost: .*\nhint: ", left.stderr)
     assert left.runs == []
+
+
+PROGRAM = ("--repeats", "1", "--steps", "20", "-q")
+ENDLESS = ("--repeats", "1", "--steps", "1000000", "-q")
+
+
+@pytest.mark.stress
+def test_a_program_on_two_machines_is_measured_in_every_repeat_and_the_machine_of_rank_zero_writes(
+    pair: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    options = ("--repeats", "2", "--steps", "20", "-q", "--vs", "performance.cpu_threads=1")
+    with program(pair, options=options, results=tmp_path, ranks=2) as sides:
+        first, second = (side.finish() for side in sides)
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert not second.results.exists()
+    assert f"completed: rank 0 is on {pair[0].name}, which has the results\n" == second.stderr
+    assert len(first.runs) == 2
+    for run in first.runs:
+        assert json.loads((run / "run.json").read_text())["world_size"] == 4
+        steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+        assert {(step["repeat"], step["rank"]) for step in steps} == {(n, rank) for n in (0, 1) for rank in range(4)}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("end", ["raise", "9"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_a_rank_of_a_program_fails_each_machine_has_one_error(
+    pair: tuple[Machine, Machine], tmp_path: Path, rank: int, end: str
+) -> None:
+    with program(pair, str(rank), "15", end, options=PROGRAM, results=tmp_path) as sides:
+        ended = [side.finish() for side in sides]
+    for run in ended:
+        assert run.code == 1
+        assert run.stderr.count("error: ") == 1
+        assert "Traceback" not in run.stderr
+    assert f"error: on {pair[rank].name}, the program exited with code 1 in step " in ended[1 - rank].stderr
+    assert ended[0].document("run.json")["status"] == "failed"
+    assert not pair[0].pids
+    assert not pair[1].pids
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("number", [0, 1], ids=["that of rank 0", "the other"])
+def test_ctrl_c_on_one_machine_ends_the_program_on_both(
+    pair: tuple[Machine, Machine], tmp_path: Path, number: int
+) -> None:
+    with program(pair, options=ENDLESS, results=tmp_path) as sides:
+        assert wait_until(lambda: has_lines(tmp_path / "0", "steps.jsonl"))
+        sides[number].interrupt()
+        ended = [side.finish(60) for side in sides]
+    assert (ended[number].code, ended[1 - number].code) == (130, 1)
+    assert f"error: on {pair[number].name}, gpubench was interrupted\nhint: " in ended[1 - number].stderr
+    assert ended[0].lines("steps.jsonl")
+    assert not pair[0].pids
+    assert not pair[1].pids
+
+
+@pytest.mark.stress
+def test_a_machine_that_is_cut_off_from_a_program_is_named_on_both(
+    pair: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    with program(pair, options=(*ENDLESS, "--measurement.stall_timeout=45"), results=tmp_path) as sides:
+        assert wait_until(lambda: has_lines(tmp_path / "0", "steps.jsonl"))
+        pair[1].pull_the_plug()
+        first, second = (side.finish(90) for side in sides)
+    assert (first.code, second.code) == (1, 1)
+    assert first.document("run.json")["status"] == "failed"
+    assert pair[1].name in first.document("run.json")["error"]["message"]
+    assert re.search(rf"error: .*{pair[0].name}.*\nhint: ", second.stderr)
+    assert not pair[0].pids
+    assert not pair[1].pids
 
 
 def has_lines(results: Path, name: str) -> bool:

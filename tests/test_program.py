@@ -1,16 +1,17 @@
 """`gpubench train-bench -- PROGRAM`: what the host makes of a program of the user."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from running import Finished, gpubench, metrics
+from running import Finished, gpubench, metrics, started
 
 from gpubench.findings import Finding, Findings
 from gpubench.host.program import ProgramRecorder, complete_program
@@ -154,6 +155,63 @@ def test_all_ranks_of_a_program_are_measured(tmp_path: Path) -> None:
     assert run.code == 0
     assert run.document("run.json")["world_size"] == 2
     assert metrics(run)["throughput"]["estimate"] == pytest.approx(2 * 4 / 0.002)
+
+
+def on_machine(number: int, folder: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the command of one of two machines, which have one rank each."""
+    variables = f"RANK={number} LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 STORE={folder}"
+    program = ("env", *variables.split(), sys.executable, PROGRAM, *arguments)
+    return ("train-bench", "--steps", "20", "-q", *options, "--", *program)
+
+
+def test_machines_measure_one_program_in_every_repeat_and_that_of_rank_zero_writes(tmp_path: Path) -> None:
+    words = ("500", "0")
+    with (
+        started(
+            *on_machine(0, tmp_path, *words, options=["--repeats", "2"]), results=tmp_path / "0", cwd=tmp_path
+        ) as first,
+        started(
+            *on_machine(1, tmp_path, *words, options=["--repeats", "2"]), results=tmp_path / "1", cwd=tmp_path
+        ) as second,
+    ):
+        runs = first.finish(60), second.finish(60)
+    assert [run.code for run in runs] == [0, 0], runs
+    assert runs[0].document("run.json")["world_size"] == 2
+    steps = {(line["repeat"], line["rank"]) for line in runs[0].lines("steps.jsonl")}
+    assert steps == {(repeat, rank) for repeat in (0, 1) for rank in (0, 1)}
+    assert not runs[1].results.exists()
+    assert runs[1].stdout == ""
+    assert socket.gethostname() in runs[1].stderr
+
+
+def test_rank_zero_that_moves_to_another_machine_is_an_error_on_both(tmp_path: Path) -> None:
+    program = f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 STORE={tmp_path} exec {sys.executable} {PROGRAM} 500 0"
+    runs = []
+    with ExitStack() as stack:
+        for number in (0, 1):
+            script = f"[ -e {number} ] && r={1 - number} || r={number}; touch {number}; RANK=$r {program}"
+            words = ("train-bench", "--repeats", "3", "--steps", "20", "-q", "--", "sh", "-c", script)
+            runs.append(stack.enter_context(started(*words, results=tmp_path / f"r{number}", cwd=tmp_path)))
+        ended = [run.finish(60) for run in runs]
+    for run in ended:
+        assert run.code == 1
+        assert "rank 0 was on different machines in two repeats" in run.stderr
+
+
+def test_a_program_that_fails_on_one_machine_fails_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # the batch system has started gpubench once for each rank
+    program = ("env", "WORLD_SIZE=2", f"STORE={tmp_path}", sys.executable, PROGRAM)
+    ranks = (*program, "500", "hang"), ("env", "RANK=1", *program, "7", "5")
+    with (
+        started("train-bench", "-q", "--", *ranks[0], results=tmp_path / "0", cwd=tmp_path) as first,
+        started("train-bench", "-q", "--", *ranks[1], results=tmp_path / "1", cwd=tmp_path) as second,
+    ):
+        runs = first.finish(60), second.finish(60)
+    assert [run.code for run in runs] == [1, 1]
+    said = [run.document("run.json")["error"]["message"] for run in runs]
+    assert said[1] == "the program exited with code 5 in step 7"
+    assert said[0] == f"on {socket.gethostname()}, {said[1]}"
+    assert f"failed: {runs[1].run}\n" in runs[1].stderr
 
 
 def test_output_is_kept_up_to_a_limit_and_does_not_stop_the_program(tmp_path: Path) -> None:

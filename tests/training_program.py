@@ -2,7 +2,8 @@
 
     python training_program.py STEPS END
 
-takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang".
+takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang". STORE is a folder
+that stands in for the store of a process group on several machines.
 """
 
 import base64
@@ -65,10 +66,36 @@ def follow(host: Any, repeat: int, wanted: int, steps: int) -> None:
     host.flush()
 
 
+class Store:
+    """The store of one start of the program, which rank 0 removes when the other rank has read it."""
+
+    def __init__(self) -> None:
+        self.file, self.was_read = (Path(os.environ["STORE"], name) for name in ("value", "read"))
+
+    def set(self, _: str, value: str) -> None:
+        part = self.file.with_suffix(".part")
+        part.write_text(value)
+        part.rename(self.file)
+
+    def check(self, _: list[str]) -> bool:
+        return self.file.exists()
+
+    def get(self, _: str) -> bytes:
+        value = self.file.read_bytes()
+        self.was_read.touch()
+        return value
+
+    def remove(self) -> None:
+        while not self.was_read.exists():
+            time.sleep(0.01)
+        self.was_read.unlink()
+        self.file.unlink()
+
+
 def main() -> None:
     steps, end = int(sys.argv[1]), sys.argv[2]
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    host = host_of_the_probe().Host(os.environ["_GPUBENCH_PROBE"], rank, world_size)
+    host = host_of_the_probe().Host(os.environ["_GPUBENCH_PROBE"], rank, world_size, Store)
     settings, (repeat,) = host.job["settings"], host.job["repeats"]
     if os.environ.get("_GPUBENCH_FOLLOW"):
         follow(host, repeat, settings["memory"]["steps"], steps)
@@ -90,6 +117,8 @@ def main() -> None:
         numbers = {"total": step_seconds, "phases": phases, "host": step_seconds, "samples": 4, "loss": 1 / (step + 1)}
         host.put("stepsmeasured", steps=[one | numbers])
     host.flush()
+    if rank == 0 and "STORE" in os.environ:
+        Store().remove()
     print("took", min(steps, wanted), "steps")
     print("\x1b[2Jthe last line it printed", flush=True)
     if steps < wanted and end == "hang":

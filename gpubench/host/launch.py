@@ -42,7 +42,7 @@ MOST_UNAUTHENTICATED = 64  # largest number of unauthenticated clients besides t
 
 
 class Listener:
-    """The listening socket of a run, and the clients that have not completed the handshake yet."""
+    """The listening sockets of a run, and the clients that have not completed the handshake yet."""
 
     def __init__(self, world_size: int | None, one_machine: bool) -> None:
         """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port.
@@ -51,18 +51,36 @@ class Listener:
         """
         self.world_size = world_size
         self._folder = private_folder()
-        self._unauthenticated: list[Peer] = []  # oldest first
-        self.socket, self.address, self.secret = listen(self._folder if one_machine else None)
+        self._unauthenticated: dict[Peer, str] = {}
+        """The clients with the secrets that they have to know, oldest first."""
+        self._secrets: dict[socket.socket, str] = {}
+        listening, self.address = self._listen(self._folder if one_machine else None)
+        self.sockets = [listening]
 
-    def accept(self) -> Peer | None:
+    def open_port(self) -> tuple[socket.socket, str]:
+        """Also listens on a TCP port. Returns its socket and its address."""
+        listening, address = self._listen(None)
+        self.sockets.append(listening)
+        return listening, address
+
+    def owns(self, address: str) -> bool:
+        """Returns whether `address` is the TCP port of this listener."""
+        _, _, secret = address.partition("#")
+        return bool(secret) and secret in self._secrets.values()
+
+    def _listen(self, folder: Path | None) -> tuple[socket.socket, str]:
+        listening, address, self._secrets[listening] = listen(folder)
+        return listening, address
+
+    def accept(self, listening: socket.socket) -> Peer | None:
         """Accepts a connection, without authentication. Returns None if the client has already disconnected."""
         try:
-            connection, _ = self.socket.accept()
+            connection, _ = listening.accept()
         except OSError:
             return None
         connection.setblocking(False)
         client = Peer(connection, heard=time.monotonic())
-        self._unauthenticated.append(client)
+        self._unauthenticated[client] = self._secrets[listening]
         return client
 
     def authenticate(self, client: Peer, line: bytes, present: Container[int]) -> bool:
@@ -73,7 +91,7 @@ class Listener:
         hello = _read(line)
         valid = (
             hello is not None
-            and secrets.compare_digest(hello.secret.encode(), self.secret.encode())
+            and secrets.compare_digest(hello.secret.encode(), self._unauthenticated[client].encode())
             and hello.world_size == (self.world_size or hello.world_size)
             and 0 <= hello.rank < hello.world_size
             and hello.rank not in present
@@ -81,13 +99,12 @@ class Listener:
         if valid:
             assert hello
             client.hello, self.world_size = hello, hello.world_size
-            self._unauthenticated.remove(client)
+            del self._unauthenticated[client]
         return valid
 
     def forget(self, client: Peer) -> None:
         """Removes a client whose connection is closed or about to be closed."""
-        with suppress(ValueError):
-            self._unauthenticated.remove(client)
+        self._unauthenticated.pop(client, None)
 
     def overdue(self, now: float) -> list[Peer]:
         """Returns the clients to disconnect: those past the time limit, and the oldest if there are too many."""
@@ -101,7 +118,8 @@ class Listener:
     def close(self) -> list[Peer]:
         """Stops listening. Returns the clients that are not authenticated yet."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        self.socket.close()
+        for listening in self.sockets:
+            listening.close()
         return list(self._unauthenticated)
 
 
@@ -182,7 +200,8 @@ class Workers:
         self._started_here = 1 if under_torchrun else world_size
         one_machine = not under_torchrun or Ranks.from_environment().local_world_size == world_size
         self._listener: Listener | None = Listener(world_size, one_machine)
-        self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
+        for listening in self._listener.sockets:
+            self._selector.register(listening, selectors.EVENT_READ, self._accept)
         self._children, self._printed = self._start(self._listener.address)
         self._selector.register(self._printed, selectors.EVENT_READ, self._read_output)
 
@@ -230,8 +249,15 @@ class Workers:
         """Ends every process of the run. Workers that have not exited after `timeout` seconds are killed."""
         self._close_listener()
         processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
-        if not self._wait(timeout) and timeout:
-            self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
+        try:
+            if not self._wait(timeout) and timeout:
+                self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
+            self._take_leave(processes, timeout)
+        finally:  # also after a Ctrl-C
+            self._end(processes)
+
+    def _end(self, processes: Iterable[psutil.Process]) -> None:
+        """Closes the connections, and kills `processes` and all others of the run."""
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
         self._kill(processes)  # before the rest of the output is read, which has no end while a process prints
@@ -240,14 +266,17 @@ class Workers:
         self._split(b"\n")  # ends the last line
         self._printed.close()
 
+    def _take_leave(self, processes: Iterable[psutil.Process], timeout: float) -> None:
+        """Called before the connections are closed, when the processes of this machine have had `timeout` seconds."""
+
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
         """Kills `processes` and all others of the run."""
         for process in processes:
             _ignore_gone(process.kill)
         _kill(self._children)
 
-    def _accept(self, _: socket.socket) -> Iterator[events.Message]:
-        if self._listener and (peer := self._listener.accept()):
+    def _accept(self, listening: socket.socket) -> Iterator[events.Message]:
+        if self._listener and (peer := self._listener.accept(listening)):
             self._selector.register(peer.connection, selectors.EVENT_READ, lambda _: self._read(peer))
         return iter(())
 
@@ -290,16 +319,21 @@ class Workers:
         self.peers[peer.hello.rank] = peer
         peer.connection.setblocking(True)
         with suppress(OSError):  # a rank that died during the handshake is detected later
-            peer.connection.sendall(events.encode(self._job))
+            self._answer(peer, peer.hello)
         peer.connection.setblocking(False)
         if len(self.peers) == self.world_size:
             self._close_listener()
         return True
 
+    def _answer(self, peer: Peer, hello: events.Hello) -> None:
+        """Sends the job to a new rank."""
+        peer.connection.sendall(events.encode(self._job))
+
     def _close_listener(self) -> None:
         if self._listener is None:
             return
-        self._selector.unregister(self._listener.socket)
+        for listening in self._listener.sockets:
+            self._selector.unregister(listening)
         for client in self._listener.close():
             self._hang_up(client)
         self._listener = None
@@ -354,8 +388,7 @@ class Workers:
     def _check(self) -> None:
         """Raises the most likely cause if a rank has failed, died or stopped making progress."""
         now, codes = time.monotonic(), [child.poll() for child in self._children]
-        for client in self._listener.overdue(now) if self._listener else ():
-            self._hang_up(client)
+        self._disconnect_overdue(now)
         ended = [rank for rank, code in enumerate(codes) if code is not None]
         unfinished = any(rank not in self.peers or not self.peers[rank].done for rank in ended)
         lost = any(peer.lost is not None for peer in self.peers.values())
@@ -366,6 +399,10 @@ class Workers:
         elif stall := stalled(self.peers, self.world_size, now, self._started, self._stall_timeout):
             self._dump_stacks()
             raise stall
+
+    def _disconnect_overdue(self, now: float) -> None:
+        for client in self._listener.overdue(now) if self._listener else ():
+            self._hang_up(client)
 
     def _dump_stacks(self) -> None:
         for peer in self.peers.values():

@@ -25,9 +25,10 @@ import psutil
 
 from gpubench import devices, events, machine, probe, units
 from gpubench.diagnosis.rules import advise
-from gpubench.errors import GpubenchError, ProgramFailed, SettingsError, UsageError
+from gpubench.errors import GpubenchError, ProgramFailed, RunFailed, SettingsError, UsageError
 from gpubench.findings import Finding, Findings
-from gpubench.host.launch import GRACE, TICK, Workers
+from gpubench.host.launch import GRACE, Workers
+from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
 from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.recorder import Recorder, StepRecorder
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
@@ -54,8 +55,8 @@ from gpubench.settings.sections import INFERENCE_STEPS
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
-TORCHRUN_SECONDS = 40.0
-"""The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
+ABSENT_SECONDS = 60.0
+"""The seconds after the last step of this machine's ranks in which those of other machines must connect."""
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -182,7 +183,7 @@ def step_name(inference: bool) -> str:
     return "call of a model" if inference else "optimizer step"
 
 
-class Program(Workers):
+class Program(SpreadWorkers):
     """The processes of one repeat of a program."""
 
     output_log = logging.getLogger(PROGRAM_OUTPUT)
@@ -248,6 +249,7 @@ class Program(Workers):
             "PYTHONPATH": path,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
+            probe.HOSTS_VARIABLE: str(started_together()),
             **self._more,
         }
         if threads:
@@ -263,8 +265,7 @@ class Program(Workers):
         Raises ProgramFailed if the program fails, ends or stops before that.
         """
         while not self._is_over():
-            for key, _ in self._selector.select(TICK):
-                yield from key.data(key.fileobj)
+            yield from self.receive()
             yield None
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
@@ -306,23 +307,25 @@ class Program(Workers):
         Raises ProgramFailed if that will not happen any more.
         """
         now, code = time.monotonic(), self._children[0].poll()
-        peers = self.peers.values()
-        if len(self.peers) < self.world_size or not all(peer.done for peer in peers):
+        if len(self.peers) < self.world_size or not all(peer.done for peer in self.peers.values()):
             self._check_progress(now, code)
             return False
-        if self._wanted and all(peer.position[1] == self._wanted for peer in peers):
+        if self._have_all_steps():
             return True
         self._done = self._done or now
-        if code:
+        if code and not (self.failed_elsewhere and now - self._done < TORCHRUN_SECONDS):
             raise self._failed(code)
-        return code is not None or now - self._done > self.shutdown
+        return code == 0 or (code is None and now - self._done > self.shutdown)
 
     def _check_progress(self, now: float, code: int | None) -> None:
         """Raises ProgramFailed if the program has ended, lost a rank or made no progress."""
         active = [peer for peer in self.peers.values() if not peer.done and peer.lost is None]
-        if code is not None and not active:
+        here = [peer for peer in active if peer not in self.elsewhere]
+        if code is not None and not (here if code else active):
             self._exited = self._exited or now
-            if now - self._exited > GRACE:  # what it sent last has been read
+            if now - self._exited > (
+                TORCHRUN_SECONDS if self.failed_elsewhere else GRACE
+            ):  # what it sent last has been read
                 if code or not self._processes():
                     raise self._failed(code)
                 self._exited = now  # it has put itself into the background
@@ -334,22 +337,33 @@ class Program(Workers):
                 f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
                 f"--program.patience sets the limit; {self._hint()}",
             )
-        if self.peers and now - max(peer.progressed for peer in self.peers.values()) > self._stall_timeout:
+        limit = self._stall_timeout
+        if not active and self.awaits_machines:
+            limit = min(limit, ABSENT_SECONDS)
+        if self.peers and now - max(peer.progressed for peer in self.peers.values()) > limit:
             if active:
                 slowest = min(active, key=lambda peer: peer.position[1] or 0)
                 stalled = f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {slowest.where}"
             else:
-                stalled = f"{self._missing()} {self._stall_timeout:.0f} s after the others"
+                stalled = f"{self._missing()} {limit:.0f} s after the others"
+            if self.awaits_machines:
+                raise ProgramFailed(stalled, EVERYWHERE)
             raise ProgramFailed(stalled, f"measurement.stall_timeout sets the limit; {self._hint()}")
+
+    def _have_all_steps(self) -> bool:
+        """Returns whether the probe has ended all known ranks, so that the exit code of the program says nothing."""
+        return bool(self._wanted) and all(peer.position[1] == self._wanted for peer in self.peers.values())
 
     def _missing(self) -> str:
         """Returns that some ranks took no step, as the beginning of a message."""
-        missing = [str(rank) for rank in range(self.world_size) if rank not in self.peers]
-        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self.world_size}"
+        missing = [str(rank) for rank in self.ranks if rank not in self.peers]
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self._expected}"
         return f"{ranks} took no {self._step}"
 
     def _failed(self, code: int) -> ProgramFailed:
         """Returns why a program that has ended has not been measured."""
+        if self.awaits_machines and (not code or self._have_all_steps()):
+            return ProgramFailed(f"{self._missing()} until the program ended here", EVERYWHERE)
         if code:
             peers = list(self.peers.values())
             where = peers[0].where if peers else f"before its first {self._step}"
@@ -412,7 +426,11 @@ class OfProgram(Recorder[P]):
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
         if self._clone:
             self._clone.cleanup()
+        if self.elsewhere:  # there are no steps that could make it unreliable
+            summary = msgspec.structs.replace(summary, warnings=[])
         super().close(status, summary, error)
+        if self.elsewhere and not isinstance(error, RunFailed):
+            self.writer.discard()  # the directory has no measurements
 
     @property
     def processes(self) -> int:
@@ -483,11 +501,16 @@ class OfProgram(Recorder[P]):
     def take(self, event: events.Message) -> None:
         if isinstance(event, events.TreatmentsMissed):
             self._missed.append(event)
+        elif isinstance(event, events.Elsewhere):
+            self.elsewhere = event.host
+            self.progress.doing = f"training; {event.host} has the results"
         elif not isinstance(event, events.Hello):
             super().take(event)
-        elif event.world_size != self._ranks:
-            self._ranks = self.progress.ranks = event.world_size
-            self.writer.update(world_size=event.world_size)
+        else:
+            self.elsewhere, self.is_spread = None, event.ranks_here is not None
+            if event.world_size != self._ranks:
+                self._ranks = self.progress.ranks = event.world_size
+                self.writer.update(world_size=event.world_size)
 
     def _keep_output(self, data: bytes) -> None:
         self.writer.append_bytes(OUTPUT, data)
@@ -544,7 +567,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         }
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
-        if summary.metrics and (self.profiled is None or self.traces):
+        if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
             return None
         if summary.metrics:
             return ProgramFailed(

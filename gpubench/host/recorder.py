@@ -84,6 +84,10 @@ class Recorder(ABC, Generic[S]):
     """The numbers of the samples to make, for a command that makes single samples; None for all."""
     profiled: int | None = None
     """The number of the repeat that torch.profiler records, which is not measured; None if there is none."""
+    elsewhere: str | None = None
+    """The name of the machine whose host records the run of a program, if it is not this one."""
+    is_spread = False
+    """Whether a program has ranks on several machines."""
     diagnosis: Diagnosis | None = None
     """The diagnosis from the traces; None until there is one."""
 

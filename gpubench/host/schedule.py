@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpubench.errors import GpubenchError, Interrupted, RunFailed
+from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunFailed
 from gpubench.events import Job
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
@@ -62,7 +62,9 @@ def run(
             for recorder in recorders:
                 recorder.diagnose()  # from the traces recorded so far
         outcomes = []
+        elsewhere = next((recorder.elsewhere for recorder in recorders if recorder.elsewhere), None)
         for recorder in recorders:
+            recorder.elsewhere = elsewhere  # also of those that have not been run before an error
             own = failures.get(id(recorder))
             outcomes.append(_close(recorder, own if isinstance(own, GpubenchError) else error, own is not None))
     if launched_by_torchrun():  # torchrun ends all ranks when one has exited, but this one still has to report
@@ -91,6 +93,7 @@ def _measure_all(
     failures: dict[int, BaseException],
 ) -> None:
     """Runs every repeat, then diagnoses the profiled ones. Adds the error of a recorder to `failures`, by its id()."""
+    places: set[str | None] = set()
     for recorder, repeats, profiled in schedule(recorders, failures):
         if id(recorder) in failures:
             continue
@@ -100,6 +103,12 @@ def _measure_all(
             failures[id(recorder)] = error
             if not independent or recorder is recorders[0] or not isinstance(error, RunFailed):
                 raise
+        places.add(recorder.elsewhere)
+        if len(places) > 1:
+            raise ProgramFailed(
+                "rank 0 was on different machines in two repeats, so that each has a part of the results",
+                "torchrun --node-rank N --master-addr HOST in place of --rdzv-* keeps it on machine 0",
+            )
     for recorder in recorders:
         recorder.diagnose()
 

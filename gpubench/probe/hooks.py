@@ -411,7 +411,7 @@ class Probe:
         """Makes this process a rank of the run. Without a host the program runs on, unmeasured."""
         _keep_from_compilation()
         try:
-            self._host = host = Host(self._address, *_place())
+            self._host = host = Host(self._address, *_place(), _open_store)
         except (OSError, ValueError, KeyError):
             self._over = True
             return
@@ -525,6 +525,13 @@ def _place() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _open_store() -> Any:
+    """Returns the store of the process group, through which its ranks have found each other."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
 
 
 def _keep_from_compilation() -> None:

@@ -1,6 +1,9 @@
 """The probe's connection to the host: the handshake of `gpubench.worker.channel`, without a package outside of Python.
 
 The measured process has no thread for it: events are sent between two steps, some times a second.
+
+A program on several machines has a host on each. Rank 0 puts the address of its host into the store of the process
+group, and the ranks of other machines tell it to their own hosts, which relay to it.
 """
 
 from __future__ import annotations
@@ -9,23 +12,33 @@ import json
 import os
 import socket
 import time
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Optional
 
 FLUSH_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
+HOSTS_VARIABLE = "_GPUBENCH_HOSTS"
+HOME_SECONDS = 60.0
+"""The seconds for which a rank of another machine looks for the address of rank 0's host."""
+HOME_KEY = "gpubench/host"
+"""The key of that address in the store."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Host:
     """The connection of a rank to the host. A host that is gone leaves the program as it is."""
 
-    def __init__(self, address: str, rank: int, world_size: int) -> None:
-        """Performs the handshake and waits for the job. Raises OSError if the host refuses this rank or is gone."""
+    def __init__(
+        self, address: str, rank: int, world_size: int, open_store: Optional[Callable[[], Any]] = None
+    ) -> None:
+        """Performs the handshake and waits for the job. Raises OSError if the host refuses this rank or is gone.
+
+        `open_store` returns the store of the process group; it is called if there are ranks on other machines.
+        """
         self.rank = rank
         self._pending: list[bytes] = []
         self._flushed_at = 0.0
-        self._connection: socket.socket | None = _open(address)
         hello = {
             "event": "hello",
             "rank": rank,
@@ -35,6 +48,15 @@ class Host:
             "machine": machine(),
             "secret": "",
         }
+        store = None
+        first, here = _ranks_here(rank, world_size)
+        if here < world_size:
+            store = _opened(open_store)
+            hello["ranks_here"] = [first, here]
+            if first:
+                _open(address).close()  # a rank whose host is gone does not look for that of rank 0
+                hello["home"] = _find(store)
+        self._connection: socket.socket | None = _open(address)  # the host disconnects who does not say hello in time
         self._connection.sendall(_line(hello))
         with self._connection.makefile("rb") as answers:
             answer = answers.readline()
@@ -43,6 +65,8 @@ class Host:
         self.job: dict[str, Any] = json.loads(answer)
         unix, monotonic = self.job["clock"]
         self._to_unix = unix - monotonic if self.job["machine"] == machine() else time.time() - time.monotonic()
+        if self.job.get("address") and not _publish(store, self.job["address"]):
+            self.warn("rank 0 cannot tell the ranks of other machines where its host is")
 
     def unix(self, ns: int) -> float:
         """Returns a value of `time.monotonic_ns` in seconds since the epoch, by the host's clock."""
@@ -83,6 +107,66 @@ def machine() -> str:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
         return socket.gethostname()
+
+
+def _ranks_here(rank: int, world_size: int) -> tuple[int, int]:
+    """Returns (first rank, number of ranks) of those that this rank's host has started; all if that is unknown.
+
+    They are numbered without a gap: by torchrun, whose variables count only if they are of this very rank, or by a
+    program that a batch system has started several times, with as many ranks each time.
+    """
+    try:
+        known, local, here = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if known == rank and 0 <= local < here <= world_size:
+            return rank - local, here
+    except (KeyError, ValueError):
+        pass
+    here, rest = divmod(world_size, int(os.environ.get(HOSTS_VARIABLE, 1)))
+    return (0, world_size) if rest else (rank - rank % here, here)
+
+
+def _opened(open_store: Optional[Callable[[], Any]]) -> Any:
+    try:
+        return open_store() if open_store else None
+    except Exception:  # there is no process group, or it has no store in this release of PyTorch
+        return None
+
+
+def _publish(store: Any, address: str) -> bool:
+    """Puts the host's address into the store, by the name that the launchers know of this machine."""
+    kind, _, where = address.partition(":")
+    host, _, port = where.rpartition(":")
+    try:
+        store.set(HOME_KEY, f"{kind}:{os.environ.get('MASTER_ADDR') or host}:{port}")
+    except Exception:  # the store is the program's, and so is its failure
+        return False
+    return True
+
+
+def _has_home(store: Any) -> bool:
+    if hasattr(store, "check"):
+        return bool(store.check([HOME_KEY]))
+    try:  # older releases of PyTorch
+        store.wait([HOME_KEY], timedelta(seconds=1))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _find(store: Any) -> str:
+    """Returns the address that rank 0 puts into the store, or "" if it is not there in time.
+
+    It asks for the key again and again, because a call that waits would keep other threads from the store.
+    """
+    until = time.monotonic() + HOME_SECONDS
+    try:
+        while time.monotonic() < until:
+            if _has_home(store):
+                return str(store.get(HOME_KEY), "utf-8")
+            time.sleep(0.05)
+    except Exception:  # the store is the program's, and so is its failure
+        pass
+    return ""
 
 
 def _open(address: str) -> socket.socket:

@@ -245,6 +245,13 @@ class RunWriter:
         self.update(status=status, ended=timestamp(), error=error)
         (self.path / RESERVED).unlink(missing_ok=True)
 
+    def discard(self) -> None:
+        """Removes the run directory, and the directories above it that hold nothing else, as far as possible."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+            self.path.parent.parent.rmdir()
+
     def _reserve_space(self) -> None:
         """Reserves disk space for the end of the run. Raises RunDirectoryError if the disk is too full."""
         try:

@@ -132,13 +132,13 @@ class Channel:
             secret=secret,
         )
         try:
-            connection = _open(kind, where)
+            connection = open_connection(kind, where)
             connection.sendall(events.encode(hello))
             channel = cls(connection, rank, activity, where if _is_remote(connection) else None)
             answer = channel._incoming.readline()
         except OSError as error:
             raise HostLost(
-                f"rank {rank} cannot reach rank 0's host at {where}: {_reason(error)}",
+                f"rank {rank} cannot reach rank 0's host at {where}: {reason(error)}",
                 "firewalls must allow TCP between the machines of a run on all ports, because each run uses a new port",
             ) from None
         if not answer:
@@ -202,7 +202,7 @@ class Channel:
                 self._connection.sendall(data)
             except OSError as error:
                 if not self._closing.is_set():  # a heartbeat may fail after the end
-                    self._abandon(_reason(error))
+                    self._abandon(reason(error))
 
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_SECONDS):
@@ -214,7 +214,7 @@ class Channel:
             while self._incoming.readline():
                 faulthandler.dump_traceback()  # DumpStacks is the only event that a host sends
         except OSError as error:
-            lost = _reason(error)
+            lost = reason(error)
         if not self._closing.is_set():
             self._abandon(lost)
 
@@ -228,11 +228,12 @@ class Channel:
         os._exit(HOST_GONE)
 
 
-def _reason(error: OSError) -> str:
+def reason(error: OSError) -> str:
+    """Returns the error in words, without its number."""
     return error.strerror or str(error)
 
 
-def _open(kind: str, where: str) -> socket.socket:
+def open_connection(kind: str, where: str) -> socket.socket:
     """Opens the connection, with a timeout that applies until the host has answered."""
     if kind == "tcp":
         host, _, port = where.rpartition(":")
