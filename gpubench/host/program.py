@@ -328,7 +328,7 @@ class Program(Workers):
                 self._exited = now  # it has put itself into the background
         lost = [peer for peer in self.peers.values() if peer.lost is not None]
         if lost and now - min(peer.lost or now for peer in lost) > TORCHRUN_SECONDS:
-            raise ProgramFailed(f"{lost[0]} ended {lost[0].where}, and the program goes on", self._hint())
+            raise ProgramFailed(f"{lost[0]} ended {self._position(lost[0])}, and the program goes on", self._hint())
         if not self.peers and now - self._started > self._settings.patience:
             raise ProgramFailed(
                 f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
@@ -352,13 +352,13 @@ class Program(Workers):
         """Returns why a program that has ended has not been measured."""
         if code:
             peers = list(self.peers.values())
-            where = peers[0].where if peers else f"before its first {self._step}"
+            where = self._position(peers[0]) if peers else f"before its first {self._step}"
             hint = KILLED if code == -9 else self._hint()
             return ProgramFailed(f"the program {exit_in_words(code)} {where}", hint)
         if self.peers and all(peer.done for peer in self.peers.values()):
             return ProgramFailed(f"{self._missing()} until the program ended", self._hint())
         if self.peers:
-            where = next(iter(self.peers.values())).where
+            where = self._position(next(iter(self.peers.values())))
             return ProgramFailed(
                 f"the program ended {where} without running Python's exit handlers", "use --steps to end it earlier"
             )
@@ -380,6 +380,12 @@ class Program(Workers):
             "a step is a call of step() of a torch.optim optimizer, not inside of a compiled function; --inference "
             f"measures a program that does not train; {self._hint()}",
         )
+
+    def _position(self, peer: Peer) -> str:
+        """Returns in which step a rank has ended. One that has not left the run may have taken more than it sent."""
+        if peer.position[0] != "a step":
+            return f"after its first {self._step}"
+        return peer.where if peer.done else f"{peer.where} or later"
 
     def _hint(self) -> str:
         line = last_line(self.output)

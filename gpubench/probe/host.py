@@ -18,10 +18,16 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Host:
-    """The connection of a rank to the host. A host that is gone leaves the program as it is."""
+    """The connection of a rank to the host."""
+
+    gone = False
+    """Whether the host has ended before this rank."""
 
     def __init__(self, address: str, rank: int, world_size: int) -> None:
-        """Performs the handshake and waits for the job. Raises OSError if the host refuses this rank or is gone."""
+        """Performs the handshake and waits for the job.
+
+        Raises ConnectionRefusedError if the host was killed, and another OSError if it refuses this rank.
+        """
         self.rank = rank
         self._pending: list[bytes] = []
         self._flushed_at = 0.0
@@ -39,7 +45,7 @@ class Host:
         with self._connection.makefile("rb") as answers:
             answer = answers.readline()
         if not answer:
-            raise ConnectionRefusedError("the host refused this rank")
+            raise ConnectionAbortedError("the host refused this rank")
         self.job: dict[str, Any] = json.loads(answer)
         unix, monotonic = self.job["clock"]
         self._to_unix = unix - monotonic if self.job["machine"] == machine() else time.time() - time.monotonic()
@@ -68,7 +74,8 @@ class Host:
             return
         try:
             self._connection.sendall(data)
-        except OSError:  # the host has ended: the program goes on without it
+        except OSError as error:
+            self.gone = isinstance(error, ConnectionError)  # otherwise the program has closed the connection
             self.close()
 
     def close(self) -> None:
