@@ -101,6 +101,19 @@ def test_a_program_whose_host_was_killed_before_its_first_step_ends_there(tmp_pa
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
+def test_a_program_that_closes_all_files_runs_on(tmp_path: Path) -> None:
+    loop = Loop()
+
+    def run() -> None:
+        loop()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        loop()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert "done" not in found.names
+
+
 def test_accumulated_passes_are_one_step_and_their_losses_are_added(tmp_path: Path) -> None:
     def run() -> None:
         loop = Loop()

@@ -7,6 +7,7 @@ known once they take their first step; see `gpubench.probe`.
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -56,6 +57,10 @@ MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
 TORCHRUN_SECONDS = 40.0
 """The seconds in which a launcher ends after one of its ranks: torchrun gives the others 30 s to end."""
+
+TORCHRUN_FAILED = "ChildFailedError"
+ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception)\b")
+"""The beginning of the line with which Python reports an error."""
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -328,7 +333,10 @@ class Program(Workers):
                 self._exited = now  # it has put itself into the background
         lost = [peer for peer in self.peers.values() if peer.lost is not None]
         if lost and now - min(peer.lost or now for peer in lost) > TORCHRUN_SECONDS:
-            raise ProgramFailed(f"{lost[0]} ended {self._position(lost[0])}, and the program goes on", self._hint())
+            raise ProgramFailed(
+                f"{lost[0]} ended or closed its connection {self._position(lost[0])}, and the program goes on",
+                self._hint(),
+            )
         if not self.peers and now - self._started > self._settings.patience:
             raise ProgramFailed(
                 f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
@@ -388,8 +396,10 @@ class Program(Workers):
         return peer.where if peer.done else f"{peer.where} or later"
 
     def _hint(self) -> str:
-        line = last_line(self.output)
-        return f"{OUTPUT} has what it printed" + (f", last: {line}" if line else "")
+        found = f"{OUTPUT} has what it printed"
+        if any(TORCHRUN_FAILED in line for line in self.output):  # its report comes after the errors of the ranks
+            return f"{found}, with the error: {next(filter(ERROR.match, self.output))[:200]}"
+        return f"{found}, last: {line}" if (line := last_line(self.output)) else found
 
 
 P = TypeVar("P", bound=CompletedProgramSettings)

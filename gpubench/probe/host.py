@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ class Host:
 
     def close(self) -> None:
         if self._connection:
-            self._connection.close()
+            with suppress(OSError):  # the program may have closed the file descriptor
+                self._connection.close()
             self._connection = None
 
 
