@@ -60,11 +60,12 @@ def probed(
     profiling: dict[str, Any] | None = None,
     treatments: dict[str, Any] | None = None,
     follow: int | None = None,
+    leaves: bool = False,
 ) -> Measured:
     """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
 
     `profiling` are the settings of a repeat that is recorded; None for one that is measured. `follow` is the number of
-    steps whose memory is followed; None if it is not.
+    steps whose memory is followed; None if it is not. `leaves` means that the host is gone after the handshake.
     """
     address = str(folder / "host")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -74,7 +75,7 @@ def probed(
         if not child:
             os._exit(run_probed(address, loop, treatments, follows=follow is not None))
         found: list[dict[str, Any]] = []
-        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, follow, found))
+        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, follow, leaves, found))
         serving.start()
         _, status = os.waitpid(child, 0)
         listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which would try again if the listener had a timeout
@@ -106,6 +107,7 @@ def _serve(
     steps: int | str,
     profiling: dict[str, Any] | None,
     follow: int | None,
+    leaves: bool,
     found: list[dict[str, Any]],
 ) -> None:
     try:
@@ -126,7 +128,8 @@ def _serve(
     with connection, connection.makefile("rb") as lines:
         found.append(json.loads(lines.readline()))
         connection.sendall(json.dumps(job).encode() + b"\n")
-        found += map(json.loads, lines)
+        if not leaves:
+            found += map(json.loads, lines)
 
 
 def batches(number: int = 12, size: int = 4, workers: int = 0) -> "DataLoader[Any]":

@@ -7,6 +7,7 @@ import base64
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import time
 import warnings
@@ -62,6 +63,55 @@ def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> N
     assert len(found.steps) == WARMUP + 5
     assert found.names[-1] == "done"
     assert marks.read_text() == "cleaned up"
+
+
+def test_no_more_steps_are_sent_than_wanted_although_turns_are_known_only_after_more(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop(100)
+        other = torch.optim.SGD(nn.Linear(3, 1).parameters())
+        for (batch,) in loop.data:
+            loop.step(batch)
+            other.step()
+
+    found = probed(tmp_path, run, steps=1)
+    assert found.code == 0
+    assert len(found.steps) == WARMUP + 1 < timeline.LONGEST_PERIOD
+    assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
+
+
+@pytest.mark.parametrize("follow", [None, 10**9])
+def test_a_program_ends_when_its_host_is_gone(tmp_path: Path, follow: int | None) -> None:
+    data = batches(20)
+
+    def run() -> None:
+        loop = Loop()
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            loop.data = data
+            loop()
+
+    assert probed(tmp_path, run, follow=follow, leaves=True).code == 1
+
+
+def test_a_program_whose_host_was_killed_before_its_first_step_ends_there(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as host:
+        host.bind(str(tmp_path / "host"))
+    if not (child := os.fork()):
+        os._exit(run_probed(str(tmp_path / "host"), Loop()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_program_that_closes_all_files_runs_on(tmp_path: Path) -> None:
+    loop = Loop()
+
+    def run() -> None:
+        loop()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        loop()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert "done" not in found.names
 
 
 def test_accumulated_passes_are_one_step_and_their_losses_are_added(tmp_path: Path) -> None:

@@ -76,13 +76,29 @@ def test_fewer_steps_than_asked_for_are_measured(tmp_path: Path) -> None:
     [
         (takes(8), "the program ended after 8 optimizer steps, and the warm-up takes 10", "--training.warmup_steps"),
         (takes(7, 3), "the program exited with code 3 in step 7", "the last line it printed"),
+        (takes(7, "kill"), "the program was killed by SIGKILL in step 7 or later", "out of memory"),
         ([sys.executable, "-c", "print(1)"], "the program never imported torch", "last: 1"),
         ([sys.executable, "-c", "raise SystemExit('no data')"], "exited with code 1 before its first", "no data"),
+        (
+            ["sh", "-c", "echo '[rank1]: OSError: no disk'; echo errors.ChildFailedError:; echo report; exit 1"],
+            "exited with code 1 before its first",
+            "[rank1]: OSError: no disk",
+        ),
         ([sys.executable, "-I", "-c", "1"], "none of its processes is a Python that imports sitecustomize", "-I"),
         (["true"], "none of its processes is a Python that imports sitecustomize", "-S"),
         ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "was killed by SIGKILL", "out of memory"),
     ],
-    ids=["ends early", "fails", "no torch", "fails before", "isolated", "no Python", "killed"],
+    ids=[
+        "ends early",
+        "fails",
+        "killed in a step",
+        "no torch",
+        "fails before",
+        "torchrun",
+        "isolated",
+        "no Python",
+        "killed",
+    ],
 )
 def test_a_program_that_cannot_be_measured_gets_one_error(
     tmp_path: Path, words: list[str], error: str, hint: str

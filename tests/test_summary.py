@@ -2,6 +2,7 @@ import math
 from statistics import stdev
 
 import pytest
+from msgspec import structs
 
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
 from gpubench.runs.steps import Repeat, measure
@@ -54,6 +55,17 @@ def test_throughput_is_samples_over_wall_and_not_the_mean_of_rates() -> None:
     assert found["step_time"].estimate == pytest.approx(0.2)
     assert found["first_step_time"].estimate == 5.0
     assert found["warmup_time"].estimate == 10.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [("1111nnnn", 4), ("11n1nnnn", 4), ("1111111n", 7), ("11111nn1", None), ("nnnnnnnn", None), ("11111111", None)],
+)
+def test_losses_that_are_not_finite_until_the_end_give_a_warning(losses: str, since: int | None) -> None:
+    steps = [step(number, 0.1) for number in range(len(losses))]
+    known = [structs.replace(one, loss=None if loss == "n" else 1.0) for one, loss in zip(steps, losses, strict=True)]
+    found = [warning for warning in summary_of(repeat_of(known)).warnings if "not finite" in warning]
+    assert [f"from step {since} on" in warning for warning in found] == ([] if since is None else [True])
 
 
 def test_the_interval_is_over_repeats() -> None:

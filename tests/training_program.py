@@ -2,14 +2,16 @@
 
     python training_program.py STEPS END
 
-takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang". STORE is a folder
-that stands in for the store of a process group on several machines.
+takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang". If END is "kill", it
+kills itself before it has left the run. STORE is a folder that stands in for the store of a process group on several
+machines.
 """
 
 import base64
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -123,6 +125,8 @@ def main() -> None:
     print("\x1b[2Jthe last line it printed", flush=True)
     if steps < wanted and end == "hang":
         time.sleep(600)
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     if repeat == host.job["profiled"] and steps >= RECORDED:
         data = base64.b64encode(json.dumps(trace()).encode()).decode()
         host.put("tracerecorded", repeat=repeat, name="rank0.1.pt.trace.json", data=data, last=True)

@@ -7,6 +7,7 @@ known once they take their first step; see `gpubench.probe`.
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -57,6 +58,10 @@ MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""
 ABSENT_SECONDS = 60.0
 """The seconds after the last step of this machine's ranks in which those of other machines must connect."""
+
+TORCHRUN_FAILED = "ChildFailedError"
+ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception)\b")
+"""The beginning of the line with which Python reports an error."""
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -331,7 +336,10 @@ class Program(SpreadWorkers):
                 self._exited = now  # it has put itself into the background
         lost = [peer for peer in self.peers.values() if peer.lost is not None]
         if lost and now - min(peer.lost or now for peer in lost) > TORCHRUN_SECONDS:
-            raise ProgramFailed(f"{lost[0]} ended {lost[0].where}, and the program goes on", self._hint())
+            raise ProgramFailed(
+                f"{lost[0]} ended or closed its connection {self._position(lost[0])}, and the program goes on",
+                self._hint(),
+            )
         if not self.peers and now - self._started > self._settings.patience:
             raise ProgramFailed(
                 f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
@@ -366,13 +374,13 @@ class Program(SpreadWorkers):
             return ProgramFailed(f"{self._missing()} until the program ended here", EVERYWHERE)
         if code:
             peers = list(self.peers.values())
-            where = peers[0].where if peers else f"before its first {self._step}"
+            where = self._position(peers[0]) if peers else f"before its first {self._step}"
             hint = KILLED if code == -9 else self._hint()
             return ProgramFailed(f"the program {exit_in_words(code)} {where}", hint)
         if self.peers and all(peer.done for peer in self.peers.values()):
             return ProgramFailed(f"{self._missing()} until the program ended", self._hint())
         if self.peers:
-            where = next(iter(self.peers.values())).where
+            where = self._position(next(iter(self.peers.values())))
             return ProgramFailed(
                 f"the program ended {where} without running Python's exit handlers", "use --steps to end it earlier"
             )
@@ -395,9 +403,17 @@ class Program(SpreadWorkers):
             f"measures a program that does not train; {self._hint()}",
         )
 
+    def _position(self, peer: Peer) -> str:
+        """Returns in which step a rank has ended. One that has not left the run may have taken more than it sent."""
+        if peer.position[0] != "a step":
+            return f"after its first {self._step}"
+        return peer.where if peer.done else f"{peer.where} or later"
+
     def _hint(self) -> str:
-        line = last_line(self.output)
-        return f"{OUTPUT} has what it printed" + (f", last: {line}" if line else "")
+        found = f"{OUTPUT} has what it printed"
+        if any(TORCHRUN_FAILED in line for line in self.output):  # its report comes after the errors of the ranks
+            return f"{found}, with the error: {next(filter(ERROR.match, self.output))[:200]}"
+        return f"{found}, last: {line}" if (line := last_line(self.output)) else found
 
 
 P = TypeVar("P", bound=CompletedProgramSettings)

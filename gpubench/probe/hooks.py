@@ -17,7 +17,7 @@ from collections.abc import Hashable
 from inspect import unwrap
 from multiprocessing.util import Finalize
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
+SECONDS_TO_END = 30.0
+"""The seconds in which a program has to end once the host is gone."""
 MOST_LOADERS = 1024
 """DataLoaders whose places are remembered."""
 
@@ -334,13 +336,16 @@ class Probe:
         """Tells the host about the parts so far, and ends the program after the last one to measure."""
         if self._host is None:
             self._join()
-        if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
-            self._send_steps()
         if self._recording:
             self._record(self._recording, self._timeline.complete)
         if self._wanted and self._timeline.complete >= self._wanted:
+            self._timeline.keep(self._wanted)
             self._finish()
             raise SystemExit(0)
+        if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
+            self._send_steps()
+            if self._host.gone:
+                self._end_without_host()
 
     def _follow(self, following: Following, optimizer: Any) -> None:
         """Tells the host about an update of a program whose memory is followed, and ends it after the last one."""
@@ -351,6 +356,8 @@ class Probe:
             self._report_model(optimizer)
         self._host.put("heartbeat", doing="a step", step=following.updates)
         self._host.flush()
+        if self._host.gone:
+            self._end_without_host()
         if following.updates >= self._wanted:
             self._finish()
             raise SystemExit(0)
@@ -408,10 +415,12 @@ class Probe:
     # What the host is told.
 
     def _join(self) -> None:
-        """Makes this process a rank of the run. Without a host the program runs on, unmeasured."""
+        """Makes this process a rank of the run. One that the host refuses runs on, unmeasured."""
         _keep_from_compilation()
         try:
             self._host = host = Host(self._address, *_place(), _open_store)
+        except ConnectionRefusedError:
+            self._end_without_host()
         except (OSError, ValueError, KeyError):
             self._over = True
             return
@@ -505,6 +514,14 @@ class Probe:
         self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
         self._host.put("done")
         self._host.flush()
+
+    def _end_without_host(self) -> NoReturn:
+        """Ends a program whose host was killed, as the host would have ended it."""
+        self._over = True
+        last_resort = threading.Timer(SECONDS_TO_END, os._exit, [1])  # it may catch SystemExit, or wait for a rank
+        last_resort.daemon = True
+        last_resort.start()
+        raise SystemExit(1)  # not 0, so that a launcher ends the other ranks
 
     def _leave(self) -> None:
         """Leaves the run at the end of a program that ends before all steps were measured."""

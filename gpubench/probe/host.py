@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -27,12 +28,17 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Host:
-    """The connection of a rank to the host. A host that is gone leaves the program as it is."""
+    """The connection of a rank to the host."""
+
+    gone = False
+    """Whether the host has ended before this rank."""
 
     def __init__(
         self, address: str, rank: int, world_size: int, open_store: Optional[Callable[[], Any]] = None
     ) -> None:
-        """Performs the handshake and waits for the job. Raises OSError if the host refuses this rank or is gone.
+        """Performs the handshake and waits for the job.
+
+        Raises ConnectionRefusedError if the host was killed, and another OSError if it refuses this rank.
 
         `open_store` returns the store of the process group; it is called if there are ranks on other machines.
         """
@@ -61,7 +67,7 @@ class Host:
         with self._connection.makefile("rb") as answers:
             answer = answers.readline()
         if not answer:
-            raise ConnectionRefusedError("the host refused this rank")
+            raise ConnectionAbortedError("the host refused this rank")
         self.job: dict[str, Any] = json.loads(answer)
         unix, monotonic = self.job["clock"]
         self._to_unix = unix - monotonic if self.job["machine"] == machine() else time.time() - time.monotonic()
@@ -92,12 +98,14 @@ class Host:
             return
         try:
             self._connection.sendall(data)
-        except OSError:  # the host has ended: the program goes on without it
+        except OSError as error:
+            self.gone = isinstance(error, ConnectionError)  # otherwise the program has closed the connection
             self.close()
 
     def close(self) -> None:
         if self._connection:
-            self._connection.close()
+            with suppress(OSError):  # the program may have closed the file descriptor
+                self._connection.close()
             self._connection = None
 
 

@@ -257,6 +257,15 @@ class Timeline:
         while period and len(self._parts) >= period and self._clock.passed(self._parts[period - 1].marks[-1][1]):
             yield [self._parts.popleft() for _ in range(period)]
 
+    def keep(self, steps: int) -> None:
+        """Forgets the complete steps after the first `steps`, taken until it was known how many parts a step has."""
+        period = self._length_of_step(ended=False)
+        while period and self.ended > steps * period:
+            self._part = self._parts.pop()
+            self.ended -= 1
+        last = self.part.marks[0][1]
+        self._dropped = [(start, end) for start, end in self._dropped if start.ns < last.ns]
+
     def measure(self, step: list[Part]) -> tuple[dict[str, float], float | None, bool]:
         """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
 

@@ -211,6 +211,7 @@ def summarise(
             unknown_peak=(device_name, precision) if device_name and not peak else None,
             flops=flops,
             measured_peak=measured_peak,
+            diverged=min(filter(None, map(_diverged, found)), default=None),
         )
         + warnings.collected(_unknown_quantiles(found) if inference else None),
     )
@@ -347,6 +348,16 @@ def _costs(metrics: Metrics[Measured]) -> None:
 def _final_loss(measured: Measured) -> float | None:
     losses = measured.by_step(lambda steps: steps.loss)[:, -1]
     return None if np.isnan(losses).any() else _mean(losses)
+
+
+def _diverged(measured: Measured) -> int | None:
+    """Returns the step after the last finite loss of any rank; None if that is the last step, or there is none."""
+    ends = []
+    for steps in measured.recorded.values():
+        finite = np.flatnonzero(np.isfinite(steps.loss))
+        if len(finite) and (last := int(finite[-1])) + 1 < len(steps):
+            ends.append(int(steps.step[last]) + 1)
+    return min(ends, default=None)
 
 
 def _ranks(found: Sequence[Measured]) -> list[Rank]:

@@ -29,9 +29,11 @@ def of_training(
     unknown_peak: tuple[str, str] | None,
     flops: FlopsCounted | None,
     measured_peak: PeakMeasured | None,
+    diverged: int | None,
 ) -> list[str]:
     """Returns the warnings on training, in the order of summary.json.
 
+    `diverged` is the first step from which on no loss of a repeat is finite, although some were before; or None.
     `unknown_peak` is the GPU and the precision whose published peak is unknown; None if it is known or not needed.
     """
     return collected(
@@ -39,6 +41,7 @@ def of_training(
         held_down(throttled),
         not_settled([window.settled for window in windows]),
         not_closed(metrics["closure_error"].repeats if "closure_error" in metrics else ()),
+        not_finite(diverged),
         skipped_steps(metrics["skipped_steps"].repeats if "skipped_steps" in metrics else ()),
         no_mfu(unknown_peak),
         no_flop_count(flops),
@@ -144,6 +147,13 @@ def not_closed(errors: Sequence[float]) -> str | None:
     if worst <= CLOSURE_LIMIT:
         return None
     return f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
+
+
+def not_finite(step: int | None) -> str | None:
+    """Warns of losses that are not finite from `step` on; None if there are none."""
+    if step is None:
+        return None
+    return f"the loss is not finite from step {step} on (counting from 0)"
 
 
 def skipped_steps(skipped: Sequence[float]) -> str | None:
