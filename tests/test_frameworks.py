@@ -103,3 +103,11 @@ def test_a_program_is_profiled(tmp_path: Path, name: str) -> None:
     assert run.code == 0, run.stderr
     assert "part of a step" in run.stdout
     assert not {"nan", "Traceback"} & set(run.stdout.split())
+
+
+def test_the_memory_of_a_trainer_is_divided_into_categories(tmp_path: Path) -> None:
+    run = gpubench("memory", "-q", "--", *python("hf_trainer.py"), results=tmp_path, cwd=PROGRAMS)
+    assert run.code == 0, run.stderr
+    (found,) = run.document("memory.json")["ranks"]
+    assert found["peak"]["amounts"].keys() >= {"parameters", "gradients", "optimizer_state", "activations", "inputs"}
+    assert "Traceback" not in (run.run / "output.log").read_text()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpubench.probe import hooks, timeline
+from gpubench.probe import hooks, observed, timeline
 from gpubench.probe.hooks import Probe
 from gpubench.probe.timeline import Timeline, period
 
@@ -510,6 +510,17 @@ def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
     steps = list(made.steps())
     assert len(steps) == timeline.CERTAIN
     assert made.measure(steps[0])[0] == {"other": 0.5, "optimizer": 0.5, "forward": 0.25}
+
+
+@pytest.mark.parametrize(("devices", "found"), [(["cuda"], None), (["cuda", "cpu"], "auto")])
+def test_no_implementation_of_an_optimizer_is_known_where_it_cannot_be_fused(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], found: str | None
+) -> None:
+    monkeypatch.setattr(torch.utils._foreach_utils, "_get_fused_kernels_supported_devices", lambda: devices)
+    model = nn.Linear(3, 1)
+    assert (
+        observed.of_process([model], torch.optim.Adam(model.parameters()), None).get("training.optimizer_impl") == found
+    )
 
 
 def test_a_real_program_prints_the_same_losses_with_the_probe(tmp_path: Path) -> None:

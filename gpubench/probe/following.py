@@ -82,7 +82,7 @@ class Following(TorchDispatchMode):
         """
         if not keeps_storages():
             raise SystemExit(
-                f"gpubench cannot follow the memory of a program with PyTorch {torch.__version__}: too old"
+                f"gpubench memory needs PyTorch 2.2 or later for a program; this one has {torch.__version__}"
             )
         self._around(nn.Module, "__call__", self._call_module)
         nn.modules.module.register_module_forward_hook(self._after_module)

@@ -57,7 +57,8 @@ def of_process(roots: list[torch.nn.Module], optimizer: Any, autocast: torch.dty
         found.update(_of_modules(roots, parameters, autocast))
     defaults = getattr(optimizer, "defaults", {})
     # A class of the program's own may keep the arguments of the class that it is made after, without their effect.
-    if type(optimizer).__module__.startswith("torch.optim") and {"fused", "foreach"} <= defaults.keys():
+    own = type(optimizer).__module__.startswith("torch.optim") and {"fused", "foreach"} <= defaults.keys()
+    if own and _can_fuse(parameters):
         loop = "loop" if defaults["foreach"] is False else "auto"
         found["training.optimizer_impl"] = "fused" if defaults["fused"] else "foreach" if defaults["foreach"] else loop
     return found
@@ -83,6 +84,17 @@ def _of_modules(
             each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous() for each in images
         )
     return found
+
+
+def _can_fuse(parameters: list[torch.nn.Parameter]) -> bool:
+    """Returns whether optimizers of this PyTorch can fuse the update of these: on a CPU they can from 2.4 on."""
+    if any(each.device.type != "cpu" for each in parameters):
+        return True
+    try:
+        from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+    except ImportError:
+        return True
+    return "cpu" in _get_fused_kernels_supported_devices()
 
 
 def _kernels() -> str | None:
