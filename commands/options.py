@@ -3,7 +3,10 @@
 Their values stay text, because the settings parse and check them.
 """
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -38,7 +41,14 @@ class TakesProgram(TyperCommand):
             border = args.index("--")
             ctx.meta[PROGRAM] = args[border + 1 :]
             args = args[:border]
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if ctx.args and (which(ctx.args[0]) or Path(ctx.args[0]).is_file()):
+            words = shlex.join(ctx.args)
+            raise UsageError(
+                f"unexpected argument {ctx.args[0]!r}",
+                f"a program comes after --, for example: gpubench {ctx.info_name} -- {words}",
+            )
+        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- PROGRAM [ARGUMENTS]...]"]

@@ -72,6 +72,7 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
         (["--vs", "precision=tf32"], "precision=tf32", "use fp32 or bf16"),
         (["--vs", "model=resnet5"], "called 'resnet5'", "did you mean 'resnet50'?"),
         (["junk"], "unexpected argument 'junk'", "--section.key=value"),
+        (["sh", "train.sh"], "unexpected argument 'sh'", "gpubench train-bench -- sh train.sh"),
         (["-x"], "unexpected argument '-x'", "--section.key=value"),
         (["--steps"], "Option '--steps' requires an argument", "gpubench --help"),
     ],
