@@ -40,7 +40,7 @@ def measure(
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
-    from gpubench.host.program import ProgramRecorder, complete_program
+    from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.settings.loading import complete_all
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
@@ -71,7 +71,7 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
     Raises the errors of `measure`.
     """
     from gpubench.host import live
-    from gpubench.host.program import ProgramRecorder, complete_program
+    from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import completed
     from gpubench.settings.schema import ProgramSettings, TrainSettings
@@ -104,7 +104,7 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
 def follow(ctx: typer.Context, config: str | None, shown: options.Shown, *, print_config: bool) -> None:
     """Runs a few steps of the program, and reports what fills its memory. Raises the errors of `measure`."""
     from gpubench.host import memory_recorder
-    from gpubench.host.program import ProgramMemoryRecorder, complete_program_memory
+    from gpubench.host.program_recorder import ProgramMemoryRecorder, complete_program_memory
     from gpubench.settings.loading import completed
     from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
 

@@ -14,7 +14,7 @@ import pytest
 from running import Finished, gpubench, metrics, started
 
 from gpubench.findings import Finding, Findings
-from gpubench.host.program import ProgramRecorder, complete_program
+from gpubench.host.program_recorder import ProgramRecorder, complete_program
 from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import ProgramSettings
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader, IterableDataset
 
-from gpubench.host.program import in_code
+from gpubench.host.program_recorder import in_code
 from gpubench.settings.schema import from_outside
 
 

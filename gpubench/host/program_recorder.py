@@ -1,0 +1,426 @@
+"""Keeps the events of a program of the user: its steps, or its memory. Checks out the commit of it to measure."""
+
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpubench import devices, events, machine, probe, units
+from gpubench.diagnosis.rules import advise
+from gpubench.errors import GpubenchError, ProgramFailed, RunFailed, SettingsError, UsageError
+from gpubench.findings import Finding, Findings
+from gpubench.host.launch import Workers
+from gpubench.host.memory_recorder import FootprintRecorder
+from gpubench.host.program import Program
+from gpubench.host.recorder import Recorder, StepRecorder
+from gpubench.memory.analysis import footprint
+from gpubench.memory.history import DeviceHistory, classify
+from gpubench.runs import warnings
+from gpubench.runs.directory import OUTPUT
+from gpubench.runs.summary import Summary, summarise
+from gpubench.settings.defaults import FOR_QUANTILES, Gaps
+from gpubench.settings.field import Place
+from gpubench.settings.loading import Configuration, apply_overrides
+from gpubench.settings.schema import (
+    PROGRAM,
+    PROGRAM_MEMORY,
+    CommandSettings,
+    CompletedProgramMemorySettings,
+    CompletedProgramSettings,
+    ProgramMemorySettings,
+    ProgramSettings,
+    from_outside,
+)
+from gpubench.settings.sections import INFERENCE_STEPS
+
+log = logging.getLogger("gpubench.program")
+
+
+def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSettings, dict[str, str]]:
+    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    _refuse_unstartable(settings)
+    gaps = Gaps(settings)
+    if settings.inference and "steps" not in settings.training.model_fields_set:
+        gaps.choose("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
+    return gaps.filled(), gaps.reasons
+
+
+def complete_program_memory(
+    settings: ProgramMemorySettings,
+) -> tuple[CompletedProgramMemorySettings, dict[str, str]]:
+    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    _refuse_unstartable(settings)
+    return CompletedProgramMemorySettings.model_validate(settings.model_dump()), {}
+
+
+def _refuse_unstartable(settings: ProgramSettings) -> None:
+    """Raises SettingsError if the program cannot be started."""
+    program = settings.program
+    directory = program.directory or Path()
+    if not directory.is_dir():
+        message = f"program.directory: there is no directory {directory}"
+        raise SettingsError(message, "give the directory to run the program in", keys=["program.directory"])
+    name = program.words[0]
+    if not shutil.which(name if os.sep not in name else str(directory / name)):
+        raise SettingsError(
+            f"cannot start the program: {_why_not(directory / name, name)}",
+            "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
+            keys=["program.command"],
+        )
+
+
+def _why_not(path: Path, name: str) -> str:
+    if path.is_file():
+        return f"{name} is not executable" + (f"; start it with python {name}" if path.suffix == ".py" else "")
+    return f"there is no command {name!r}"
+
+
+def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandSettings, Path]:
+    """Clones the repository of the program into `folder`, at the commit `ref`.
+
+    Returns the program and its directory in the clone. A clone, unlike a worktree, leaves nothing in the user's
+    repository. Raises UsageError with git's reason, or for an absolute path to a file that the clone has too.
+    """
+    directory = program.directory or Path()
+    top = Path(_git("-C", str(directory), "rev-parse", "--show-toplevel"))
+    commit = _git("-C", str(directory), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
+    _git("-C", folder, "checkout", "--quiet", "--detach", commit)
+    if Path(folder, ".gitmodules").exists():
+        raise UsageError(
+            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
+        )
+    there = Path(folder, os.path.relpath(directory.resolve(), top.resolve()))
+    if not there.is_dir():
+        raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a later commit")
+    for word in filter(os.path.isabs, program.words):
+        path = Path(word).resolve()
+        if path.is_relative_to(top.resolve()) and path.is_file() and _git("-C", str(top), "ls-files", "--", str(path)):
+            raise UsageError(
+                f"{word} is the file of your directory, not that of commit {ref}",
+                "give its path relative to the directory",
+            )
+    name, *arguments = program.words
+    if os.sep in name and not (there / name).exists():  # such as .venv/bin/python, which git does not track
+        name = str(directory.absolute() / name)
+    return program.model_copy(update={"command": shlex.join([name, *arguments])}), there
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines() or ["there is no such commit"]
+        reason = next((line for line in said if line.startswith("fatal: ")), said[-1]).removeprefix("fatal: ")
+        raise UsageError(f"the program cannot be checked out: {reason}", "name a commit of its repository") from None
+    return done.stdout.strip()
+
+
+AT: Mapping[Place, str] = {
+    "loader": "at {}",
+    "optimizer": "at {}",
+    "ddp": "at {}",
+    "model": "for the model that is called at {}",
+}
+"""How the place of a fix in the program is called."""
+NUMBERS = {
+    "same": "",
+    "rounding": "",
+    "type": "; another type changes the losses: compare them",
+}
+"""What to say about the numbers that a fix changes."""
+
+
+def in_code(fix: Mapping[str, Any], places: Mapping[str, str]) -> str:
+    """Returns the code that does the same as a fix, with its place in the program as far as it is known.
+
+    `places` are those of `events.ModelBuilt`. Arguments of the same call are put together.
+    """
+    known = from_outside()
+    calls: dict[tuple[str, Place], list[str]] = {}
+    for key, value in fix.items():
+        call, _, arguments = known[key].in_code(value).partition("(")
+        found = calls.setdefault((call, known[key].place), [])
+        found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]
+    return "; ".join(
+        (f"{call}({', '.join(arguments)})" if arguments else call)
+        + (f" {AT[place].format(places[place])}" if place in AT and place in places else "")
+        for (call, place), arguments in calls.items()
+    )
+
+
+P = TypeVar("P", bound=CompletedProgramSettings)
+
+
+class OfProgram(Recorder[P]):
+    """What all runs of a program of the user have in common."""
+
+    worker = "gpubench.probe"
+    lighter = "give the program a smaller batch"
+    _ranks = 1
+    _device: str | None = None
+    _adjustable: Mapping[str, Any] | None = None
+    _places: Mapping[str, str] = {}
+
+    def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
+        """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
+        self._missed: list[events.TreatmentsMissed] = []
+        self._program = program = configuration.settings.program
+        self._directory = program.directory or Path()
+        self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
+        if self._clone and program.ref:
+            self._program, self._directory = check_out(program.ref, program, self._clone.name)
+        super().__init__(configuration, argv)
+
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        if self._clone:
+            self._clone.cleanup()
+        if self.elsewhere:  # there are no steps that could make it unreliable
+            summary = msgspec.structs.replace(summary, warnings=[])
+        super().close(status, summary, error)
+        if self.elsewhere and not isinstance(error, RunFailed):
+            self.writer.discard()  # the directory has no measurements
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks; 1 until the first rank has told it."""
+        return self._ranks
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._device == "cuda"
+
+    @property
+    def diagnosed_settings(self) -> Mapping[str, Any] | None:
+        """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
+        return self._adjustable
+
+    def addressed(self, findings: Findings) -> Findings:
+        """Returns the findings with the code for each fix, which the probe can try without it."""
+        return msgspec.structs.replace(findings, findings=[self._addressed(finding) for finding in findings.findings])
+
+    def _addressed(self, finding: Finding) -> Finding:
+        """Returns the finding with the code for its fix; without a fix if the probe cannot make the change."""
+        known = from_outside()
+        try:
+            apply_overrides(self.settings, finding.fix)
+        except SettingsError:
+            return msgspec.structs.replace(finding, fix={})
+        if not finding.fix.keys() <= known.keys():
+            return msgspec.structs.replace(finding, fix={})
+        numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
+        code = in_code(finding.fix, self._places)
+        return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
+
+    def _treatments(self) -> dict[str, Any]:
+        """Returns the values that are given of the settings that the probe changes in the program."""
+        return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
+
+    @property
+    def watched_gpus(self) -> list[int]:
+        """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
+        return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
+
+    @property
+    @abstractmethod
+    def wanted(self) -> int | None:
+        """The number of steps after which the probe ends the program; None if the program ends by itself."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables that the program gets besides those of every run."""
+        return {}
+
+    def start(self, job: events.Job) -> Workers:
+        return Program(
+            job,
+            self._program,
+            self._directory,
+            self._treatments(),
+            self.wanted,
+            self.settings.measurement.stall_timeout,
+            self._keep_output,
+            self.variables,
+        )
+
+    def take(self, event: events.Message) -> None:
+        if isinstance(event, events.TreatmentsMissed):
+            self._missed.append(event)
+        elif isinstance(event, events.Elsewhere):
+            self.elsewhere = event.host
+            self.progress.doing = f"training; {event.host} has the results"
+        elif not isinstance(event, events.Hello):
+            super().take(event)
+        else:
+            self.elsewhere, self.is_spread = None, event.ranks_here is not None
+            if event.world_size != self._ranks:
+                self._ranks = self.progress.ranks = event.world_size
+                self.writer.update(world_size=event.world_size)
+
+    def _keep_output(self, data: bytes) -> None:
+        self.writer.append_bytes(OUTPUT, data)
+
+    def _take_environment(self, environment: dict[str, Any]) -> None:
+        super()._take_environment(machine.facts() | environment)
+
+
+class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[CompletedProgramSettings]):
+    """One run that measures the time of a program of the user."""
+
+    command = PROGRAM
+
+    @property
+    def wanted(self) -> int | None:
+        training = self.settings.training
+        return None if training.steps == "all" else training.warmup_steps + training.steps
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
+
+    def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
+        self._device, self._places = built.device, built.places
+        self._adjustable = {**(built.settings or {}), "inference": self.settings.inference}
+        return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
+
+    def end_repeat(self) -> None:
+        if (built := self._in_order[-1].built) is not None:
+            self.writer.update(workload=self.workload(built))
+        super().end_repeat()
+
+    def sum_up(self) -> Summary:
+        found = summarise(
+            self._in_order,
+            self.settings.training.warmup_steps,
+            None,
+            "",
+            telemetry=self.telemetry,
+            gpus=self.gpus,
+            inference=self.settings.inference,
+        )
+        missed = self._not_applied()
+        said = warnings.collected(warnings.not_applied(missed), *found.warnings)
+        return msgspec.structs.replace(found, warnings=said, missed=missed)
+
+    def _not_applied(self) -> dict[str, str]:
+        """Returns the settings that no rank of any repeat had a use for, by dot-key, each with the reason."""
+        ranks = sum(len(repeat.done) for repeat in self._in_order)
+        measured = [one for one in self._missed if one.repeat != self.profiled]
+        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
+        return {
+            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
+        }
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
+            return None
+        if summary.metrics:
+            return ProgramFailed(
+                "the program ended before its recording was complete",
+                f"let the program take {self.settings.profiling.units + 4} steps or more, or lower profiling.wait, "
+                "profiling.warmup, profiling.active or profiling.repeat",
+            )
+        steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
+        warmup = self.settings.training.warmup_steps
+        taken = f"{steps} calls of its model" if self.settings.inference else units.counted(steps, "optimizer step")
+        return ProgramFailed(
+            f"the program ended after {taken}, and the warm-up takes {warmup}",
+            "let the program take more steps, or lower --training.warmup_steps",
+        )
+
+    def unit_time(self, summary: Summary) -> float | None:
+        step_time = summary.get("step_time")
+        return step_time.estimate if step_time else None
+
+    def _samples_per_step(self) -> int | None:
+        """Returns the usual number of samples of one rank in one step, or None before the first step."""
+        samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
+        return int(median(samples[0].tolist())) if samples else None
+
+
+class ProgramMemoryRecorder(
+    OfProgram[CompletedProgramMemorySettings], FootprintRecorder[CompletedProgramMemorySettings]
+):
+    """One run that follows the memory of a program of the user."""
+
+    command = PROGRAM_MEMORY
+
+    def __init__(self, configuration: Configuration[CompletedProgramMemorySettings], argv: Sequence[str]) -> None:
+        super().__init__(configuration, argv)
+        self._parts: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
+        """The beginnings of histories, by (repeat, rank)."""
+
+    @property
+    def wanted(self) -> int | None:
+        return self.settings.memory.steps
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        # Compiled functions hide their operators, and some refuse to run while they are recorded.
+        return {probe.FOLLOW_VARIABLE: "1", "TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+    def keep(self, event: events.Message) -> bool:
+        match event:
+            case events.Heartbeat(rank=0):
+                self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
+            case events.ModelBuilt(rank=0):
+                self._device, self._adjustable, self._places = event.device, event.settings, event.places
+                shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
+                self.writer.update(workload=shown)
+            case events.MemoryRecorded():
+                self._keep_part(event)
+            case _:
+                return False
+        return True
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        if self.footprints:
+            return None
+        return ProgramFailed(
+            "the program allocated no memory that PyTorch shows", "let it train with tensors of a device of PyTorch"
+        )
+
+    def _keep_part(self, event: events.MemoryRecorded) -> None:
+        """Keeps a part of a rank's history; with the last one, the footprint, and the advice of the fullest rank."""
+        rank, data = event.rank, self._parts[event.repeat, event.rank]
+        data += event.data
+        if not event.last:
+            return
+        try:
+            found = msgspec.json.decode(self._parts.pop((event.repeat, rank)), type=DeviceHistory)
+        except msgspec.DecodeError as error:  # the program has written to the probe's connection
+            raise ProgramFailed(f"the record of rank {rank} is damaged: {error}", "run it again") from None
+        if not found.history.allocations:
+            return
+        classify(found.history)
+        capacity = self.settings.memory.device_memory or found.capacity
+        self.keep_footprint(
+            event.repeat,
+            rank,
+            footprint(
+                found.history,
+                source="measured",
+                device=found.name,
+                capacity=capacity,
+                rank=rank,
+                other=found.other,
+            ),
+        )
+        fullest = max(self.footprints, key=lambda each: each.peak.level.total)
+        self.conclude(self.addressed(advise(fullest, self.diagnosed_settings)))
