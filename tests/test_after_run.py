@@ -8,6 +8,7 @@ import pytest
 from recorded_runs import write_run
 from running import TINY, Finished, gpubench
 
+from gpubench.compare.evidence import open_run
 from gpubench.report import after_run
 from gpubench.report.document import Paragraph
 from gpubench.report.phrases import headline
@@ -102,3 +103,12 @@ def test_equal_runs_of_an_experiment_teach_each_other_how_runs_differ(tmp_path: 
         [entry["level"] for entry in noise["metrics"] if entry["metric"] == "step_time"] for noise in (third, fourth)
     ]
     assert levels == [["repeat"], ["run"]]
+
+
+def test_the_page_of_a_program_says_what_changed_since_a_run_of_the_same_program(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, "program") for _ in range(3)]
+    for path, command in zip(paths, ("python a.py", "python b.py", "python a.py"), strict=True):
+        config = path / directory.CONFIG
+        config.write_text(f"{config.read_text()}\nprogram: {{command: {command}}}\n")
+    earlier = [run.path for run in after_run.before(open_run(paths[2]))]
+    assert earlier == [paths[0]]

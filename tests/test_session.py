@@ -32,8 +32,9 @@ class Session:
     steps: ModuleType
 
     def run(self, step: str, *more: str) -> Finished:
-        _, command, *rest = getattr(self.steps, step).arguments
-        return gpubench(command, *more, *rest, results=self.folder / "results", cwd=self.folder)
+        _, command, *given = getattr(self.steps, step).arguments
+        end = given.index("--") if "--" in given else len(given)
+        return gpubench(command, *given[:end], *more, *given[end:], results=self.folder / "results", cwd=self.folder)
 
     @property
     def profiled(self) -> Path:

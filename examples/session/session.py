@@ -24,7 +24,7 @@ FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # pictures must not 
 
 
 EDITS = {
-    "batch_size=16, shuffle=True": "batch_size=16, shuffle=True, num_workers=1",
+    "batch_size=16, shuffle=True": "batch_size=16, shuffle=True, num_workers=2",
     "lr=1e-3": "lr=1e-3, fused=True",
 }
 """What the findings say to write into train.py."""
@@ -44,7 +44,7 @@ class Step:
 
 
 MEASURE = Step("measure", "gpubench train-bench -- python train.py")
-FINDINGS = Step("findings", "gpubench profile --verify -- python train.py", until="part of a step")
+FINDINGS = Step("findings", "gpubench profile --verify --repeats 5 -- python train.py", until="part of a step")
 CONFIRM = Step("confirm", "gpubench train-bench --vs-ref HEAD -- python train.py")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 

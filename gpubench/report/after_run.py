@@ -72,7 +72,10 @@ def page(run: RunEvidence, previous: RunEvidence | None) -> str:
 
 
 def before(run: RunEvidence) -> Iterator[RunEvidence]:
-    """Returns the readable earlier runs of the same command in this experiment, newest first."""
+    """Yields the readable earlier runs of the same command in this experiment, newest first.
+
+    The programs of a user share an experiment, so that only runs of the same program count.
+    """
     older = [
         path for path in run.path.parent.iterdir() if path.name < run.path.name and (path / directory.RUN).is_file()
     ]
@@ -81,7 +84,8 @@ def before(run: RunEvidence) -> Iterator[RunEvidence]:
             found = open_run(path)
         except RunDirectoryError:
             continue
-        if found.record and run.record and found.record.command == run.record.command:
+        of_program = (one.settings.get("program.command") for one in (found, run))
+        if found.record and run.record and found.record.command == run.record.command and len({*of_program}) == 1:
             yield found
 
 

@@ -14,6 +14,8 @@ from gpubench.text import shorten, spelled_out, typeset
 
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
+_COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "sh", "bash"})
+"""Commands with which the headline of a user's program may begin."""
 _OPTION = re.compile(r"(--[a-z][a-z.-]{1,30})")
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
@@ -40,8 +42,9 @@ def heading(text: str) -> str:
 
 
 def _capital(text: str) -> str:
-    """Returns the text with a capital first letter, unless its first word is a name such as gpt2-tiny or latest~1."""
-    return f"{text[:1].upper()}{text[1:]}" if _WORD.match(text) else text
+    """Returns the text with a capital first letter, unless its first word is a command, or a name such as gpt2-tiny."""
+    first = _WORD.match(text)
+    return f"{text[:1].upper()}{text[1:]}" if first and first[0] not in _COMMANDS else text
 
 
 @cache
