@@ -27,6 +27,7 @@ class Run:
         self.writer = SimpleNamespace(update=lambda **changes: None)
         self.closed: tuple[str, GpubenchError | None] | None = None
         self.diagnosed = 0
+        self.elsewhere: str | None = None
 
     def throughputs(self) -> list[float]:
         return self.rates

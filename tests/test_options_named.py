@@ -18,6 +18,8 @@ OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")
 OF_OTHERS = {
     "--nproc-per-node": "torchrun",
     "--standalone": "torchrun",
+    "--node-rank": "torchrun",
+    "--master-addr": "torchrun",
     "--compile": "an argument of a program",
     "--epochs": "an argument of a program",
     "--porcelain": "git",

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from running import Finished, gpubench, metrics, started
 
+from gpubench.diagnosis.rules import EAGER
 from gpubench.findings import Finding, Findings
 from gpubench.host.program_recorder import ProgramRecorder, complete_program
 from gpubench.settings.loading import completed, load
@@ -309,6 +310,7 @@ def test_a_program_is_recorded_and_diagnosed_with_advice_instead_of_settings(tmp
     (finding,) = run.document("findings.json")["findings"]
     assert finding["fix"] == {"data.workers": 1}
     assert finding["code"] == "DataLoader(..., num_workers=1) at train.py:31"
+    assert EAGER not in run.document("profile.json")["ranks"][0]["notes"], "a compiled program is recorded as it runs"
     assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
 
 

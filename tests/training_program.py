@@ -110,7 +110,7 @@ def main() -> None:
     step_seconds = STEP_SECONDS - (DATA_WAIT if treatments.get("data.workers") else 0)
     phases = PHASES | ({"data_wait": 0.0} if treatments.get("data.workers") else {})
     model = {"parameters": 7, "trainable_parameters": 7, "sample_shape": "3", "tokens_per_sample": None}
-    settings = {"data.workers": 0} | treatments
+    settings = {"data.workers": 0, "performance.compile": True} | treatments
     places = {"loader": "train.py:31"}
     host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu", settings=settings, places=places)
     began = time.monotonic_ns()

@@ -101,10 +101,9 @@ def of_run(
 ) -> Diagnosis:
     """Diagnoses a run, with the settings, metrics and environment of its clean repeats, by dot-key.
 
-    `settings` is None for a program of the user, whose findings propose no settings.
-
-    `paths` are all traces of the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a
-    clean step, in seconds. Raises DataError as `of_files` does.
+    `settings` is None if it is unknown how the run ran, so that findings propose no settings. `paths` are all traces of
+    the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a clean step, in seconds.
+    Raises DataError as `of_files` does.
     """
     latest = _latest(paths)
     profile = analyse([read(path) for path in latest])

@@ -296,7 +296,12 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
         self._device, self._places = built.device, built.places
-        self._adjustable = {**(built.settings or {}), "inference": self.settings.inference}
+        self._adjustable = {
+            **(built.settings or {}),
+            "inference": self.settings.inference,
+            **{key: value for key, value in self._values.items() if key.startswith("profiling.")},
+            "profiling.keep_compile": True,  # a program is recorded as it runs
+        }
         return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
 
     def end_repeat(self) -> None:

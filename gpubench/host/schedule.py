@@ -107,7 +107,7 @@ def _measure_all(
         if len(places) > 1:
             raise ProgramFailed(
                 "rank 0 was on different machines in two repeats, so that each has a part of the results",
-                "torchrun --node-rank N --master-addr HOST in place of --rdzv-* keeps it on machine 0",
+                "torchrun --node-rank N --master-addr HOST in place of a rendezvous keeps it on machine 0",
             )
     for recorder in recorders:
         recorder.diagnose()
