@@ -239,7 +239,8 @@ def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder
 def _judge(*outcomes: "Outcome") -> "Comparisons | None":
     from gpubench.report import after_run
 
-    return after_run.judge_pair([outcome.recorder.writer.path for outcome in outcomes])
+    # A trial asks about the throughput alone, so that no other metric is judged together with it.
+    return after_run.judge_pair([outcome.recorder.writer.path for outcome in outcomes], metrics=["throughput"])
 
 
 def _following(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":

@@ -113,7 +113,7 @@ def test_a_profiled_run_keeps_its_clean_repeats_its_traces_and_what_they_show(se
     assert findings.findings[0].title[1:] in page
     tried = [one.measured for one in findings.findings if one.measured]
     assert len(tried) >= len(TROUBLES)
-    assert all(trial.outcome in page for trial in tried)
+    assert all(trial.outcome in page.lower() for trial in tried)  # a sentence may begin with it
     folders = [folder for folder in (path / "tensorboard").iterdir() if folder.is_dir()]
     tags = {tag for folder in folders for tag in EventAccumulator(str(folder)).Reload().Tags()["scalars"]}
     assert {"profile/host/data_loader", "profile/host/operators"} <= tags

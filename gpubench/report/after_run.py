@@ -40,14 +40,15 @@ def write_up(path: Path) -> None:
         log.warning("no report of %s: %s", path, error)
 
 
-def judge_pair(paths: Sequence[Path], labels: Sequence[str] = ()) -> Comparisons | None:
+def judge_pair(paths: Sequence[Path], labels: Sequence[str] = (), metrics: Sequence[str] = ()) -> Comparisons | None:
     """Compares the second of two finished runs with the first; None if one of them measured nothing.
 
-    By default the labels are the settings in which the runs differ.
+    By default the labels are the settings in which the runs differ, and all metrics are compared.
     """
     try:
         runs = [open_run(path) for path in paths]
-        return compare([Side(label, (run,)) for label, run in zip(labels or differences(*runs), runs, strict=True)])
+        sides = [Side(label, (run,)) for label, run in zip(labels or differences(*runs), runs, strict=True)]
+        return compare(sides, metrics=metrics)
     except GpubenchError:
         return None
 
