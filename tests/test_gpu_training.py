@@ -34,9 +34,9 @@ def group() -> Iterator[None]:
 def test_every_repeat_in_one_process_starts_with_the_memory_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[int, int, int]] = []
 
-    def weighed(*arguments: Any) -> Workload:
+    def weighed(*arguments: Any, **more: Any) -> Workload:
         held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()))
-        return build(*arguments)
+        return build(*arguments, **more)
 
     monkeypatch.setattr("gpubench.worker.train_bench.build", weighed)
     done = [event for event in working(repeats=3, device="cuda") if isinstance(event, events.RepeatDone)]
