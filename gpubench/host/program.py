@@ -25,9 +25,7 @@ from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, 
 from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs.directory import OUTPUT
-from gpubench.settings.schema import (
-    CommandSettings,
-)
+from gpubench.settings.schema import CommandSettings
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""

@@ -141,15 +141,9 @@ class CallProbe(Probe):
         return self._thread == threading.get_ident() and self._timeline.is_in(DATA_WAIT)
 
     def _search(self) -> None:
-        """Wraps the call of every module, to find the outermost ones."""
+        """Looks for outermost modules in the next calls, unless it does already or has looked long enough."""
         if self._module_call is None and self._searches > 0 and not self._over:
-            self._module_call = torch.nn.Module.__call__
-            stand_in(torch.nn.Module, "__call__", self._find)
-
-    def _end_search(self) -> None:
-        if self._module_call is not None:
-            torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
-            self._module_call = None
+            self._begin_search()
 
     def _infers(self, module: torch.nn.Module) -> bool:
         """Returns whether a call of the module now is inference."""

@@ -382,9 +382,7 @@ class Probe:
         and global hooks make compiled modules warn. Where the memory is followed, nothing is compiled, and the modules
         are looked for from the start.
         """
-        if self._module_call:
-            torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
-            self._module_call = None
+        if self._end_search():
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_module)
                 self._wrapped.add(cls)
@@ -395,8 +393,20 @@ class Probe:
             self._optimizers.add(optimizer)
             self._treatments.apply_again()
             if not self._recorded:  # the recording has wrapped the function too
-                self._module_call = torch.nn.Module.__call__
-                stand_in(torch.nn.Module, "__call__", self._find)
+                self._begin_search()
+
+    def _begin_search(self) -> None:
+        """Wraps the call of every module, to find the outermost ones."""
+        self._module_call = torch.nn.Module.__call__
+        stand_in(torch.nn.Module, "__call__", self._find)
+
+    def _end_search(self) -> bool:
+        """Takes the wrapper away. Returns whether there was one."""
+        if self._module_call is None:
+            return False
+        torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
+        self._module_call = None
+        return True
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
