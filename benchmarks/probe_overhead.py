@@ -162,6 +162,7 @@ def main() -> int:
             slower.append(math.log(own / free))
     cost, claim = median(costs), math.exp(fmean(claims))
     print(f"cost, alternating in one process: {cost * 1e6:.1f} us a step (bar: {COST_BAR * 1e6:.0f})")
+    print(f"    which is 0.5 % of a step of {cost / 0.005 * 1e3:.1f} ms")
     print(f"claim: gpubench / stopwatch {ratio(claims)} (bar: 1 within {CLAIM_BAR:.1%})")
     print(f"fresh processes: probed / alone {ratio(slower)}")
     return int(cost > COST_BAR or abs(claim - 1) > CLAIM_BAR)

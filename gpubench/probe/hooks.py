@@ -283,8 +283,13 @@ class Probe:
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
-        models = [model for each in self._models.valuerefs() if (model := each()) is not None]
-        evaluates = bool(models) and not any(model.training for model in models)
+        evaluates = False
+        for each in self._models.valuerefs():
+            model = each()
+            if model is not None:
+                evaluates = not model.training
+                if not evaluates:
+                    break
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
