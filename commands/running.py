@@ -79,10 +79,11 @@ def measure(
     terminal: "Terminal",
     *,
     independent: bool = False,
+    order: Sequence[int] = (),
 ) -> "list[Outcome]":
     """Runs the configurations interleaved, and writes their reports.
 
-    `independent` is that of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
+    `independent` and `order` are those of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
     other ranks become workers. For a program on several machines it returns on that of rank 0 only; on the others it
     raises the error of the run or typer.Exit.
     """
@@ -94,7 +95,7 @@ def measure(
         launch.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
     with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
-        outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent)
+        outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent, order=order)
     if outcomes[0].recorder.elsewhere:
         _leave_to(outcomes[0].recorder.elsewhere, outcomes, terminal)
     for outcome in outcomes:

@@ -37,19 +37,24 @@ class Outcome:
 
 
 def run(
-    recorders: Sequence[Recorder[Any]], watch: Callable[[Recorder[Any]], None], *, independent: bool = False
+    recorders: Sequence[Recorder[Any]],
+    watch: Callable[[Recorder[Any]], None],
+    *,
+    independent: bool = False,
+    order: Sequence[int] = (),
 ) -> list[Outcome]:
     """Runs all repeats of the recorders, and closes their directories. Several runs are interleaved as A B B A.
 
     `watch` is called about ten times a second with the current recorder. An error ends all runs; the measurements so
     far are kept, and every outcome that it affects has the error. With `independent`, a failed run does not end the
-    others, unless it is the first one, which the others are compared with.
+    others, unless it is the first one, which the others are compared with. `order` has the number of a recorder for
+    each repeat, in the order to run them in; then no failed run ends the others.
     """
     error: BaseException | None = None
     failures: dict[int, BaseException] = {}
     with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # signals of a batch system act like Ctrl-C
         try:
-            _measure_all(recorders, watch, independent, failures)
+            _measure_all(recorders, watch, independent, order, failures)
         except KeyboardInterrupt as interrupt:
             error = _failure_before(interrupt) or Interrupted(
                 "interrupted", "the run directory keeps the results so far"
@@ -90,18 +95,23 @@ def _measure_all(
     recorders: Sequence[Recorder[Any]],
     watch: Callable[[Recorder[Any]], None],
     independent: bool,
+    order: Sequence[int],
     failures: dict[int, BaseException],
 ) -> None:
     """Runs every repeat, then diagnoses the profiled ones. Adds the error of a recorder to `failures`, by its id()."""
     places: set[str | None] = set()
-    for recorder, repeats, profiled in schedule(recorders, failures):
+    for recorder, repeats, profiled in in_order(recorders, order) if order else schedule(recorders, failures):
         if id(recorder) in failures:
             continue
         try:
             measure(recorder, repeats, profiled, watch)
         except BaseException as error:
             failures[id(recorder)] = error
-            if not independent or recorder is recorders[0] or not isinstance(error, RunFailed):
+            if order:
+                ends_all = not isinstance(error, GpubenchError)
+            else:
+                ends_all = not independent or recorder is recorders[0] or not isinstance(error, RunFailed)
+            if ends_all:
                 raise
         places.add(recorder.elsewhere)
         if len(places) > 1:
@@ -155,6 +165,16 @@ def schedule(
     for recorder in recorders:
         if recorder.settings.profiling.enabled:
             yield recorder, [], number
+
+
+def in_order(
+    recorders: Sequence[Recorder[Any]], order: Sequence[int]
+) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
+    """Yields what `schedule` yields, in the given order of the recorders' numbers."""
+    made = [0] * len(recorders)
+    for number in order:
+        yield recorders[number], [made[number]], None
+        made[number] += 1
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:

@@ -1,0 +1,102 @@
+"""The content of tune.json: what was tried, every run with its result, and what follows from them."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from gpubench.tuning.losses import Outcome
+from gpubench.tuning.search import Conclusion, Stage
+from gpubench.tuning.treatments import Treatment, Untried
+
+Status = Literal["running", "completed", "interrupted", "failed"]
+VERSION = 1
+
+
+class Loss(Struct, frozen=True):
+    """The judgement of a combination's losses against those of the baseline."""
+
+    outcome: Outcome
+    reason: str
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One run of a combination: a fresh process, and a repeat of the run directory `path`."""
+
+    combination: tuple[int, ...]
+    """The level of each treatment; 0 is the present value."""
+    path: str | None
+    """The run directory; None if the combination was refused before it was started."""
+    throughput: float | None
+    """Samples per second; None if the run failed."""
+    peak: float | None = None
+    """The peak memory in bytes: reserved on a GPU, resident on a CPU; None if it is unknown."""
+    error: str = ""
+    """Why it does not run."""
+    rejected: str = ""
+    """Why it must not be kept although it runs."""
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    """Runs that were made one after the other in a random order."""
+
+    stage: Stage
+    why: str
+    most_runs: int | None
+    """The limit of the number of runs when the block was planned."""
+    runs: list[Run]
+
+
+class Tuning(Struct, frozen=True, kw_only=True):
+    """The state of a search, which is written after every block, so that --resume continues it."""
+
+    schema_version: int = VERSION
+    status: Status
+    command: str
+    """The command that runs the trials: train-bench, or program for one of the user."""
+    argv: list[str]
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """The time that the search has taken so far."""
+    settings: dict[str, Any]
+    """The complete settings of the baseline, by dot-key."""
+    subject: str
+    """What is tuned, in words."""
+    treatments: list[Treatment]
+    untried: list[Untried]
+    most_peak: float | None
+    """The memory limit in bytes; None without one."""
+    budget: float | None
+    """The time limit in seconds; None without one."""
+    look: str | None
+    """The run directory of the profile that the treatments were chosen by."""
+    blocks: list[Block] = []
+    losses: dict[str, Loss] = {}
+    """The judgement of each combination whose losses were judged, by its levels, as "0,1,0"."""
+    codes: dict[str, str] = {}
+    """For a program of the user, the code that does the same as each level, by "name level"."""
+    conclusion: Conclusion | None = None
+    keep: dict[str, Any] = {}
+    """The settings to keep, by dot-key; empty if no change is proved to be faster."""
+    error: dict[str, str | None] | None = None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs so far."""
+        return sum(len(block.runs) for block in self.blocks)
+
+    def changes(self, combination: tuple[int, ...]) -> dict[str, Any]:
+        """Returns the settings of a combination that differ from the baseline, by dot-key."""
+        found: dict[str, Any] = {}
+        for treatment, level in zip(self.treatments, combination, strict=True):
+            if level:
+                found |= treatment.levels[level - 1]
+        return found
+
+
+def named(combination: tuple[int, ...]) -> str:
+    """Returns the key of a combination in `Tuning.losses`."""
+    return ",".join(map(str, combination))
+
+
