@@ -1,0 +1,1 @@
+"""Finds the fastest settings of a program, and proves them."""
