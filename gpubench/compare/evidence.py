@@ -251,11 +251,11 @@ class Side:
             for window in run.windows:
                 ranks = [rows.loss for rows in run.steps.of_repeat(window.repeat).values()]
                 if ranks and not np.isnan(ranks[0]).all():
-                    curves.append(_averaged(ranks, np.mean))
-        return _averaged(curves, np.median) if curves else None
+                    curves.append(averaged(ranks, np.mean))
+        return averaged(curves, np.median) if curves else None
 
 
-def _averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
+def averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
     """Averages the curves over the steps that all of them have; NaN if one of them is not finite."""
     n = min(map(len, curves))
     if len(curves) == 1:

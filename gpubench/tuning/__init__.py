@@ -1,1 +1,1 @@
-"""The search for the fastest settings: which combinations to run, and what follows from their results."""
+"""Finds the fastest settings of a program, and proves them."""
