@@ -7,7 +7,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, memory, options, pipe_infer, profile, train_bench
+from gpubench.commands import compare, memory, options, pipe_infer, profile, train_bench, tune
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -32,6 +32,7 @@ app.command("profile", cls=options.TakesProgram, epilog=profile.EPILOG, context_
 app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     memory.memory
 )
+app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 
 

@@ -44,7 +44,7 @@ def measure(
     from gpubench.settings.loading import complete_all
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
-    base = _configuration(ctx, config, {}, ProgramSettings, TrainSettings)
+    base = configuration(ctx, config, {}, ProgramSettings, TrainSettings)
     if sum(map(bool, (vs, vs_args, vs_ref))) > 1:
         raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
     runs, labels = complete_all(base, vs, complete_program), []
@@ -77,7 +77,7 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
     defaults = {"profiling.enabled": "true", "experiment": "profile"}
-    base = _configuration(ctx, config, defaults, ProgramSettings, TrainSettings)
+    base = configuration(ctx, config, defaults, ProgramSettings, TrainSettings)
     run = completed(base, complete_program)
     if not run.settings.profiling.enabled:
         raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
@@ -108,7 +108,7 @@ def follow(ctx: typer.Context, config: str | None, shown: options.Shown, *, prin
     from gpubench.settings.loading import completed
     from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
 
-    base = _configuration(ctx, config, {}, ProgramMemorySettings, MemorySettings)
+    base = configuration(ctx, config, {}, ProgramMemorySettings, MemorySettings)
     run = completed(base, complete_program_memory)
     if print_config:
         running.print_configurations([run], "memory")
@@ -116,7 +116,7 @@ def follow(ctx: typer.Context, config: str | None, shown: options.Shown, *, prin
     running.run_and_report([run], ProgramMemoryRecorder, memory_recorder, **shown._asdict())
 
 
-def _configuration(
+def configuration(
     ctx: typer.Context,
     config: str | None,
     defaults: Mapping[str, Any],

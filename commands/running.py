@@ -83,9 +83,9 @@ def measure(
 ) -> "list[Outcome]":
     """Runs the configurations interleaved, and writes their reports.
 
-    `independent` and `order` are those of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the
-    other ranks become workers. For a program on several machines it returns on that of rank 0 only; on the others it
-    raises the error of the run or typer.Exit.
+    `independent` and `order` are those of `schedule.run`. Under the user's own torchrun the function returns on rank 0
+    only; the other ranks become workers. For a program on several machines it returns on that of rank 0 only; on the
+    others it raises the error of the run or typer.Exit.
     """
     from gpubench.host import launch, schedule
     from gpubench.host.live import view_on

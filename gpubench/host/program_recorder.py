@@ -206,6 +206,9 @@ class OfProgram(Recorder[P]):
     def on_gpu(self) -> bool:
         return self._device == "cuda"
 
+    def in_code(self, changes: Mapping[str, Any]) -> str:
+        return in_code(changes, self._places)
+
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""

@@ -346,6 +346,10 @@ class Recorder(ABC, Generic[S]):
         """Returns the findings in the words of who has to act on them."""
         return findings
 
+    def in_code(self, changes: Mapping[str, Any]) -> str:
+        """Returns the code of the program that does the same as some settings; "" if the program is gpubench's own."""
+        return ""
+
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """The settings of the recorded program by dot-key; None if they are not those of gpubench."""

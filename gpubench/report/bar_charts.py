@@ -98,6 +98,38 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
     return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
 
 
+Gain = tuple[str, float, float, float]
+"""A name, a ratio, and the ends of its 95 % interval."""
+
+
+def gains(title: str, items: Sequence[Gain]) -> Markup | None:
+    """Draws ratios with their intervals on a logarithmic axis around 1, the first one as a whole; None for none."""
+    if not items:
+        return None
+    limit = max(0.02, *(abs(math.log(ratio)) for _, ratio, _, _ in items)) * 1.25
+    limit = max(limit, min(2 * limit, max(abs(math.log(end)) for _, *ends in items for end in ends) * 1.05))
+    x = Scale(-limit, limit, 0, 100)
+    bottom = _foot(len(items))
+    axis = charts.bottom_axis(
+        [(x(math.log(tick.value)), tick) for tick in _ratio_ticks(limit)],
+        bottom,
+        TOP,
+        "throughput against the baseline",
+    )
+    drawn = []
+    for place, (name, ratio, low, high) in enumerate(items):
+        y = _middle(place)
+        style = "gain" if low > 1 else "loss" if high < 1 else "margin"
+        value = f"{ratio:.2f} x [{low:.2f}, {high:.2f}]"
+        parts = [
+            charts.bar(x(0), x(math.log(ratio)), y - THICKNESS / 2, THICKNESS, style, value),
+            *_whisker(x, math.log(low), math.log(high), y),
+        ]
+        drawn.append(Row(name, typeset(value), parts))
+    said = "; ".join(f"{row.name} {row.value}" for row in drawn)
+    return _rows(title, said, [charts.line(50, TOP, 50, bottom, "unchanged")], drawn, axis)
+
+
 def _limit(verdicts: Sequence[Verdict]) -> float:
     """Returns half the axis as a log ratio: what the leading metric and three quarters of all metrics need."""
     moved = [abs(math.log(verdict.ratio)) for verdict in verdicts if verdict.ratio]

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import singledispatch
 from itertools import groupby
 from typing import Any
@@ -78,8 +79,24 @@ class Terminal:
         root.setLevel(1)  # run.log filters by itself
         root.propagate = False
         level = logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]
-        root.addHandler(_OnConsole(self.err, level))
+        self._handler = _OnConsole(self.err, level)
+        root.addHandler(self._handler)
         logging.getLogger(PROGRAM_OUTPUT).setLevel(level)  # there may be millions of lines
+
+    def say(self, line: str) -> None:
+        """Prints a line about the progress on stderr, unless the terminal is quiet."""
+        if not self.quiet:
+            self.err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def errors_only(self) -> Iterator[None]:
+        """A context in which no log line below an error is printed, for many runs whose own logs have them."""
+        before = self._handler.level
+        self._handler.setLevel(max(before, logging.ERROR))
+        try:
+            yield
+        finally:
+            self._handler.setLevel(before)
 
     def render(self, document: Document) -> str:
         """Returns the document as it is printed on stdout, without printing it."""

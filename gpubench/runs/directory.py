@@ -296,11 +296,11 @@ class RunWriter:
             ) from None
 
 
-def create_directory(parent: Path) -> Path:
-    """Creates a folder under `parent` whose name sorts by time. Raises RunDirectoryError with the reason."""
+def create_directory(parent: Path, prefix: str = "") -> Path:
+    """Creates a folder under `parent` whose name sorts by time, after `prefix`. Raises RunDirectoryError."""
     while True:
         now = datetime.now(UTC)
-        path = parent / f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}-{secrets.token_hex(2)}"
+        path = parent / f"{prefix}{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}-{secrets.token_hex(2)}"
         try:
             path.mkdir(parents=True)
         except FileExistsError:

@@ -58,7 +58,8 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
 }  # fmt: skip
 
 
-def _bytes(value: Any) -> Any:
+def size_in_bytes(value: Any) -> Any:
+    """Returns a size such as "80GiB" in bytes, and what is no text as it is. Raises ValueError."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
@@ -338,7 +339,7 @@ class ProfilingSettings(Section):
         )
 
 
-DeviceMemory = Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(_bytes)]
+DeviceMemory = Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(size_in_bytes)]
 FITS = "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device"
 
 

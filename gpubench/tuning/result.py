@@ -1,16 +1,21 @@
 """The content of tune.json: what was tried, every run with its result, and what follows from them."""
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
+from gpubench import foreign_files
+from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.runs.directory import write_document
 from gpubench.tuning.losses import Outcome
 from gpubench.tuning.search import Conclusion, Stage
 from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 VERSION = 1
+FILE = "tune.json"
 
 
 class Loss(Struct, frozen=True):
@@ -100,3 +105,23 @@ def named(combination: tuple[int, ...]) -> str:
     return ",".join(map(str, combination))
 
 
+def save(folder: Path, tuning: Tuning) -> None:
+    """Writes tune.json. Raises RunFailed if that fails."""
+    try:
+        write_document(folder / FILE, tuning)
+    except OSError as error:
+        raise RunFailed(f"cannot write {folder / FILE}: {error.strerror}", "free some disk space") from None
+
+
+def read(folder: Path) -> Tuning:
+    """Reads tune.json. Raises RunDirectoryError if the folder has none, or one of another format."""
+    path = folder / FILE
+    try:
+        found: Tuning = msgspec.json.decode(foreign_files.content(path), type=Tuning)
+    except OSError:
+        raise RunDirectoryError(f"{folder} has no {FILE}", "name the directory of a search") from None
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error}", "start the search anew") from None
+    if found.schema_version > VERSION:
+        raise RunDirectoryError(f"{path} is of a newer version of gpubench", "update gpubench")
+    return found

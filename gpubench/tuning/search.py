@@ -217,6 +217,10 @@ class Search:
         if not left:
             self._blocks.append(block)
 
+    def limit(self, most_runs: int | None) -> None:
+        """Sets the number of runs that is never exceeded, because time is short; None for the default."""
+        self._most_runs = most_runs
+
     def planned(self) -> Plan:
         """Returns the runs of each stage, as far as they are known now."""
         expected: dict[Stage, int] = {

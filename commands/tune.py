@@ -1,0 +1,280 @@
+"""gpubench tune"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpubench.commands import options, output, program
+from gpubench.commands.options import option
+from gpubench.commands.running import measure, print_configurations
+from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
+from gpubench.ranks import launched_by_torchrun
+
+if TYPE_CHECKING:
+    from gpubench.report.terminal import Terminal
+    from gpubench.settings.loading import Configuration
+    from gpubench.tuner import Bench, Wishes
+    from gpubench.tuning.result import Tuning
+
+SEARCH = "Search"
+EPILOG = """Examples:
+
+gpubench tune --config gpt2-tiny
+
+gpubench tune --config resnet50 --memory 22GiB --budget 30m --keep-arithmetic
+
+gpubench tune --only performance.compile,data.workers,precision --json
+
+gpubench tune --try performance.cpu_threads=1,2 --try training.batch_size=64,128
+
+gpubench tune -- python train.py --epochs 1
+
+gpubench tune --resume results/tune-20261122-065319-773-81c0
+
+Every setting of --print-config is an option by its dotted name: --training.warmup_steps=20.
+
+Exit codes: 0 done, 1 the program does not run, 2 usage error, 130 interrupted.
+"""
+
+Memory = Annotated[
+    str | None, option("SIZE", "Keep no settings that need more memory, such as 22GiB.", SEARCH, "--memory")
+]
+Budget = Annotated[str | None, option("TIME", "Take at most about this long: 90s, 30m or 2h.", SEARCH, "--budget")]
+Only = Annotated[str | None, option("KEY[,KEY...]", "Try these settings only.", SEARCH, "--only")]
+Try = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--try",
+        metavar="KEY=VALUE[,VALUE...]",
+        help="Try these values of a setting, beside the usual settings; repeatable.",
+        rich_help_panel=SEARCH,
+    ),
+]
+KeepArithmetic = Annotated[
+    bool,
+    typer.Option(
+        "--keep-arithmetic",
+        help="Try no other precision and no other batch size.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Resume = Annotated[Path | None, option("DIR", "Continue the search in this directory.", SEARCH, "--resume")]
+
+
+def tune(
+    ctx: typer.Context,
+    config: options.Config = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    precision: options.Precision = None,
+    batch_size: options.BatchSize = None,
+    inference: options.Inference = False,
+    steps: options.Steps = None,
+    world_size: options.WorldSize = None,
+    device: options.Device = None,
+    memory: Memory = None,
+    budget: Budget = None,
+    only: Only = None,
+    try_: Try = None,
+    keep_arithmetic: KeepArithmetic = False,
+    resume: Resume = None,
+    experiment: options.Experiment = None,
+    results: options.Results = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    print_config: options.PrintConfig = False,
+) -> None:
+    """Find the fastest settings of a model or of your own program, prove them, and show what each one contributes."""
+    if launched_by_torchrun():
+        raise UsageError("tune starts fresh processes, which torchrun does not", "run it without torchrun")
+    shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
+    if resume:
+        _resume(ctx, resume, shown)
+        return
+    is_program = program.is_given(ctx, config)
+    base = _of_program(ctx, config) if is_program else _of_model(ctx, config)
+    wishes = _wishes(base.settings, memory, budget, only, try_, keep_arithmetic=keep_arithmetic)
+    if print_config:
+        print_configurations([base], "tune")
+        return
+    _search(base, wishes, shown)
+
+
+def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
+    from gpubench.settings.defaults import complete
+    from gpubench.settings.loading import completed, load
+    from gpubench.settings.schema import TrainSettings
+
+    return completed(load(TrainSettings, config, options.overrides(ctx, TrainSettings)), complete)
+
+
+def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
+    from gpubench.host.program_recorder import complete_program
+    from gpubench.settings.loading import completed
+    from gpubench.settings.schema import ProgramSettings, TrainSettings
+
+    return completed(program.configuration(ctx, config, {}, ProgramSettings, TrainSettings), complete_program)
+
+
+def _wishes(
+    settings: Any, memory: str | None, budget: str | None, only: str | None, tried: Sequence[str] | None, **more: Any
+) -> "Wishes":
+    """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
+    from gpubench.settings.field import fields
+    from gpubench.settings.keys import flatten
+    from gpubench.settings.loading import apply_overrides, canonical, nearest, parse_assignments, suggestion
+    from gpubench.settings.schema import RunSettings
+    from gpubench.settings.sections import size_in_bytes
+    from gpubench.tuner import Wishes
+
+    cls: type[RunSettings] = type(settings)
+    known = fields(cls)
+    named = [canonical(cls, name.strip()) for name in (only or "").split(",") if name.strip()]
+    if only is not None and not named:
+        raise UsageError("--only names no setting", "for example --only performance.compile,data.workers")
+    if unknown := [name for name in named if name not in known]:
+        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(nearest(cls, unknown[0])))
+    asked: dict[str, list[Any]] = {}
+    for text in tried or []:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise UsageError(f"--try {text!r} is not KEY=VALUE[,VALUE...]", "--try performance.cpu_threads=1,2")
+        key = canonical(cls, name)
+        for value in values.split(","):
+            changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
+            asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
+    try:
+        most_peak = size_in_bytes(memory) if memory else None
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}", "for example --memory 22GiB") from None
+    return Wishes(most_peak, _seconds(budget) if budget else None, frozenset(named), asked, **more)
+
+
+UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "": 1}
+
+
+def _seconds(text: str) -> float:
+    """Returns a time such as "30m" in seconds. Raises UsageError if it is none."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    try:
+        found = float(number) * UNITS[text[len(number) :].strip()]
+    except (KeyError, ValueError):
+        found = 0.0
+    if not 0 < found < 1e9:
+        raise UsageError(f"--budget {text!r} is no time", "write 90s, 30m or 2h")
+    return found
+
+
+def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) -> None:
+    """Looks at the program, and searches."""
+    import sys
+
+    from gpubench.report.terminal import Terminal
+    from gpubench.runs.directory import create_directory
+    from gpubench.tuner import look
+
+    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    folder = create_directory(base.settings.results, "tune-")
+    base = base.with_overrides({"experiment": folder.name}, "tune")
+    drawing = _drawing()
+    bench = _bench(base, drawing, terminal)
+    terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
+    tuning = look(base, bench, wishes, sys.argv)
+    _go_on(folder, tuning, base, bench, drawing, terminal, shown)
+
+
+def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
+    """Continues a search. Raises UsageError for a folder without one, or beside other options."""
+    from gpubench.report.terminal import Terminal
+    from gpubench.settings.keys import THE_RUN
+    from gpubench.settings.loading import Configuration, validate
+    from gpubench.settings.schema import COMMANDS
+    from gpubench.tuning.result import read
+
+    others = options.given(ctx).keys() - {"resume", "json", "quiet", "verbose"}
+    if others or ctx.args or options.program(ctx):
+        raise UsageError("--resume continues with the settings of the search", "leave out all other settings")
+    tuning = read(folder)
+    origins = dict.fromkeys(tuning.settings, THE_RUN)
+    settings = validate(COMMANDS[tuning.command], tuning.settings, origins)
+    base: Configuration[Any] = Configuration(settings, origins)
+    drawing = _drawing()
+    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    bench = _bench(base, drawing, terminal)
+    base = bench.complete(base)
+    _go_on(folder, tuning, base, bench, drawing, terminal, shown)
+
+
+def _go_on(
+    folder: Path,
+    tuning: "Tuning",
+    base: "Configuration[Any]",
+    bench: "Bench",
+    drawing: Any,
+    terminal: "Terminal",
+    shown: options.Shown,
+) -> None:
+    """Runs the search to its end, prints and writes the results, and raises the error that ended it early."""
+    import msgspec
+
+    from gpubench.report import tuning as report
+    from gpubench.tuner import Tuner
+    from gpubench.tuning import progress
+    from gpubench.tuning.result import save
+
+    def keep(found: "Tuning") -> None:
+        save(folder, found)
+
+    tuner = Tuner(msgspec.structs.replace(tuning, status="running", error=None), base, bench, keep)
+    keep(tuner.tuning)
+    ended: GpubenchError | None = None
+    if tuning.treatments:
+        planned = progress.length(tuner.plan(), tuner.seconds_a_run())
+        terminal.say(f"tune: {len(tuning.treatments)} settings to try, {planned}")
+    try:
+        while tuning.treatments and (block := tuner.next()):
+            drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())
+            terminal.say(f"tune: {drawing.head}")
+            tuner.advance(block)
+    except KeyboardInterrupt:  # between two runs
+        ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
+    except Interrupted:
+        ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
+    except GpubenchError as error:
+        ended = error
+    found = tuner.conclude(ended)
+    best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
+    report.write(folder, found, best.to_yaml() if best else None)
+    text = report.to_json(folder, found) if shown.json else terminal.render(report.document(folder, found))
+    output.write(text, f"{folder} has all results")
+    if ended:
+        raise ended
+
+
+def _drawing() -> Any:
+    from gpubench.host import live
+    from gpubench.tuning.progress import SearchDrawing
+
+    return SearchDrawing(live)
+
+
+def _bench(base: "Configuration[Any]", drawing: Any, terminal: "Terminal") -> "Bench":
+    from gpubench.host.program_recorder import ProgramRecorder, complete_program
+    from gpubench.host.recorder import TrainRecorder
+    from gpubench.settings.defaults import complete
+    from gpubench.settings.loading import completed
+    from gpubench.settings.schema import ProgramSettings
+    from gpubench.tuner import Bench
+
+    is_program = isinstance(base.settings, ProgramSettings)
+    recorder: Any = ProgramRecorder if is_program else TrainRecorder
+    completing: Any = complete_program if is_program else complete
+
+    def run(runs: "Sequence[Configuration[Any]]", order: Sequence[int]) -> Any:
+        with terminal.errors_only():
+            return measure(runs, recorder, drawing, terminal, order=order or range(len(runs)))
+
+    return Bench(lambda changed: completed(changed, completing), run)

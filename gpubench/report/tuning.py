@@ -1,0 +1,243 @@
+"""The report of a search for the fastest settings: the result, what each setting contributes, and what was not kept."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpubench import units
+from gpubench.memory.batch_sizes import Trade, weigh
+from gpubench.report import bar_charts, memory_figures
+from gpubench.report.document import (
+    UNASKED,
+    Block,
+    Cell,
+    Command,
+    Document,
+    Facts,
+    Figure,
+    Folded,
+    Heading,
+    Medium,
+    Paragraph,
+    Style,
+    table,
+)
+from gpubench.report.page import render
+from gpubench.runs import directory
+from gpubench.tuning.progress import gain, said
+from gpubench.tuning.result import Tuning, named
+from gpubench.tuning.search import Conclusion, Contribution, Dropped, Estimate
+
+BEST = "best.yaml"
+CHANGES = {
+    "same": "nothing that is computed",
+    "rounding": "the last digits",
+    "type": "the precision",
+    "batch": "the batch",
+}
+"""What a setting changes about the numbers, in words."""
+REASONS = {
+    "slower": "slower",
+    "no gain": "no gain that can be told from noise",
+    "does not run": "does not run",
+    "rejected": "rejected",
+    "memory": "needs too much memory",
+}
+SHOWN = 6
+"""The settings that are not kept and that a terminal shows without -v."""
+BUSY = 0.10
+"""The standard deviation between equal runs from which on the machine counts as too busy to tell."""
+
+
+def write(folder: Path, tuning: Tuning, best: str | None) -> None:
+    """Writes report.html and, if there are settings to keep, best.yaml, the complete settings `best`."""
+    directory.write_document(folder / directory.REPORT, render(document(folder, tuning)))
+    if best:
+        directory.write_document(folder / BEST, best)
+
+
+def to_json(folder: Path, tuning: Tuning) -> str:
+    """Returns tune.json with the paths of the page and of the best settings."""
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(tuning)
+    paths = {"path": str(folder), "report": str(folder / directory.REPORT)}
+    return directory.to_json(paths | ({"best": str(folder / BEST)} if tuning.keep else {}) | found)
+
+
+def document(folder: Path, tuning: Tuning) -> Document:
+    """Returns the report of a search that has ended, or was interrupted."""
+    blocks: list[Block] = [Paragraph(headline(tuning), "strong", on=Medium.TERMINAL | Medium.MARKDOWN)]
+    found = tuning.conclusion
+    if found:
+        blocks += [*_certainty(tuning, found), *_contributions(tuning, found), *_left_out(tuning, found)]
+    blocks += _untried(tuning)
+    if found:
+        blocks += _figures(tuning, found)
+    blocks += _next_steps(folder, tuning)
+    blocks.append(Facts(_facts(tuning)))
+    return Document(
+        headline(tuning), blocks, title=f"Tuning {tuning.subject}", context="gpubench tune", path=str(folder)
+    )
+
+
+def headline(tuning: Tuning) -> str:
+    """Returns the answer in one sentence."""
+    found = tuning.conclusion
+    if found and tuning.keep and found.gain:
+        return f"{tuning.subject}: {gain(found.gain)} as fast with {said(tuning.keep)}"
+    if found is None or not tuning.treatments:
+        return f"{tuning.subject}: there is no setting to try"
+    if tuning.status == "interrupted":
+        return f"{tuning.subject}: nothing is proved yet, after {units.counted(tuning.runs, 'run')}"
+    if found.noise and found.noise.sigma > BUSY:
+        return f"{tuning.subject}: equal runs differ too much to tell which settings are faster"
+    if found.gain and any(found.best):
+        return f"{tuning.subject}: no settings are proved to be faster; the best ones gave {gain(found.gain)}"
+    return f"{tuning.subject}: none of the settings that were tried makes it faster"
+
+
+def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+    if found.noise:
+        spread = units.percent(found.noise.sigma)
+        made = units.counted(tuning.runs, "run")
+        yield Paragraph(
+            f"{made} in {units.seconds(tuning.seconds)}; equal runs differ by {spread} (standard deviation); "
+            "intervals are 95 %, and the gain is that of fresh runs made after the choice",
+            "quiet",
+        )
+    judged = tuning.losses.get(named(found.best))
+    if judged and any(found.best):
+        tone: Any = "plain" if judged.outcome == "unharmed" else "warning"
+        yield Paragraph(f"loss {judged.outcome}: {judged.reason}", tone)
+
+
+def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+    rows = [_contribution(tuning, found, one) for one in found.contributions]
+    yield Heading("What each setting contributes")
+    yield table(
+        "", rows, words=("setting", "changes", "loss alone"), sentences=("loss alone",), expendable=("changes",)
+    )
+    pairs = [
+        {
+            "settings": " and ".join(
+                said(_changes(tuning, factor, level)) for factor, level in zip(pair.factors, pair.levels, strict=True)
+            ),
+            "together, beyond their own gains": gain(pair.effect),
+        }
+        for pair in found.pairs
+    ]
+    yield table("", pairs, words=("settings",))
+
+
+def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[str, str | Cell]:
+    treatment = next(each for each in tuning.treatments if each.name == one.factor)
+    place = tuning.treatments.index(treatment)
+    alone = tuple(one.level if number == place else 0 for number in range(len(tuning.treatments)))
+    judged = tuning.losses.get(named(alone))
+    return {
+        "setting": said(_changes(tuning, one.factor, one.level)),
+        "with the others": _cell(one.with_others),
+        "alone": _cell(one.alone),
+        "changes": CHANGES[treatment.numbers],
+        "loss alone": judged.outcome if judged else "",
+    }
+
+
+def _cell(estimate: Estimate | None) -> Cell:
+    if estimate is None:
+        return Cell("")
+    style: Style = "better" if estimate.low > 1 else "worse" if estimate.high < 1 else "inconclusive"
+    return Cell(gain(estimate), style=style)
+
+
+def _changes(tuning: Tuning, factor: str, level: int) -> Any:
+    return next(each.levels[level - 1] for each in tuning.treatments if each.name == factor)
+
+
+def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+    rows = [_dropped(tuning, one) for one in found.dropped]
+    title = "Tried and not kept"
+    yield Heading(title)
+    yield table(title, rows[:SHOWN], words=("setting", "why"), sentences=("why",), on=Medium.BRIEF, rest=_rest(rows))
+    yield table(title, rows, words=("setting", "why"), sentences=("why",), on=UNASKED)
+
+
+def _rest(rows: Sequence[Any]) -> str:
+    return f"{len(rows) - SHOWN} more with -v" if len(rows) > SHOWN else ""
+
+
+def _dropped(tuning: Tuning, one: Dropped) -> dict[str, str | Cell]:
+    why = REASONS[one.reason]
+    return {
+        "setting": said(_changes(tuning, one.factor, one.level)),
+        "gain": _cell(one.gain),
+        "why": f"{why}: {one.detail}" if one.detail and one.detail != why else why,
+    }
+
+
+def _untried(tuning: Tuning) -> Iterator[Block]:
+    lines = [f"{one.name}: {one.reason}" for one in tuning.untried]
+    if lines:
+        yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=UNASKED)], on=UNASKED)
+
+
+def _figures(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+    items = [("all together", *found.gain)] if found.gain and any(found.best) else []
+    kept = sorted(found.contributions, key=lambda one: one.with_others.ratio if one.with_others else 1.0, reverse=True)
+    for one in kept:
+        name = said(_changes(tuning, one.factor, one.level))
+        items += [(name, *one.with_others)] if one.with_others else []
+    if drawing := bar_charts.gains("gain of each setting beside the others", items):
+        note = "Each setting: with all others kept, against the same without it. Whiskers: 95 % intervals."
+        yield Figure("Gain of each setting", drawing, note, shape="rows")
+    trades = []
+    for tried in found.tried:
+        spread = found.noise.sigma / math.sqrt(tried.runs) if found.noise else 0.0
+        rate = math.exp(tried.rate) if tried.rate is not None else None
+        interval = (rate * math.exp(-2 * spread), rate * math.exp(2 * spread)) if rate and spread else None
+        peak = round(tried.peak) if tried.peak else None
+        trades.append(Trade(tuning.changes(tried.combination), peak, rate, interval, reason=tried.rejected or None))
+    weighed = weigh(trades)
+    yield from memory_figures.trades(weighed)
+    rows = [
+        {
+            "run": str(number),
+            "settings": said(trade.fix) or "as they are",
+            "peak": units.size(trade.peak) if trade.peak else "",
+            "throughput": units.rate(trade.throughput, "samples/s") if trade.throughput else "does not run",
+        }
+        for number, trade in enumerate(weighed.trades, 1)
+    ]
+    shown = table("", rows, words=("settings",), on=Medium.PAGE)
+    yield Folded("Every combination that was tried", [shown], on=Medium.PAGE)
+
+
+def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
+    if tuning.keep:
+        yield Command("to run it", f"gpubench train-bench --config {shlex.quote(str(folder / BEST))}", "strong")
+        codes = [
+            code
+            for one in (tuning.conclusion.contributions if tuning.conclusion else ())
+            if (code := tuning.codes.get(f"{one.factor} {one.level}"))
+        ]
+        for code in codes:
+            yield Command("in code", code)
+    if tuning.status == "interrupted":
+        yield Command("to go on", f"gpubench tune --resume {shlex.quote(str(folder))}", "strong")
+    yield Command("page", str(folder / directory.REPORT), on=Medium.TERMINAL)
+
+
+def _facts(tuning: Tuning) -> dict[str, dict[str, str]]:
+    found = {
+        "started": tuning.started,
+        "took": units.seconds(tuning.seconds),
+        "runs": str(tuning.runs),
+        "memory limit": units.size(tuning.most_peak) if tuning.most_peak else "none",
+        "time limit": units.seconds(tuning.budget) if tuning.budget else "none",
+        "profile": tuning.look or "",
+    }
+    stages: dict[str, str] = {block.stage: block.why for block in tuning.blocks}
+    return {"The search": found, "Stages": stages}

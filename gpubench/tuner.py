@@ -1,0 +1,330 @@
+"""Tunes a program: looks at it, runs the blocks of a search in fresh processes, and keeps what follows from them."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpubench import devices
+from gpubench.compare.comparability import headline
+from gpubench.compare.evidence import RunEvidence, open_run
+from gpubench.errors import GpubenchError, Interrupted
+from gpubench.host.schedule import Outcome
+from gpubench.runs.directory import timestamp
+from gpubench.settings.defaults import local_ranks
+from gpubench.settings.field import fields
+from gpubench.settings.keys import THE_RUN, flatten
+from gpubench.settings.loading import Configuration
+from gpubench.settings.schema import RunSettings, from_outside
+from gpubench.tuning import losses
+from gpubench.tuning.result import Block, Loss, Run, Tuning, named
+from gpubench.tuning.search import Block as Wanted
+from gpubench.tuning.search import Combination, Factor, Plan, Result, Search, Standing
+from gpubench.tuning.treatments import Numbers, Subject, Treatment, choose
+
+TUNE = "tune"
+"""The origin of the settings that a search changes."""
+PEAKS = ("peak_memory_reserved", "peak_memory_rss")
+"""The metrics of the peak memory on a GPU and on a CPU."""
+OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
+TRIED: Mapping[str, Any] = {
+    "profiling.enabled": False,
+    "logging.graph": False,
+    "measurement.measure_peak": False,
+    "measurement.target_precision": None,
+}
+"""Settings of every run of a search."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The functions that complete and run configurations."""
+
+    complete: Callable[[Configuration[Any]], Configuration[Any]]
+    """Completes a configuration. Raises GpubenchError if it cannot be run."""
+    run: Callable[[Sequence[Configuration[Any]], Sequence[int]], Sequence[Outcome]]
+    """Runs one repeat for each number of a configuration, in this order. A run that fails does not end the others."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asks of a search."""
+
+    most_peak: float | None = None
+    """The memory limit in bytes."""
+    budget: float | None = None
+    """The time limit in seconds."""
+    only: frozenset[str] = frozenset()
+    asked: Mapping[str, Sequence[Any]] | None = None
+    """Values to try, by dot-key."""
+    keep_arithmetic: bool = False
+
+
+def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[str]) -> Tuning:
+    """Profiles the program once, and chooses the treatments to try. Raises the error of the run if it fails."""
+    began = time.monotonic()
+    settings = flatten(base.settings.model_dump())
+    outcome = _profiled(base, bench)
+    if outcome.error:
+        raise outcome.error
+    recorder = outcome.recorder
+    run = open_run(recorder.writer.path)
+    subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome)
+    cls: type[RunSettings] = type(base.settings)
+    known = frozenset(fields(cls))
+    adjustable = from_outside()
+    numbers: dict[str, Numbers] = {key: outside.numbers for key, outside in adjustable.items()}
+    if "program.command" in settings:
+        known &= adjustable.keys()
+    treatments, untried = choose(
+        subject, known, numbers, only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
+    )
+    codes = {
+        f"{treatment.name} {level}": code
+        for treatment in treatments
+        for level, changes in enumerate(treatment.levels, 1)
+        if (code := recorder.in_code(changes))
+    }
+    return Tuning(
+        status="running",
+        command=cls.command,
+        argv=list(argv),
+        started=timestamp(),
+        seconds=time.monotonic() - began,
+        settings=msgspec.to_builtins(flatten(base.settings.model_dump(mode="json"))),
+        subject=headline(run),
+        treatments=treatments,
+        untried=untried,
+        most_peak=wishes.most_peak,
+        budget=wishes.budget,
+        look=str(recorder.writer.path),
+        codes=codes,
+    )
+
+
+def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
+    """Runs the program once, and once more with the profiler, unless it has too few steps for that."""
+    once = {"measurement.repeats": 1}
+    try:
+        run = bench.complete(base.with_overrides({**TRIED, **once, "profiling.enabled": True}, TUNE))
+    except GpubenchError:
+        run = bench.complete(base.with_overrides({**TRIED, **once}, TUNE))
+    (outcome,) = bench.run([run], ())
+    return outcome
+
+
+def _subject(run: RunEvidence, settings: Mapping[str, Any], on_gpu: bool, outcome: Outcome) -> Subject:
+    findings = outcome.recorder.findings
+    step, wait = (run.metrics.get(name) for name in ("step_time", "phase_data_wait"))
+    return Subject(
+        settings=settings,
+        on_gpu=on_gpu,
+        cores=devices.physical_cores(),
+        ranks=local_ranks(outcome.recorder.settings) if "program.command" not in run.settings else _ranks(run),
+        sample_shape=str(run.workload.get("sample_shape") or ""),
+        waits=wait.estimate / step.estimate if step and wait else 0.0 if step else None,
+        fixes=[finding.fix for finding in findings.findings if finding.fix] if findings else [],
+    )
+
+
+def _ranks(run: RunEvidence) -> int:
+    return run.record.world_size if run.record else 1
+
+
+class Tuner:
+    """A search that goes on from its recorded state, block by block."""
+
+    def __init__(self, tuning: Tuning, base: Configuration[Any], bench: Bench, save: Callable[[Tuning], None]) -> None:
+        """`base` is the complete configuration of the baseline; `save` writes the state after each block."""
+        self.tuning = tuning
+        self._base = Configuration(base.settings, dict.fromkeys(flatten(base.settings.model_dump()), THE_RUN))
+        self._bench = bench
+        self._save = save
+        self._began = time.monotonic() - tuning.seconds
+        self._search = Search(
+            [Factor(treatment.name, 1 + len(treatment.levels)) for treatment in tuning.treatments],
+            most_peak=tuning.most_peak,
+        )
+        for block in tuning.blocks:
+            self._search.limit(block.most_runs)
+            self._search.next()
+            self._search.record([_result(run) for run in block.runs])
+        self._evidence: dict[str, RunEvidence] = {}
+
+    def plan(self) -> Plan:
+        """Returns the runs of each stage, as far as they are known."""
+        self._search.limit(self._affordable())
+        return self._search.planned()
+
+    def standing(self) -> Sequence[Standing]:
+        """Returns what is known of each treatment so far."""
+        return self._search.standing()
+
+    def next(self) -> Wanted | None:
+        """Returns the block to run next; None at the end of the search, or of its budget."""
+        self._search.limit(self._affordable())
+        return self._search.next()
+
+    def seconds_a_run(self) -> float | None:
+        """Returns how long a run takes; None before the first one."""
+        runs = self.tuning.runs + 2  # the first look has taken two
+        return self.tuning.seconds / runs if self.tuning.seconds else None
+
+    def advance(self, block: Wanted) -> None:
+        """Runs a block and keeps its results. Raises Interrupted if the user interrupts; the results so far are kept."""
+        most = self._affordable()
+        runs, interrupted = self._run(block)
+        runs = self._judged(block, runs)
+        self._search.record([_result(run) for run in runs])
+        if runs:
+            recorded = Block(stage=block.stage, why=block.why, most_runs=most, runs=runs)
+            self._keep(blocks=[*self.tuning.blocks, recorded])
+        if interrupted:
+            raise interrupted
+
+    def conclude(self, error: GpubenchError | None = None) -> Tuning:
+        """Returns and saves what follows from the results; `error` has ended the search early."""
+        found = self._search.conclude()
+        status = "interrupted" if isinstance(error, Interrupted) else "failed" if error else "completed"
+        self._keep(
+            status=status,
+            conclusion=found,
+            keep=self.tuning.changes(found.best) if found.proved else {},
+            error=error.record() if error else None,
+        )
+        return self.tuning
+
+    def configuration(self, combination: Combination) -> Configuration[Any]:
+        """Returns the complete configuration of the baseline with a combination of the treatments' levels."""
+        return self._bench.complete(self._base.with_overrides(self.tuning.changes(combination), TUNE))
+
+    def _keep(self, **changes: Any) -> None:
+        seconds = time.monotonic() - self._began
+        self.tuning = msgspec.structs.replace(self.tuning, seconds=seconds, **changes)
+        self._save(self.tuning)
+
+    def _affordable(self) -> int | None:
+        """Returns the number of runs that the time limit allows in all; None without a limit."""
+        budget, each = self.tuning.budget, self.seconds_a_run()
+        if budget is None or each is None:
+            return None
+        left = budget - (time.monotonic() - self._began)
+        return self.tuning.runs + max(0, math.floor(left / each))
+
+    def _run(self, block: Wanted) -> tuple[list[Run], Interrupted | None]:
+        """Runs a block. Returns its runs as far as they were made, and the interruption that ended them."""
+        wanted = [(combination, self._seed(block, place)) for place, combination in enumerate(block.runs)]
+        refused: dict[Combination, GpubenchError] = {}
+        groups: dict[tuple[Combination, int | None], Configuration[Any]] = {}
+        for group in dict.fromkeys(wanted):
+            combination, seed = group
+            changes = {**TRIED, "measurement.repeats": wanted.count(group)} | self.tuning.changes(combination)
+            if seed is not None:
+                changes["seed"] = seed
+            try:
+                groups[group] = self._bench.complete(self._base.with_overrides(changes, TUNE))
+            except GpubenchError as error:
+                refused[combination] = error
+        numbers = {group: number for number, group in enumerate(groups)}
+        order = [numbers[group] for group in wanted if group in numbers]
+        outcomes = self._bench.run(list(groups.values()), order) if groups else []
+        made = dict.fromkeys(groups, 0)
+        runs: list[Run] = []
+        for group in wanted:
+            if group not in numbers:
+                runs.append(Run(combination=group[0], path=None, throughput=None, error=refused[group[0]].message))
+                continue
+            run, interrupted = self._as_run(group[0], outcomes[numbers[group]], made[group])
+            if interrupted:
+                return runs, interrupted
+            runs.append(run)
+            made[group] += 1
+        return runs, None
+
+    def _seed(self, block: Wanted, place: int) -> int | None:
+        """Returns the seed of a run, if gpubench sets it: the baseline's first runs have several, to vary the loss."""
+        seed = self.tuning.settings.get("seed")
+        if seed is None or block.stage != "noise":
+            return None
+        return int(seed) + max(0, place - 1)
+
+    def _as_run(self, combination: Combination, outcome: Outcome, repeat: int) -> tuple[Run, Interrupted | None]:
+        path = str(outcome.recorder.writer.path)
+        throughput = outcome.summary.get("throughput")
+        if throughput and repeat < len(throughput.repeats):
+            metrics = {metric.name: metric for metric in outcome.summary.metrics}
+            peak = next((metrics[name].repeats for name in PEAKS if name in metrics), [])
+            most = peak[repeat] if repeat < len(peak) else None
+            return Run(combination=combination, path=path, throughput=throughput.repeats[repeat], peak=most), None
+        interrupted = outcome.error if isinstance(outcome.error, Interrupted) else None
+        why = outcome.error.message if outcome.error else "no step was measured"
+        return Run(combination=combination, path=path, throughput=None, error=why), interrupted
+
+    def _judged(self, block: Wanted, runs: Sequence[Run]) -> list[Run]:
+        """Returns the runs, each with the reason why it must not be kept, if there is one."""
+        reasons = {combination: self._rejection(block, combination, runs) for combination in {*block.runs}}
+        return [
+            msgspec.structs.replace(run, rejected=reasons[run.combination]) if run.throughput else run for run in runs
+        ]
+
+    def _rejection(self, block: Wanted, combination: Combination, runs: Sequence[Run]) -> str:
+        """Returns why a combination must not be kept: it changes nothing, does less work, or harms the loss."""
+        found = self._evidence_of(combination, runs)
+        if not any(combination) or not found:
+            return ""
+        if reason := self._without_effect(combination, found):
+            return reason
+        baseline = self._evidence_of((0,) * len(combination), runs)
+        for run in found:
+            if baseline and (less := losses.less_work(losses.work_of(baseline[0]), losses.work_of(run))):
+                return less
+        if block.stage not in ("alone", "confirming"):
+            return ""
+        judged = self._judge_losses(combination, baseline, found)
+        self.tuning = msgspec.structs.replace(self.tuning, losses=self.tuning.losses | {named(combination): judged})
+        return judged.reason if judged.outcome == "harmed" else ""
+
+    def _judge_losses(
+        self, combination: Combination, baseline: Sequence[RunEvidence], found: Sequence[RunEvidence]
+    ) -> Loss:
+        treatments = [one for one, level in zip(self.tuning.treatments, combination, strict=True) if level]
+        if any(one.numbers == "batch" for one in treatments):
+            return Loss("unknown", OTHER_BATCH)
+        ours, theirs = ([curve for run in side for curve in losses.curves_of(run)] for side in (baseline, found))
+        precision = self.tuning.settings.get("precision")
+        judged = losses.judge(ours, theirs, _claim(treatments), precision=str(precision) if precision else None)
+        return Loss(judged.outcome, judged.reason)
+
+    @staticmethod
+    def _without_effect(combination: Combination, found: Sequence[RunEvidence]) -> str:
+        """Returns why a single treatment found nothing to change; "" if it did, or several were tried together."""
+        if sum(map(bool, combination)) > 1:
+            return ""
+        missed = found[0].summary.missed
+        return f"not applied: {'; '.join(dict.fromkeys(missed.values()))}" if missed else ""
+
+    def _evidence_of(self, combination: Combination, runs: Sequence[Run]) -> list[RunEvidence]:
+        """Returns the run directories of a combination so far, with those of the current block, `runs`."""
+        made = [run for block in self.tuning.blocks for run in block.runs] + list(runs)
+        paths = dict.fromkeys(run.path for run in made if run.combination == combination and run.throughput)
+        return [self._open(path) for path in paths if path]
+
+    def _open(self, path: str) -> RunEvidence:
+        if path not in self._evidence:
+            self._evidence[path] = open_run(Path(path))
+        return self._evidence[path]
+
+
+def _claim(treatments: Sequence[Treatment]) -> losses.Claim:
+    """Returns the widest claim of the treatments about the computed numbers."""
+    numbers = {one.numbers for one in treatments}
+    return "type" if "type" in numbers else "rounding" if "rounding" in numbers else "same"
+
+
+def _result(run: Run) -> Result:
+    rate = math.log(run.throughput) if run.throughput else None
+    return Result(rate, run.peak, run.rejected)
