@@ -1,6 +1,7 @@
 """gpubench tune"""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,7 +183,11 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) 
     drawing = _drawing()
     bench = _bench(base, drawing, terminal)
     terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
-    tuning = look(base, bench, wishes, sys.argv)
+    try:
+        tuning = look(base, bench, wishes, sys.argv)
+    finally:
+        with suppress(OSError):  # it is empty if nothing was run
+            folder.rmdir()
     _go_on(folder, tuning, base, bench, drawing, terminal, shown)
 
 
@@ -236,8 +241,7 @@ def _go_on(
         terminal.say(f"tune: {len(tuning.treatments)} settings to try, {planned}")
     try:
         while tuning.treatments and (block := tuner.next()):
-            drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())
-            terminal.say(f"tune: {drawing.head}")
+            terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
             tuner.advance(block)
     except KeyboardInterrupt:  # between two runs
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")

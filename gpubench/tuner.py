@@ -106,13 +106,19 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     )
 
 
+def usual(settings: RunSettings) -> dict[str, Any]:
+    """Returns the settings of every run of a search, as far as the command has them."""
+    known = fields(type(settings))
+    return {key: value for key, value in TRIED.items() if key in known}
+
+
 def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
     """Runs the program once, and once more with the profiler, unless it has too few steps for that."""
-    once = {"measurement.repeats": 1}
+    changes = usual(base.settings) | {"measurement.repeats": 1}
     try:
-        run = bench.complete(base.with_overrides({**TRIED, **once, "profiling.enabled": True}, TUNE))
+        run = bench.complete(base.with_overrides(changes | {"profiling.enabled": True}, TUNE))
     except GpubenchError:
-        run = bench.complete(base.with_overrides({**TRIED, **once}, TUNE))
+        run = bench.complete(base.with_overrides(changes, TUNE))
     (outcome,) = bench.run([run], ())
     return outcome
 
@@ -175,7 +181,7 @@ class Tuner:
         return self.tuning.seconds / runs if self.tuning.seconds else None
 
     def advance(self, block: Wanted) -> None:
-        """Runs a block and keeps its results. Raises Interrupted if the user interrupts; the results so far are kept."""
+        """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it."""
         most = self._affordable()
         runs, interrupted = self._run(block)
         runs = self._judged(block, runs)
@@ -222,7 +228,8 @@ class Tuner:
         groups: dict[tuple[Combination, int | None], Configuration[Any]] = {}
         for group in dict.fromkeys(wanted):
             combination, seed = group
-            changes = {**TRIED, "measurement.repeats": wanted.count(group)} | self.tuning.changes(combination)
+            changes = usual(self._base.settings) | self.tuning.changes(combination)
+            changes["measurement.repeats"] = wanted.count(group)
             if seed is not None:
                 changes["seed"] = seed
             try:

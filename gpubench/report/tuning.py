@@ -69,14 +69,17 @@ def to_json(folder: Path, tuning: Tuning) -> str:
 
 def document(folder: Path, tuning: Tuning) -> Document:
     """Returns the report of a search that has ended, or was interrupted."""
-    blocks: list[Block] = [Paragraph(headline(tuning), "strong", on=Medium.TERMINAL | Medium.MARKDOWN)]
+    blocks: list[Block] = []
     found = tuning.conclusion
     if found:
-        blocks += [*_certainty(tuning, found), *_contributions(tuning, found), *_left_out(tuning, found)]
+        blocks += [*_certainty(tuning, found), *_next_steps(folder, tuning), *_gains(tuning, found)]
+        blocks += [*_contributions(tuning, found), *_left_out(tuning, found)]
+    else:
+        blocks += _next_steps(folder, tuning)
     blocks += _untried(tuning)
     if found:
-        blocks += _figures(tuning, found)
-    blocks += _next_steps(folder, tuning)
+        blocks += _tradeoff(tuning, found)
+    blocks.append(Command("page", str(folder / directory.REPORT), on=Medium.TERMINAL))
     blocks.append(Facts(_facts(tuning)))
     return Document(
         headline(tuning), blocks, title=f"Tuning {tuning.subject}", context="gpubench tune", path=str(folder)
@@ -160,7 +163,6 @@ def _changes(tuning: Tuning, factor: str, level: int) -> Any:
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     rows = [_dropped(tuning, one) for one in found.dropped]
     title = "Tried and not kept"
-    yield Heading(title)
     yield table(title, rows[:SHOWN], words=("setting", "why"), sentences=("why",), on=Medium.BRIEF, rest=_rest(rows))
     yield table(title, rows, words=("setting", "why"), sentences=("why",), on=UNASKED)
 
@@ -179,12 +181,16 @@ def _dropped(tuning: Tuning, one: Dropped) -> dict[str, str | Cell]:
 
 
 def _untried(tuning: Tuning) -> Iterator[Block]:
-    lines = [f"{one.name}: {one.reason}" for one in tuning.untried]
+    by_reason: dict[str, list[str]] = {}
+    for one in tuning.untried:
+        by_reason.setdefault(one.reason, []).append(one.name)
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     if lines:
         yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=UNASKED)], on=UNASKED)
 
 
-def _figures(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+    """Yields the picture of the gain, with that of each setting."""
     items = [("all together", *found.gain)] if found.gain and any(found.best) else []
     kept = sorted(found.contributions, key=lambda one: one.with_others.ratio if one.with_others else 1.0, reverse=True)
     for one in kept:
@@ -193,6 +199,10 @@ def _figures(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     if drawing := bar_charts.gains("gain of each setting beside the others", items):
         note = "Each setting: with all others kept, against the same without it. Whiskers: 95 % intervals."
         yield Figure("Gain of each setting", drawing, note, shape="rows")
+
+
+def _tradeoff(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
+    """Yields every combination that was tried, with its throughput and its memory."""
     trades = []
     for tried in found.tried:
         spread = found.noise.sigma / math.sqrt(tried.runs) if found.noise else 0.0
@@ -227,7 +237,6 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
             yield Command("in code", code)
     if tuning.status == "interrupted":
         yield Command("to go on", f"gpubench tune --resume {shlex.quote(str(folder))}", "strong")
-    yield Command("page", str(folder / directory.REPORT), on=Medium.TERMINAL)
 
 
 def _facts(tuning: Tuning) -> dict[str, dict[str, str]]:

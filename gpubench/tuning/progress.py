@@ -14,26 +14,33 @@ from gpubench.tuning.search import Block, Estimate, Plan, Standing
 
 
 class SearchDrawing:
-    """Describes the current run as `inner` does, below the state of the search. See `host.live.Drawing`."""
+    """Describes the current run as `inner` does, with the state of the search. See `host.live.Drawing`."""
 
     def __init__(self, inner: Drawing[Any]) -> None:
         self._inner = inner
-        self.head = ""
-        """The stage of the search and the runs of its current block, in words."""
+        self._stage = "first look"
+        self._why = ""
+        self._runs = range(1, 3)
+        """The numbers of the runs of the current block; the first look has two."""
+        self._of = ""
+        self._begun = 0
+        self._progress: Any = None
         self._table: Sequence[tuple[str, ...]] = ()
 
-    def show(self, tuning: Tuning, block: Block, plan: Plan, standing: Sequence[Standing]) -> None:
-        """Sets the state of the search, at the start of a block."""
-        first, last = plan.done + 1, plan.done + len(block.runs)
-        self.head = f"{block.stage}: runs {first} to {last} of about {plan.total}. {block.why}"
+    def show(self, tuning: Tuning, block: Block, plan: Plan, standing: Sequence[Standing]) -> str:
+        """Sets the state of the search at the start of a block, and returns it as one line."""
+        self._stage, self._why, self._begun, self._progress = block.stage, block.why, 0, None
+        self._runs = range(plan.done + 1, plan.done + 1 + len(block.runs))
+        self._of = f" of about {max(plan.total, self._runs[-1])}"
         levels = {treatment.name: treatment.levels for treatment in tuning.treatments}
         self._table = [
             (said(levels[one.factor][one.level - 1]), gain(one.gain), one.excluded or ("kept so far" * one.kept))
             for one in standing
         ]
+        return f"{self._stage}, runs {self._runs[0]} to {self._runs[-1]}{self._of}: {self._why}"
 
     def describe(self, progress: Any) -> str:
-        return str(self._inner.describe(progress))
+        return f"{self._place(progress)}  {self._inner.describe(progress)}"
 
     def draw(self, experiment: str, progress: Any) -> RenderableType:
         table = plain_table()
@@ -41,7 +48,16 @@ class SearchDrawing:
             table.add_column(name)
         for row in self._table:
             table.add_row(*map(Text, row))
-        return Group(Text(self.head, style="bold"), table, self._inner.draw("", progress))
+        head = Text(self._place(progress), style="bold")
+        return Group(head, Text(self._why, style="dim"), table, self._inner.draw("", progress))
+
+    def _place(self, progress: Any) -> str:
+        """Returns the stage and the number of the run. Each run has a progress of its own."""
+        if progress is not self._progress:
+            self._progress = progress
+            self._begun += 1
+        number = self._runs[min(self._begun, len(self._runs)) - 1]
+        return f"{self._stage}, run {number}{self._of}"
 
 
 def said(changes: Mapping[str, Any]) -> str:
