@@ -11,20 +11,37 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpubench.compare.intervals import Error
+from gpubench.compare.intervals import SIGNIFICANT
+from gpubench.tuning.confirmation import Confirmation, Measured
+from gpubench.tuning.designs import MOST_CANDIDATES, highest, informative, least_alike, space
+from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY, Limits, Outcome
+from gpubench.tuning.model import Combination, Terms, posterior
 
-Combination = tuple[int, ...]
-"""The level of each factor. Level 0 is the value before the search, so zeros are the baseline."""
 Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
 Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
-Array = NDArray[np.float64]
 
 NOISE_RUNS = 4
-MOST_RUNS = 51
-ROUNDS = 3
+SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
+CHOOSING_BLOCK = 4
+ROUNDS = 2  # of a confirmation, at least
+USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
+USUAL_RUNS = 50
+NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
+CLEAR_REGRET = 0.002  # an expected loss in log throughput at which the choice is made
+WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
+NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
+CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
+SCALE_FROM = 0.03  # noise from which on more runs are planned than usual
+MOST_SCALE = 3.0
+WHY: Mapping[Stage, str] = {
+    "noise": "The settings as they are, to see how much equal runs differ.",
+    "alone": "Each setting alone, to see whether it runs and what it does.",
+    "screening": "Many settings at once, mixed so that their effects can be told apart.",
+    "choosing": "Runs that tell best which of the leading combinations is the fastest.",
+    "confirming": "Fresh runs of the best combination, of the settings as they are, and of the best without each part.",
+}
 
 
 @dataclass(frozen=True)
@@ -187,209 +204,248 @@ class Search:
         seed: int = 0,
     ) -> None:
         self._factors = tuple(factors)
+        self._levels = [factor.levels for factor in factors]
+        self._terms = Terms(self._levels)
         self._most_runs = most_runs
         self._most_peak = most_peak
         self._seed = seed
+        self._baseline: Combination = (0,) * len(factors)
         self._runs: list[_Run] = []
-        self._blocks: list[Block] = []
+        self._blocks = 0
         self._pending: Block | None = None
-        self._baseline = (0,) * len(self._factors)
+        self._over = False
         self._chosen: Combination | None = None
+        self._since = 0  # the block with which the confirmation of `_chosen` began
+        self._latest: _Knowledge | None = None
 
     def next(self) -> Block | None:
         """Returns the runs to make next; None if the search is over. The same block until `record` is called."""
-        if self._pending is None:
+        if self._pending is None and not self._over:
             self._pending = self._following()
+            self._over = self._pending is None
         return self._pending
 
     def record(self, block_results: Sequence[Result]) -> None:
-        """Takes the results of the block that `next` returned, in its order; fewer if it was interrupted."""
+        """Takes the results of the block that `next` returned, in its order.
+
+        If there are fewer, because the block was interrupted, `next` returns the rest of it.
+        """
         block = self._pending
         if block is None or len(block_results) > len(block.runs):
-            raise ValueError("there are more results than runs of the last block")
-        number = len(self._blocks)
-        self._runs += [
-            _Run(number, block.stage, combination, result)
-            for combination, result in zip(block.runs, block_results, strict=False)
-        ]
+            raise ValueError("there are more results than runs in the block")
+        made = zip(block.runs, block_results, strict=False)
+        self._runs += [_Run(self._blocks, block.stage, combination, result) for combination, result in made]
+        self._latest = None
         left = block.runs[len(block_results) :]
         self._pending = Block(block.stage, left, block.why) if left else None
-        if not left:
-            self._blocks.append(block)
+        self._blocks += not left
 
     def limit(self, most_runs: int | None) -> None:
         """Sets the number of runs that is never exceeded, because time is short; None for the default."""
         self._most_runs = most_runs
 
     def planned(self) -> Plan:
-        """Returns the runs of each stage, as far as they are known now."""
-        expected: dict[Stage, int] = {
-            "noise": NOISE_RUNS,
-            "alone": sum(factor.levels - 1 for factor in self._factors),
-            "screening": 16,
-            "choosing": 0,
-            "confirming": 15,
-        }
-        for stage in STAGES:
-            made = sum(run.stage == stage for run in self._runs)
-            later = any(STAGES.index(run.stage) > STAGES.index(stage) for run in self._runs)
-            expected[stage] = made if later else max(made, expected[stage])
-        return Plan(expected, len(self._runs), self._most)
+        """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
+        made = self._made()
+        most = self._most()
+        left = most - len(self._runs)
+        stages: dict[Stage, int] = dict(made)
+        now = max((STAGES.index(run.stage) for run in self._runs), default=0)
+        wanted = {"noise": NOISE_RUNS, "alone": len(self._terms.mains), "screening": self._screening_runs()}
+        for place, stage in enumerate(STAGES[:3]):
+            if place >= now:
+                more = min(left, max(0, wanted[stage] - made[stage]))
+                stages[stage] += more
+                left -= more
+        if not self._over and (self._chosen or now < STAGES.index("confirming")):
+            choosing = 0 if self._chosen else max(0, left - self._confirmation_runs())
+            stages["choosing"] += choosing
+            stages["confirming"] += left - choosing
+        return Plan(stages, len(self._runs), most)
 
     def standing(self) -> Sequence[Standing]:
         """Returns what is known of each level of each factor, for a table that is updated as results come in."""
-        best = self._best()
+        known = self._knowledge()
+        best = self._chosen or (known.best if known else self._baseline)
         found = []
-        for place, factor in enumerate(self._factors):
-            for level in range(1, factor.levels):
-                why = self._excluded(place, level)
-                gain = None if why else self._effect(place, level)
-                found.append(Standing(factor.name, level, gain, best[place] == level, why))
+        for place, level in self._terms.mains:
+            why = known.limits.level(place, level) if known else ""
+            gain = known.estimate(_with(best, place, level), _with(best, place, 0)) if known and not why else None
+            found.append(Standing(self._factors[place].name, level, gain, best[place] == level, why))
         return found
 
     def conclude(self) -> Conclusion:
         """Returns what follows from the results so far."""
-        best = self._chosen or self._best()
-        gain = self._ratio(best, self._baseline)
+        known = self._knowledge()
+        if known is None:
+            return Conclusion(self._baseline, False, None, [], [], [], self._tried(), self._noise())
+        fresh = self._confirmation(known)
+        best, level = self._pruned(known, fresh)
+        gain = _interval(fresh, best, self._baseline, level)
         return Conclusion(
             best=best,
-            proved=gain is not None and gain.low > 1,
+            proved=gain is not None and gain.low > 1 and not known.limits.why_not(best),
             gain=gain,
-            contributions=[
-                Contribution(
-                    self._factors[place].name,
-                    level,
-                    self._ratio(best, _without(best, place)),
-                    self._effect(place, level),
-                )
-                for place, level in enumerate(best)
-                if level
-            ],
-            pairs=[],
-            dropped=[
-                Dropped(one.factor, one.level, _reason(one), one.gain, one.excluded)
-                for one in self.standing()
-                if not one.kept
-            ],
+            contributions=self._contributions(known, fresh, best),
+            pairs=self._pairs(known),
+            dropped=self._dropped(known, fresh, best),
             tried=self._tried(),
             noise=self._noise(),
         )
 
-    @property
-    def _most(self) -> int:
-        return MOST_RUNS if self._most_runs is None else self._most_runs
-
     def _following(self) -> Block | None:
-        stages = [block.stage for block in self._blocks]
-        rng = np.random.default_rng([self._seed, len(stages)])
-        left = self._most - len(self._runs)
-        if "noise" not in stages:
-            runs = [self._baseline] * NOISE_RUNS
-            return Block("noise", runs[:left], "The settings as they are, to see how much equal runs differ.")
-        if "alone" not in stages:
-            alone = [
-                _with(self._baseline, place, level)
-                for place, factor in enumerate(self._factors)
-                for level in range(1, factor.levels)
-            ]
-            return self._block("alone", alone, left, rng, "Each setting alone, to see whether it runs.")
-        if "screening" not in stages:
-            shown = [
-                [0, *(level for level in range(1, factor.levels) if not self._excluded(place, level))]
-                for place, factor in enumerate(self._factors)
-            ]
-            mixed = [tuple(int(rng.choice(levels)) for levels in shown) for _ in range(16)]
-            return self._block("screening", mixed, left, rng, "Many settings at once, to separate their effects.")
-        if stages.count("confirming") < ROUNDS:
-            self._chosen = self._chosen or self._best()
-            if self._chosen == self._baseline:
-                return None
-            runs = self._confirming(self._chosen)
-            why = "The best combination against the settings as they are and without each of its parts."
-            return self._block("confirming", runs, left, rng, why) if len(runs) <= left else None
-        return None
-
-    def _block(
-        self, stage: Stage, runs: Sequence[Combination], left: int, rng: np.random.Generator, why: str
-    ) -> Block | None:
-        order = [runs[index] for index in rng.permutation(len(runs))][:left]
-        return Block(stage, order, why) if order else None
-
-    def _confirming(self, best: Combination) -> list[Combination]:
-        without = [_without(best, place) for place, level in enumerate(best) if level]
-        return list(dict.fromkeys([self._baseline, best, *without]))
-
-    def _excluded(self, place: int, level: int) -> str:
-        alone = _with(self._baseline, place, level)
-        for run in self._runs:
-            if run.combination == alone:
-                if run.result.rate is None:
-                    return "does not run"
-                if run.result.rejected:
-                    return run.result.rejected
-                if self._most_peak and run.result.peak and run.result.peak > self._most_peak:
-                    return "memory"
-        return ""
-
-    def _best(self) -> Combination:
-        effects = self._effects()
-        best = list(self._baseline)
-        for place, factor in enumerate(self._factors):
-            gains = {level: effects.get((place, level), (0.0, 0.0))[0] for level in range(1, factor.levels)}
-            for level, gain in gains.items():
-                if not self._excluded(place, level) and gain > max(0.0, gains.get(best[place], 0.0)):
-                    best[place] = level
-        found = tuple(best)
-        failed = {run.combination for run in self._runs if run.result.rate is None or run.result.rejected}
-        return self._baseline if found in failed else found
-
-    def _effects(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Returns the effect of each level on the log throughput with its standard error, by least squares."""
-        runs = [run for run in self._runs if run.result.rate is not None]
-        columns = [(place, level) for place, factor in enumerate(self._factors) for level in range(1, factor.levels)]
-        if len(runs) < 2:
-            return {}
-        matrix = np.array([[1.0, *(run.combination[p] == level for p, level in columns)] for run in runs])
-        rates = np.array([run.result.rate for run in runs])
-        ridge = matrix.T @ matrix + 1e-3 * np.eye(len(columns) + 1)
-        inverse = np.linalg.inv(ridge)
-        found = inverse @ matrix.T @ rates
-        residual = rates - matrix @ found
-        sigma = math.sqrt(float(residual @ residual) / max(1, len(runs) - len(columns) - 1))
-        return {
-            column: (float(found[index]), sigma * math.sqrt(float(inverse[index, index])))
-            for index, column in enumerate(columns, 1)
-        }
-
-    def _effect(self, place: int, level: int) -> Estimate | None:
-        found = self._effects().get((place, level))
-        return None if found is None else _estimate(found[0], 1.96 * found[1])
-
-    def _ratio(self, one: Combination, other: Combination) -> Estimate | None:
-        """Returns the ratio of two combinations from the confirmation's runs alone."""
-        rates = {
-            combination: [
-                run.result.rate
-                for run in self._runs
-                if run.stage == "confirming" and run.combination == combination and run.result.rate is not None
-            ]
-            for combination in (one, other)
-        }
-        noise = self._noise()
-        if one == other or noise is None or not all(rates.values()):
+        made, left = self._made(), self._most() - len(self._runs)
+        if made["noise"] < NOISE_RUNS:
+            return Block("noise", [self._baseline] * min(NOISE_RUNS, left), WHY["noise"]) if left > 0 else None
+        known = self._knowledge()
+        if known is None or left <= 0:
             return None
-        size = noise.sigma * math.sqrt(sum(1 / len(values) for values in rates.values()))
-        difference = float(np.mean(rates[one]) - np.mean(rates[other]))
-        return _estimate(difference, Error(size, noise.df).half_width())
+        if not made["alone"]:
+            return self._block("alone", [_with(self._baseline, *main) for main in self._terms.mains], left)
+        if self._chosen is None:
+            block = self._screen(known, made["screening"], left) or self._choose(known, left)
+            if block:
+                return block
+        return self._confirm(known, left)
+
+    def _screen(self, known: "_Knowledge", made: int, left: int) -> Block | None:
+        wanted = self._screening_runs() - made
+        room = left - self._confirmation_runs()
+        tried = {run.combination for run in self._runs}
+        fresh = [one for one in known.candidates if one not in tried]
+        count = min(wanted, room, len(fresh), SCREENING_BLOCK)
+        if count <= 0 or any(run.stage in ("choosing", "confirming") for run in self._runs):
+            return None
+        good = [run.combination for run in self._runs if run.result.rate is not None]
+        return self._block("screening", least_alike(fresh, good, count, self._random()), left)
+
+    def _choose(self, known: "_Knowledge", left: int) -> Block | None:
+        arms = len(_arms(known.best))
+        count = min(CHOOSING_BLOCK, left - max(ROUNDS * arms, self._confirmation_runs()))
+        if count <= 0 or known.regret < CLEAR_REGRET or len(known.candidates) == 1:
+            return None
+        runs = informative(
+            known.candidates,
+            known.rates,
+            known.candidates.index(known.best),
+            known.limits.chances(known.candidates),
+            known.posterior.sigma,
+            count,
+        )
+        return self._block("choosing", runs, left)
+
+    def _confirm(self, known: "_Knowledge", left: int) -> Block | None:
+        if self._chosen is None or self._changes(known, self._chosen, left):
+            self._chosen, self._since = known.best, self._blocks
+        arms = _arms(self._chosen)
+        if self._chosen == self._baseline:
+            return None
+        fresh, rounds = self._confirmation(known), self._blocks - self._since
+        if rounds >= ROUNDS and fresh and self._narrow(known, fresh, self._chosen):
+            return None
+        if len(arms) > left:
+            arms = arms[:2] if rounds and left >= 2 else []
+        return self._block("confirming", arms, left)
+
+    def _changes(self, known: "_Knowledge", chosen: Combination, left: int) -> bool:
+        """Tells whether another combination should be confirmed in place of the chosen one."""
+        if known.limits.why_not(chosen):
+            return True
+        better = known.gain(known.best, chosen)[0] > WORTH_CHANGING
+        return better and left >= ROUNDS * len(_arms(known.best))
+
+    def _narrow(self, known: "_Knowledge", fresh: Confirmation, best: Combination) -> bool:
+        smallest = min(known.gain(best, one)[0] for one in without_each(best))
+        width = max(fresh.half_width(best, one) for one in _arms(best) if one != best)
+        return width <= max(NARROW, smallest / 2)
+
+    def _block(self, stage: Stage, runs: Sequence[Combination], left: int) -> Block | None:
+        order = self._random().permutation(len(runs))[:left]
+        return Block(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
+
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng([self._seed, len(self._runs), 1])
+
+    def _made(self) -> dict[Stage, int]:
+        return {stage: sum(run.stage == stage for run in self._runs) for stage in STAGES}
+
+    def _most(self) -> int:
+        if self._most_runs is not None:
+            return self._most_runs
+        mains = len(self._terms.mains)
+        usual = NOISE_RUNS + mains + self._screening_runs() + min(mains, 9) + 14
+        noise = [run.result.rate for run in self._runs if run.stage == "noise" and run.result.rate is not None]
+        sigma = float(np.std(noise, ddof=1)) if len(noise) > 1 else USUAL_SIGMA
+        return usual + int((usual - NOISE_RUNS - mains) * min(MOST_SCALE, max(0.0, sigma / SCALE_FROM - 1)))
+
+    def _screening_runs(self) -> int:
+        mains = len(self._terms.mains)
+        return min(2 * mains, math.prod(self._levels) - mains - 1)
+
+    def _confirmation_runs(self) -> int:
+        """Returns the runs that are kept for the confirmation."""
+        return max(ROUNDS * 4, int(self._most() * CONFIRMED))
+
+    def _knowledge(self) -> "_Knowledge | None":
+        """Returns what follows from the runs; None if too few gave a rate."""
+        if self._latest is None and sum(run.result.rate is not None for run in self._runs) >= 2:
+            self._latest = _Knowledge(self._terms, self._levels, self._runs, self._most_peak, self._seed)
+        return self._latest
+
+    def _confirmation(self, known: "_Knowledge") -> Confirmation | None:
+        if self._chosen is None:
+            return None
+        runs = [
+            Measured(run.block, run.combination, run.result.rate)
+            for run in self._runs
+            if run.block >= self._since and run.stage == "confirming" and run.result.rate is not None
+        ]
+        noise = [run for run in self._runs if run.stage == "noise"]
+        return Confirmation(runs, _spread_of_equals(noise)) if runs else None
+
+    def _pruned(self, known: "_Knowledge", fresh: Confirmation | None) -> tuple[Combination, float]:
+        """Returns the best of the confirmed combinations and the level of a one-sided test of its gain."""
+        if self._chosen is None or fresh is None:
+            return self._chosen or known.best, SIGNIFICANT
+        arms = [one for one in without_each(self._chosen) if not known.limits.why_not(one)]
+        gains = [known.gain(one, self._chosen)[0] for one in arms]
+        if not gains or max(gains) < 0:
+            return self._chosen, SIGNIFICANT
+        return arms[int(np.argmax(gains))], SIGNIFICANT / (len(arms) + 1)
+
+    def _contributions(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Contribution]:
+        chosen = self._chosen or best
+        return [
+            Contribution(
+                self._factors[place].name,
+                level,
+                _interval(fresh, chosen, _with(chosen, place, 0)),
+                known.estimate(_with(self._baseline, place, level), self._baseline),
+            )
+            for place, level in enumerate(best)
+            if level
+        ]
+
+    def _pairs(self, known: "_Knowledge") -> list[Pair]:
+        return []
+
+    def _dropped(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Dropped]:
+        found = []
+        for place, level in self._terms.mains:
+            if best[place] == level:
+                continue
+            with_it, without = _with(best, place, level), _with(best, place, 0)
+            why = known.limits.level(place, level) or known.limits.why_not(with_it)
+            gain = None if known.limits.level(place, level) else known.estimate(with_it, without)
+            reason: Reason = "slower" if gain and gain.high < 1 else "no gain"
+            if why:
+                reason = "does not run" if why == DOES_NOT_RUN else "memory" if why == MEMORY else "rejected"
+            found.append(Dropped(self._factors[place].name, level, reason, gain, why))
+        return found
 
     def _noise(self) -> Noise | None:
-        groups: dict[tuple[Combination, bool], list[float]] = {}
-        for run in self._runs:
-            if run.result.rate is not None:
-                groups.setdefault((run.combination, run.stage == "confirming"), []).append(run.result.rate)
-        df = sum(len(values) - 1 for values in groups.values())
-        square = sum(float(np.var(values)) * len(values) for values in groups.values())
-        return Noise(math.sqrt(square / df), df) if df else None
+        squares, df = _spread_of_equals(self._runs)
+        return Noise(math.sqrt(squares / df), df) if df else None
 
     def _tried(self) -> list[Tried]:
         found = []
@@ -397,33 +453,109 @@ class Search:
             results = [run.result for run in self._runs if run.combination == combination]
             rates = [one.rate for one in results if one.rate is not None]
             peaks = [one.peak for one in results if one.peak is not None]
-            found.append(
-                Tried(
-                    combination,
-                    len(results),
-                    float(np.mean(rates)) if rates else None,
-                    max(peaks, default=None),
-                    next((one.rejected for one in results if one.rejected), ""),
-                )
-            )
+            why = next((one.rejected for one in results if one.rejected), "")
+            mean = float(np.mean(rates)) if rates else None
+            found.append(Tried(combination, len(results), mean, max(peaks, default=None), why))
         return found
+
+
+class _Knowledge:
+    """What follows from the runs made so far."""
+
+    def __init__(self, terms: Terms, levels: Sequence[int], runs: Sequence[_Run], most_peak: float | None, seed: int):
+        self.baseline: Combination = (0,) * len(levels)
+        self.limits = Limits([_outcome(run, most_peak) for run in runs], most_peak)
+        self.spread = _spread_of_equals(runs)
+        rng = np.random.default_rng([seed, len(runs)])
+        timed = [(time, run) for time, run in enumerate(runs) if run.result.rate is not None]
+        self.posterior = posterior(
+            terms,
+            [run.combination for _, run in timed],
+            [run.result.rate for _, run in timed if run.result.rate is not None],
+            [time / max(USUAL_RUNS, len(runs)) for time, _ in timed],
+            math.sqrt(self.spread[0] / self.spread[1]) if self.spread[1] else USUAL_SIGMA,
+            rng,
+        )
+        self.open = [
+            [0, *(level for level in range(1, count) if not self.limits.level(place, level))]
+            for place, count in enumerate(levels)
+        ]
+        known = list(dict.fromkeys([self.baseline, *(run.combination for run in runs)]))
+        if math.prod(map(len, self.open)) > MOST_CANDIDATES:
+            known += highest(self.open, self.posterior, self.baseline)
+        self.candidates = self.limits.allowed(space(self.open, known, rng)) or [self.baseline]
+        self.rates = self.posterior.rates(self.candidates)
+        self.best = self._simplest()
+
+    def gain(self, one: Combination, other: Combination) -> tuple[float, float]:
+        """Returns the expected logarithm of the ratio of two combinations and its standard deviation."""
+        rates = self.posterior.rates([one, other])
+        difference = rates[:, 0] - rates[:, 1]
+        return float(difference.mean()), float(difference.std())
+
+    def estimate(self, one: Combination, other: Combination) -> Estimate:
+        """Returns their ratio with a 95 % interval of what is known so far."""
+        mean, deviation = self.gain(one, other)
+        return _estimate(mean, 1.96 * deviation)
+
+    @property
+    def regret(self) -> float:
+        """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
+        best = self.rates[:, self.candidates.index(self.best)]
+        return float((self.rates.max(axis=1) - best).mean())
+
+    def _simplest(self) -> Combination:
+        """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
+        best = self.candidates[int(self.rates.mean(axis=0).argmax())]
+        known = set(self.candidates)
+        while True:
+            simpler = [one for one in without_each(best) if one in known]
+            if not simpler:
+                return best
+            losses = [self.gain(best, one)[0] for one in simpler]
+            least = int(np.argmin(losses))
+            if losses[least] > NO_MATTER:
+                return best
+            best = simpler[least]
+
+
+def without_each(combination: Combination) -> list[Combination]:
+    """Returns the combination without each of its levels in turn."""
+    return [_with(combination, place, 0) for place, level in enumerate(combination) if level]
+
+
+def _arms(best: Combination) -> list[Combination]:
+    """Returns what a round of the confirmation runs: the best, the baseline, and the best without each of its levels."""
+    return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
 
 
 def _with(combination: Combination, place: int, level: int) -> Combination:
     return (*combination[:place], level, *combination[place + 1 :])
 
 
-def _without(combination: Combination, place: int) -> Combination:
-    return _with(combination, place, 0)
+def _interval(
+    fresh: Confirmation | None, one: Combination, other: Combination, level: float = SIGNIFICANT
+) -> Estimate | None:
+    found = fresh.log_ratio(one, other) if fresh else None
+    return _estimate(found[0], found[1].half_width(level)) if found else None
 
 
 def _estimate(logarithm: float, half: float) -> Estimate:
     return Estimate(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
 
 
-def _reason(standing: Standing) -> Reason:
-    if standing.excluded in ("does not run", "memory"):
-        return "does not run" if standing.excluded == "does not run" else "memory"
-    if standing.excluded:
-        return "rejected"
-    return "slower" if standing.gain and standing.gain.high < 1 else "no gain"
+def _outcome(run: _Run, most_peak: float | None) -> Outcome:
+    result = run.result
+    over = most_peak is not None and result.peak is not None and result.peak > most_peak
+    why = DOES_NOT_RUN if result.rate is None else result.rejected or (MEMORY if over else "")
+    return Outcome(run.combination, why, result.peak)
+
+
+def _spread_of_equals(runs: Sequence[_Run]) -> tuple[float, int]:
+    """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom."""
+    groups: dict[tuple[Combination, Stage], list[float]] = {}
+    for run in runs:
+        if run.result.rate is not None:
+            groups.setdefault((run.combination, run.stage), []).append(run.result.rate)
+    squares = sum(float(np.var(rates)) * len(rates) for rates in groups.values())
+    return squares, sum(len(rates) - 1 for rates in groups.values())
