@@ -59,13 +59,20 @@ def write_run(
     ranks: int = 1,
     steps: int = 30,
     status: str = COMPLETED,
+    pace: float = 1.0,
+    **changes: Any,
 ) -> Path:
-    """A run directory with `steps` steps in each repeat, the first WARMUP of which are warm-up."""
+    """A run directory with `steps` steps in each repeat, the first WARMUP of which are warm-up.
+
+    The steps take `pace` times as long as usual, and have `changes`.
+    """
     writer = RunWriter(results, experiment, CONFIG, command="train-bench", argv=[], world_size=ranks, git=None)
     writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": [], "torch": {"version": "2.13.0"}})
     measured = [Repeat(number) for number in range(repeats)]
     for repeat, number, rank in itertools.product(measured, range(steps), range(ranks)):
-        made = step(number, repeat.number, rank)
+        made = step(number, repeat.number, rank, **changes)
+        phases = {name: pace * seconds for name, seconds in made.phases.items()}
+        made = msgspec.structs.replace(made, total=pace * made.total, phases=phases)
         repeat.steps[rank].append(made)
         writer.append(STEPS, made)
     for second in range(3):

@@ -96,9 +96,11 @@ def headline(tuning: Tuning) -> str:
     if tuning.status == "interrupted":
         return f"{tuning.subject}: nothing is proved yet, after {units.counted(tuning.runs, 'run')}"
     if found.noise and found.noise.sigma > BUSY:
-        return f"{tuning.subject}: equal runs differ too much to tell which settings are faster"
+        return f"{tuning.subject}: no settings are proved to be faster, because equal runs differ too much to tell"
     if found.gain and any(found.best):
         return f"{tuning.subject}: no settings are proved to be faster; the best ones gave {gain(found.gain)}"
+    if any(found.best):
+        return f"{tuning.subject}: no settings are proved to be faster, because the limit left no runs to confirm them"
     return f"{tuning.subject}: none of the settings that were tried makes it faster"
 
 

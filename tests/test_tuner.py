@@ -1,0 +1,265 @@
+"""The search for the fastest settings, of a program that is a formula: what it tries, keeps, refuses and continues."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpubench.compare.evidence import open_run
+from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
+from gpubench.report import tuning as report
+from gpubench.settings.defaults import complete
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import Configuration, completed, load
+from gpubench.settings.schema import TrainSettings
+from gpubench.tuner import Bench, Tuner, Wishes, look
+from gpubench.tuning.result import Tuning, read, save
+from gpubench.tuning.treatments import Subject, choose
+
+Settings = Mapping[str, Any]
+
+
+class Program:
+    """Stands in for the runs: each takes a time that its settings decide, times a noise of 0.2 %."""
+
+    def __init__(self, folder: Path, pace: Callable[[Settings], float], **changes: Any) -> None:
+        self.folder = folder
+        self.ran: list[Settings] = []
+        self._pace = pace
+        self._changes = changes
+        self.interrupt_at: int | None = None
+        self.harms: Callable[[Settings], bool] = lambda settings: False
+
+    def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int]) -> list[Any]:
+        paces: list[list[float]] = [[] for _ in runs]
+        errors: list[GpubenchError | None] = [None for _ in runs]
+        for number in order or range(len(runs)):
+            settings = flatten(runs[number].settings.model_dump(mode="json"))
+            if len(self.ran) == self.interrupt_at:
+                errors = [Interrupted("interrupted")] * len(runs)
+                break
+            self.ran.append(settings)
+            noise = 1 + 0.002 * ((len(self.ran) * 7) % 5 - 2)
+            try:
+                paces[number].append(self._pace(settings) * noise)
+            except GpubenchError as error:
+                errors[number] = error
+        return [self._outcome(run, *found) for run, *found in zip(runs, paces, errors, strict=True)]
+
+    def _outcome(self, run: Configuration[Any], paces: Sequence[float], error: GpubenchError | None) -> Any:
+        settings = flatten(run.settings.model_dump(mode="json"))
+        changes = dict(self._changes) | ({"loss": 5.0} if self.harms(settings) else {})
+        pace = sum(paces) / len(paces) if paces else 1.0
+        path = write_program(self.folder, max(1, len(paces)), pace, changes)
+        metrics = {metric.name: metric for metric in open_run(path).summary.metrics} if paces else {}
+        recorder = SimpleNamespace(
+            writer=SimpleNamespace(path=path),
+            findings=None,
+            diagnosed_settings=settings,
+            on_gpu=False,
+            settings=run.settings,
+            in_code=lambda changes: "",
+        )
+        summary = SimpleNamespace(get=metrics.get, metrics=list(metrics.values()), missed={})
+        return SimpleNamespace(recorder=recorder, summary=summary, error=error)
+
+
+def write_program(folder: Path, repeats: int, pace: float, changes: Mapping[str, Any]) -> Path:
+    from recorded_runs import write_run
+
+    return write_run(folder, repeats=repeats, pace=pace, **changes)
+
+
+def of_tiny(**given: Any) -> Configuration[Any]:
+    return completed(load(TrainSettings, "tiny", {"device": "cpu", **given}), complete)
+
+
+def searched(tmp_path: Path, program: Program, *, state: Tuning | None = None, **wishes: Any) -> Tuning:
+    """The search to its end, or to its interruption."""
+    base = of_tiny()
+    bench = Bench(lambda changed: completed(changed, complete), program.run)
+    asked = {"training.read_loss": [True], "data.workers": [2], "training.optimizer_impl": ["fused"]}
+    if state is None:
+        state = look(base, bench, Wishes(only=frozenset(asked), asked=asked, **wishes), [])
+    tuner = Tuner(state, base, bench, lambda tuning: save(tmp_path, tuning))
+    ended = None
+    try:
+        while block := tuner.next():
+            tuner.advance(block)
+    except Interrupted as error:
+        ended = error
+    return tuner.conclude(ended)
+
+
+def planted(settings: Settings) -> float:
+    """Workers save 20 %, a fused optimizer 10 %, and reading the loss costs 15 %."""
+    pace = 0.8 if settings["data.workers"] == 2 else 1.0
+    pace *= 0.9 if settings["training.optimizer_impl"] == "fused" else 1.0
+    return pace * (1.15 if settings["training.read_loss"] else 1.0)
+
+
+def test_what_helps_is_kept_and_its_share_is_known(tmp_path: Path) -> None:
+    program = Program(tmp_path, planted)
+    found = searched(tmp_path, program)
+    assert found.status == "completed"
+    assert found.keep == {"data.workers": 2, "training.optimizer_impl": "fused"}
+    assert found.conclusion
+    assert found.conclusion.gain
+    assert found.conclusion.gain.low < 1 / 0.72 < found.conclusion.gain.high
+    shares = {one.factor: one.with_others for one in found.conclusion.contributions}
+    for name, truth in (("data.workers", 1 / 0.8), ("training.optimizer_impl", 1 / 0.9)):
+        estimate = shares[name]
+        assert estimate
+        assert estimate.low < truth < estimate.high
+    assert [one.factor for one in found.conclusion.dropped] == ["training.read_loss"]
+    assert read(tmp_path) == found
+
+
+def test_the_first_look_and_the_baseline_run_as_the_user_asked(tmp_path: Path) -> None:
+    program = Program(tmp_path, planted)
+    searched(tmp_path, program)
+    look_at, *noise = program.ran[:5]
+    assert look_at["profiling.enabled"]
+    assert all(not settings["profiling.enabled"] for settings in noise)
+    assert all(settings["data.workers"] == 0 and not settings["training.read_loss"] for settings in noise)
+    assert len({settings["seed"] for settings in noise}) > 1  # so that the spread of the loss is known
+
+
+def test_a_setting_that_does_not_run_is_a_result(tmp_path: Path) -> None:
+    def fails(settings: Settings) -> float:
+        if settings["data.workers"] == 2:
+            raise OutOfMemory("no memory is left")
+        return planted(settings)
+
+    found = searched(tmp_path, Program(tmp_path, fails))
+    assert found.keep == {"training.optimizer_impl": "fused"}
+    assert found.conclusion
+    reasons = {one.factor: one.reason for one in found.conclusion.dropped}
+    assert reasons["data.workers"] == "does not run"
+    errors = {run.error for block in found.blocks for run in block.runs if run.error}
+    assert errors == {"no memory is left"}
+
+
+def test_a_faster_run_that_does_not_learn_is_rejected(tmp_path: Path) -> None:
+    program = Program(tmp_path, planted)
+    program.harms = lambda settings: settings["data.workers"] == 2
+    found = searched(tmp_path, program)
+    assert found.keep == {"training.optimizer_impl": "fused"}
+    assert found.losses["1,0,0" if found.treatments[0].name == "data.workers" else "0,1,0"].outcome == "harmed"
+
+
+def test_an_interrupted_search_continues_where_it_stopped(tmp_path: Path) -> None:
+    whole = searched(tmp_path / "whole", Program(tmp_path, planted)) if (tmp_path / "whole").mkdir() is None else None
+    program = Program(tmp_path, planted)
+    program.interrupt_at = 9
+    (tmp_path / "part").mkdir()
+    begun = searched(tmp_path / "part", program)
+    assert begun.status == "interrupted"
+    assert begun.runs == 8  # besides the first look
+    program.interrupt_at = None
+    ended = searched(tmp_path / "part", program, state=read(tmp_path / "part"))
+    assert whole
+    assert ended.keep == whole.keep
+    combinations = [[run.combination for block in one.blocks for run in block.runs] for one in (ended, whole)]
+    assert combinations[0][:8] == combinations[1][:8]
+
+
+def test_a_time_limit_leaves_runs_to_confirm(tmp_path: Path) -> None:
+    found = searched(tmp_path, Program(tmp_path, planted), budget=1e-6)
+    assert found.runs == 0
+    assert not found.keep
+    assert "setting" in report.headline(found)
+
+
+@pytest.mark.parametrize("changes", [{"samples": 8}, {}])
+def test_the_report_says_what_to_run(tmp_path: Path, changes: Mapping[str, Any]) -> None:
+    found = searched(tmp_path, Program(tmp_path, planted, **changes))
+    page = report.document(tmp_path, found)
+    assert "data.workers=2" in page.headline
+    report.write(tmp_path, found, "seed: 0\n")
+    assert (tmp_path / "report.html").read_text().startswith("<!")
+    assert (tmp_path / "best.yaml").read_text() == "seed: 0\n"
+
+
+SUBJECT = Subject({}, on_gpu=False, cores=4, ranks=1, sample_shape="", waits=0.5)
+KNOWN = frozenset({"data.workers", "precision", "training.batch_size", "performance.cpu_threads", "data.pin_memory"})
+
+
+def subject(**changes: Any) -> Subject:
+    settings = {"data.workers": 0, "precision": "fp32", "training.batch_size": 8, "performance.cpu_threads": 4}
+    settings["data.pin_memory"] = False
+    return Subject(**(vars(SUBJECT) | {"settings": settings} | changes))
+
+
+def chosen(about: Subject, **options: Any) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    treatments, untried = choose(about, KNOWN, {}, **options)
+    levels = {one.name: [changes[one.name] for changes in one.levels] for one in treatments}
+    return levels, {one.name: one.reason for one in untried}
+
+
+def test_levels_differ_from_what_is_set() -> None:
+    levels, _ = chosen(subject())
+    assert levels == {"precision": ["bf16"], "data.workers": [1, 2, 4], "performance.cpu_threads": [1, 2]}
+
+
+def test_what_cannot_matter_is_not_tried() -> None:
+    levels, untried = chosen(subject(waits=0.001))
+    assert "data.workers" not in levels
+    assert "0.1" in untried["data.workers"]
+    assert untried["data.pin_memory"] == "the model runs on a CPU"
+
+
+def test_another_batch_is_tried_on_request_only() -> None:
+    assert "training.batch_size" in chosen(subject())[1]
+    assert chosen(subject(), only=frozenset({"training.batch_size"}))[0] == {"training.batch_size": [16, 32]}
+    assert chosen(subject(), asked={"training.batch_size": [8, 12]})[0]["training.batch_size"] == [12]
+
+
+def test_the_arithmetic_can_be_kept() -> None:
+    assert "precision" not in chosen(subject(), keep_arithmetic=True)[0]
+
+
+def test_what_a_profile_proposes_comes_first() -> None:
+    levels, _ = chosen(subject(fixes=[{"performance.cpu_threads": 3}, {"data.workers": 3}]))
+    assert list(levels) == ["performance.cpu_threads", "data.workers", "precision"]
+    assert levels["performance.cpu_threads"][0] == 3
+
+
+def test_a_gpu_has_other_levels() -> None:
+    levels, untried = chosen(subject(on_gpu=True))
+    assert levels["precision"] == ["tf32", "bf16"]
+    assert levels["data.pin_memory"] == [True]
+    assert untried["performance.cpu_threads"] == "the model runs on a GPU"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--only", "performance.compil"), "performance.compil"),
+        (("--only", ","), "names no setting"),
+        (("--budget", "soon"), "no time"),
+        (("--memory", "much"), "no size"),
+        (("--try", "data.workers"), "KEY=VALUE"),
+        (("--try", "data.workers=many"), "data.workers"),
+        (("--resume", "."), "tune.json"),
+        (("--resume", ".", "--steps", "3"), "--resume"),
+    ],
+)
+def test_bad_input_is_one_error_before_anything_runs(
+    command_line: Callable[..., Any], arguments: Sequence[str], part: str
+) -> None:
+    done = (
+        command_line("tune", "--config", "tiny", *arguments)
+        if arguments[0] != "--resume"
+        else command_line("tune", *arguments)
+    )
+    assert done.code == 2
+    assert part in done.stderr.splitlines()[0]
+    assert not done.results.exists()
+
+
+def test_a_value_is_checked_before_anything_runs() -> None:
+    with pytest.raises(SettingsError):
+        of_tiny(**{"data.workers": "many"})
