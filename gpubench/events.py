@@ -247,6 +247,16 @@ class GraphTraced(Event, frozen=True):
     graph: bytes
 
 
+class WorkCounted(msgspec.Struct, frozen=True):
+    """The work of all steps of a repeat, the warm-up included, counted where it is done and not taken from settings."""
+
+    backward_passes: int
+    updated_first: int
+    """The elements of all parameters that the first update of each optimizer has changed."""
+    updated_least: int
+    """The same for the update of each optimizer that has changed the fewest, among those that were counted."""
+
+
 class RepeatDone(Event, frozen=True):
     """The end of a repeat on one rank, with its wall time and peak memory. GPU memory is None without a GPU."""
 
@@ -265,6 +275,8 @@ class RepeatDone(Event, frozen=True):
     setup_peak_allocated: int | None = None
     """The peak until the end of the warm-up, in which libraries try out algorithms; None if unknown."""
     setup_peak_reserved: int | None = None
+    work: WorkCounted | None = None
+    """None for inference."""
 
 
 class TraceRecorded(Event, frozen=True):

@@ -154,11 +154,7 @@ def rejection(side: Side) -> str | None:
 def loss_apart(baseline: Side, candidate: Side) -> str | None:
     """Returns a warning if one side learned and the other did not, or the losses diverged; None otherwise.
 
-    The test compares how far each side's loss fell until the second half of their common steps, from the first step
-    or from the first tenth, whose mean is less noisy. One difference is enough. Seeds shift the level of a loss and
-    rounding its last digits, but not how far it falls. The falls differ if their difference is more than half of the
-    larger fall, more than the scatter of the steps allows (6 standard errors of independent steps, because steps may be
-    correlated), and more than bf16 resolves. A loss that is not finite differs from any other.
+    The test is that of `fell_apart`. A loss that is not finite differs from any other.
     """
     found = differences(baseline.runs[0], candidate.runs[0])
     ours, theirs = baseline.losses, candidate.losses
@@ -169,9 +165,7 @@ def loss_apart(baseline: Side, candidate: Side) -> str | None:
     for side, losses in ((baseline, ours), (candidate, theirs)):
         if not np.isfinite(losses).all():
             return f"the loss of {side.label} is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
-    if n < FEWEST_STEPS:
-        return None
-    if not any(_falls_apart(ours, theirs, start) for start in (1, n // 10)):
+    if n < FEWEST_STEPS or not fell_apart(ours, theirs):
         return None
     ways = [
         f"from {losses[0]:.3g} to {_late(losses):.3g} in {side.label}"
@@ -355,15 +349,26 @@ def _late(losses: Series) -> float:
     return float(losses[len(losses) // 2 :].mean())
 
 
+def fell_apart(ours: Series, theirs: Series) -> bool:
+    """Returns whether one loss fell and the other did not, from single runs that may have different seeds.
+
+    The test compares how far each loss fell until the second half of the steps, from the first step or from the first
+    tenth, whose mean is less noisy. One difference is enough. Seeds shift the level of a loss and rounding its last
+    digits, but not how far it falls. The falls differ if their difference is more than half of the larger fall, more
+    than the scatter of the steps allows (6 standard errors of independent steps, because steps may be correlated), and
+    more than bf16 resolves.
+    """
+    return any(_falls_apart(ours, theirs, start) for start in (1, len(ours) // 10))
+
+
 def _falls_apart(ours: Series, theirs: Series, start: int) -> bool:
-    """Returns whether the losses fell differently from the mean of their first `start` steps."""
     falls = [losses[:start].mean() - _late(losses) for losses in (ours, theirs)]
-    error = np.hypot(_scatter(ours), _scatter(theirs)) * np.sqrt(1 / start + 2 / len(ours))
+    error = np.hypot(scatter(ours), scatter(theirs)) * np.sqrt(1 / start + 2 / len(ours))
     resolution = BF16_STEP * max(abs(ours[0]), abs(theirs[0]))
     return bool(abs(falls[0] - falls[1]) > max(0.5 * max(map(abs, falls)), 6 * error, resolution))
 
 
-def _scatter(losses: Series) -> float:
+def scatter(losses: Series) -> float:
     """Returns the standard deviation of a step's loss, from successive differences, which ignore a steady fall."""
     return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(losses))))
 

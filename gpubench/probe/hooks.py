@@ -27,6 +27,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
+from .counted import Counted
 from .facts import facts, peak_memory
 from .host import Host
 from .observed import Places, autocast_of, of_loader, of_process
@@ -93,8 +94,9 @@ class Probe:
         self._training_loaders: set[int] = set()
         """The identities of the samplers of the loaders that training draws from."""
         self._updates = 0
+        self._counted = Counted()
         self._passes = 0
-        """The backward passes since the last update."""
+        """The backward passes until the last update."""
         self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
@@ -196,7 +198,7 @@ class Probe:
         tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)  # an iterator works only once
         for loss in tensors:
             self._keep_loss(loss)
-        self._passes += 1
+        self._counted.passes += 1
         with self._timeline.phase(BACKWARD):
             return call(tensors, *args, **kwargs)
 
@@ -243,6 +245,8 @@ class Probe:
             self._timeline.leave()
             self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
             self._updates += 1
+            self._counted.last = self._wanted is not None and self._timeline.complete + 1 >= self._wanted
+            self._counted.update(optimizer)
             self._end_part(optimizer)
 
     # What they share.
@@ -393,7 +397,7 @@ class Probe:
                 self._wrapped.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
-        self._passes = 0
+        self._passes = self._counted.passes
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._treatments.apply_again()
@@ -472,7 +476,7 @@ class Probe:
                 settings={
                     **self._facts,
                     **of_process(list(self._roots.values()), optimizer, self._autocast),
-                    "training.grad_accumulation": max(1, self._passes),
+                    "training.grad_accumulation": max(1, self._counted.passes - self._passes),
                 },
                 places=self._found | ({"optimizer": self._made[optimizer]} if optimizer in self._made else {}),
             )
@@ -526,7 +530,7 @@ class Probe:
             self._recording.close()
         if missed := self._treatments.missed():
             self._host.put("treatmentsmissed", repeat=self._repeat, missed=missed)
-        self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
+        self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
         self._host.put("done")
         self._host.flush()
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from gpubench import foreign_files
-from gpubench.events import ModelBuilt, RepeatDone, Step
+from gpubench.events import ModelBuilt, RepeatDone, Step, WorkCounted
 from gpubench.foreign_files import BadLines
 from gpubench.runs import stats
 
@@ -367,6 +367,13 @@ class Repeat:
     done: dict[int, RepeatDone] = field(default_factory=dict)
     reference_time: float | None = None
     """The time of the reference workload on rank 0, in seconds. Its metric is persisted as `yardstick_time`."""
+
+    @property
+    def work(self) -> WorkCounted | None:
+        """The work of the rank that did least, for each kind of work; None if no rank has counted it."""
+        found = [done.work for done in self.done.values() if done.work]
+        least = {name: min(getattr(one, name) for one in found) for name in WorkCounted.__struct_fields__ if found}
+        return WorkCounted(**least) if found else None
 
 
 class SteadyWindow(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpubench import hardware
-from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone
+from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, WorkCounted
 from gpubench.metrics import Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
@@ -133,6 +133,8 @@ class Summary(msgspec.Struct, frozen=True):
     environment: Environment | None = None
     missed: dict[str, str] = {}
     """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
+    work: list[WorkCounted | None] = []
+    """The counted work of each repeat, in the order of `steady`; None for a repeat that has not counted it."""
 
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
@@ -214,6 +216,7 @@ def summarise(
             diverged=min(filter(None, map(_diverged, found)), default=None),
         )
         + warnings.collected(_unknown_quantiles(found) if inference else None),
+        work=[] if inference else [measured.repeat.work for measured in found],
     )
 
 

@@ -4,17 +4,20 @@ docs/statistics.md describes the method, and how often it is wrong.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Series, averaged
-from gpubench.compare.intervals import Error
-from gpubench.distributions import student_t_cdf
+from gpubench.compare.intervals import MOST_REPEATS, POWER, Error, combined
+from gpubench.compare.warnings import fell_apart, scatter
+from gpubench.distributions import student_t_cdf, student_t_quantile
 from gpubench.runs.stats import mean_error
 
 Claim = Literal["same", "rounding", "type"]
@@ -26,11 +29,29 @@ Outcome = Literal["unharmed", "harmed", "unclear", "unknown"]
 
 FEWEST_STEPS = 10
 EARLY = 5
-"""The first steps, in which rounding errors have not grown yet."""
-ROUNDING = {"fp32": 1e-5, "tf32": 2e-3, "amp": 2e-3, "bf16": 1e-2}
-"""The relative difference of a loss in EARLY steps that rounding explains, by the precision of the baseline."""
-SHARE, MOST_SHARE = 0.05, 0.2
-"""The margin as a share of the fall of the baseline's loss, and the largest share to which the spread may raise it."""
+"""The first steps, in which rounding errors have not grown much yet."""
+ROUNDING = {"fp32": 1e-5, "tf32": 5e-4, "amp": 5e-4, "bf16": 2e-3}
+"""The relative difference of the first loss that rounding explains, by the type in which the baseline computes."""
+GROWTH = 2.0
+"""The factor by which that difference may grow with each of the EARLY steps."""
+ALIKE = 0.07
+"""The largest difference of first losses on the same data, by the standard deviation of the loss of a step."""
+LEAST, MOST = 0.02, 0.05
+"""The bounds of the margin as shares of the fall of the baseline's loss."""
+TAIL, SHORTEST_TAIL = 8, 8
+"""The part of the steps at the end that is judged too: one in TAIL, and at least SHORTEST_TAIL steps."""
+END = 2.0
+"""The factor on the margin at the end, which has about a quarter of the steps of the second half."""
+DETERMINED = 3.0
+"""The factor on the difference between two runs of a baseline that is not deterministic, which others may have."""
+FEW = 3
+"""Seeds from which on their spread is used."""
+LEARNS = 3.0
+"""The errors by which a loss has to fall to show that the baseline learns."""
+CORRELATED = 1.5
+"""The factor by which correlated steps increase the error of a mean, for the check that the baseline learns."""
+MOST_LONGER = 10.0
+"""The largest factor on the number of steps that is proposed."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +70,24 @@ class Judgement:
 
     outcome: Outcome
     reason: str
-    """One plain sentence with the figures."""
+    """One plain sentence with the figures, without a capital letter and a full stop."""
     change: float | None = None
     """The loss of the candidate minus that of the baseline, as a mean over the second half of the steps."""
     interval: tuple[float, float] | None = None
     """The 95 % interval of `change`."""
     margin: float | None = None
-    """The largest change that does not matter."""
+    """The largest change that does not matter; None if the baseline's loss does not fall measurably."""
     power: float | None = None
     """The probability with which runs like these are found to be unharmed if nothing has changed."""
     runs: int | None = None
-    """The runs on each side, with different seeds where they can be set, that tell with a probability of 80 %. It is
-    given if the outcome is unclear, unless steps would have to be added."""
+    """The runs on each side, with different seeds where they can be set, with which `power` is 80 %. It is given if
+    the outcome is unclear and more runs can decide."""
     steps: int | None = None
-    """The steps of each run that tell. It is given if the outcome is unclear for want of steps."""
+    """The steps of each run that may tell. It is given if the outcome is unclear for want of steps."""
 
 
 def curves_of(run: RunEvidence) -> list[Curve]:
-    """Returns the losses of each repeat of a run, as means over its ranks; [] if it has none."""
+    """Returns the losses of each measured repeat of a run, as means over its ranks; [] if it has none."""
     found = []
     seed = run.settings.get("seed")
     for window in run.windows:
@@ -83,7 +104,7 @@ def judge(
 
     The baseline may have several runs with one seed, which show whether it is deterministic, and with others, which
     show the spread between seeds. `precision` is the type in which the baseline computes, as in the settings; it
-    decides how large rounding errors are.
+    decides how large rounding errors are. A program on a GPU computes convolutions in TF32 unless it says otherwise.
     """
     if not baseline or not candidate:
         return Judgement(outcome="unknown", reason="no loss was recorded, so that nothing is known of it")
@@ -96,27 +117,79 @@ def judge(
             step = int(np.argmin(finite))
             return Judgement(outcome="harmed", reason=f"its loss is not finite at step {step} (counting from 0)")
     if n < FEWEST_STEPS:
-        reason = f"{units.counted(n, 'step')} cannot tell; {FEWEST_STEPS} may"
+        reason = f"{units.counted(n, 'step')} cannot tell whether the loss is harmed"
         return Judgement(outcome="unclear", reason=reason, steps=FEWEST_STEPS)
-    pair = _Pair(ours, theirs, ROUNDING.get(precision or "fp32", ROUNDING["fp32"]))
-    if claim != "type" and pair.same_at_all_steps:
-        reason = f"its losses are the baseline's to rounding in all {n} steps"
-        return Judgement(outcome="unharmed", reason=reason, change=pair.change, power=1.0)
-    return _by_equivalence(pair)
+    sides = _Sides(ours, theirs, ROUNDING.get(precision or "fp32", ROUNDING["fp32"]))
+    return _by_rounding(sides, claim) or _by_equivalence(sides)
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _Change:
+    """The loss of the candidate minus that of the baseline over some steps."""
+
+    estimate: float
+    error: Error | None
+    """None if it is unknown."""
+    each: float = 0.0
+    """The error that a single pair of runs would have or, if runs cannot be paired, the spread of single runs."""
+    paired: bool = True
+
+    @property
+    def width(self) -> float:
+        return self.error.half_width() if self.error else math.inf
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval."""
+        return self.estimate - self.width, self.estimate + self.width
+
+    def beyond(self, margin: float) -> bool:
+        return abs(self.estimate) - self.width > margin
+
+    def within(self, margin: float) -> bool:
+        return abs(self.estimate) + self.width < margin
+
+    def power(self, margin: float) -> float:
+        """Returns the probability that no change is found to be within the margin."""
+        if not self.error or not self.error.size:
+            return 1.0 if self.error else 0.0
+        return max(0.0, 2 * student_t_cdf(self.error.df, (margin - self.width) / self.error.size) - 1)
+
+    def runs_for(self, margin: float) -> int | None:
+        """Returns the runs on each side with which `power` is POWER; None for more than MOST_REPEATS."""
+
+        def suffice(runs: int) -> bool:
+            df = runs - 1 if self.paired else 2 * runs - 2
+            error = Error(self.each * math.sqrt((1 if self.paired else 2) / runs), df)
+            return _Change(0.0, error).power(margin) >= POWER
+
+        runs = bisect_left(range(MOST_REPEATS + 1), True, lo=FEW, key=suffice)
+        return runs if runs <= MOST_REPEATS else None
+
+    def longer(self, margin: float) -> float:
+        """Returns the factor on the number of steps with which `power` is POWER, if the error falls as their root."""
+        if not self.error:
+            return math.inf
+        found = self.width + student_t_quantile(self.error.df, (1 + POWER) / 2) * self.error.size
+        return max(1.0, found / margin) ** 2
+
+
+@dataclass(frozen=True)
+class _Sides:
     """The curves of both sides, equally long and finite."""
 
     ours: Sequence[Curve]
     theirs: Sequence[Curve]
     rounding: float
-    """The relative difference of a loss in EARLY steps that rounding explains."""
+    """The relative difference of the first loss that rounding explains."""
 
     @cached_property
     def n(self) -> int:
         return len(self.ours[0].losses)
+
+    @property
+    def half(self) -> int:
+        return self.n // 2
 
     @cached_property
     def mean(self) -> Series:
@@ -124,146 +197,244 @@ class _Pair:
         return np.asarray(np.mean([one.losses for one in self.ours], axis=0))
 
     @cached_property
-    def fall(self) -> float:
-        """How far the baseline's loss falls from the first tenth of the steps to their second half."""
-        return float(self.mean[: max(1, self.n // 10)].mean() - self.mean[self.n // 2 :].mean())
+    def own_seeds(self) -> list[int | None]:
+        """The seeds of the baseline."""
+        return list(dict.fromkeys(one.seed for one in self.ours))
 
     @cached_property
     def seeds(self) -> list[int | None]:
         """The seeds that both sides have."""
-        return [seed for seed in dict.fromkeys(one.seed for one in self.ours) if _of(self.theirs, seed)]
+        return [seed for seed in self.own_seeds if _of(self.theirs, seed)]
 
     @cached_property
-    def reproduces(self) -> bool:
-        """Whether the baseline's runs with one seed begin alike. A program that sets no seed does not."""
-        groups = [_of(self.ours, seed) for seed in self.seeds]
-        return all(np.ptp([one[0] for one in group]) <= self.tolerance[0] for group in groups)
+    def scatter(self) -> float:
+        """The standard deviation of the loss of a step of the baseline."""
+        return float(np.mean([scatter(one.losses[self.half :]) for one in self.ours]))
+
+    @cached_property
+    def fall(self) -> float:
+        """How far the baseline's loss falls from the first tenth of the steps to their second half."""
+        return float(self.mean[: max(1, self.n // 10)].mean() - self.mean[self.half :].mean())
+
+    @cached_property
+    def fall_error(self) -> float:
+        """The error of the fall. A fall that is not LEARNS times as large does not show that the baseline learns."""
+        error = CORRELATED * self.scatter * math.sqrt(1 / max(1, self.n // 10) + 1 / (self.n - self.half))
+        return error / math.sqrt(len(self.own_seeds))
 
     @cached_property
     def tolerance(self) -> Series:
-        """The difference at each step that rounding explains, or that runs of the baseline with one seed have."""
-        own = np.zeros(self.n)
-        for seed in {one.seed for one in self.ours}:
-            group = _of(self.ours, seed)
-            own = np.maximum(own, np.ptp(group, axis=0))
-        return np.asarray(np.maximum(self.rounding * np.abs(self.mean), 3 * np.maximum.accumulate(own)))
+        """The difference at each step that rounding explains."""
+        return np.asarray(self.rounding * GROWTH ** np.minimum(np.arange(self.n), EARLY - 1) * np.abs(self.mean))
+
+    @cached_property
+    def own(self) -> Series:
+        """The largest difference until each step between runs of the baseline with one seed."""
+        found = np.max([np.ptp(_of(self.ours, seed), axis=0) for seed in self.own_seeds], axis=0)
+        return np.asarray(np.maximum.accumulate(found))
 
     @cached_property
     def apart(self) -> Series:
-        """The largest difference at each step between runs of both sides with one seed; NaN without such runs."""
-        found = np.full(self.n, np.nan)
+        """The largest distance at each step of a run of the candidate from those of the baseline with its seed."""
+        runs = [(_of(self.ours, seed), one) for seed in self.seeds for one in _of(self.theirs, seed)]
+        return np.asarray(np.max([np.min(np.abs(np.subtract(ours, one)), axis=0) for ours, one in runs], axis=0))
+
+    @cached_property
+    def paired(self) -> bool:
+        """Whether runs with one seed get the same data in the same order, so that its noise is common to both sides.
+
+        Otherwise their first losses differ as those of two steps do.
+        """
+        groups = [[one[0] for one in (*_of(self.ours, seed), *_of(self.theirs, seed))] for seed in self.seeds]
+        noise = float(np.mean([scatter(one.losses) for one in self.ours]))
+        return bool(groups) and max(map(np.ptp, groups)) <= max(ALIKE * noise, self.tolerance[0])
+
+    def change(self, start: int, *, harm: bool = False) -> _Change:
+        """Returns the change as a mean over the steps from `start` on, with the error for any seed.
+
+        A few pairs of runs can agree by chance, so that the error is at least that of the steps inside them. With
+        `harm` it is that of the steps alone, because harm in the runs at hand is enough, however different they are.
+        """
+        theirs, ours = ([self._mean(side, seed, start) for seed in self.seeds] for side in (self.theirs, self.ours))
+        pairs = np.subtract(theirs, ours)
+        if len(pairs) < FEW and not self.paired:
+            return _of_runs(self._independent(self.ours, start), self._independent(self.theirs, start))
+        error = self._of_steps(start, drifts=harm) if self.paired else None
+        if len(pairs) >= FEW and not (error and harm):
+            between = Error(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1)
+            error = max(between, error, key=Error.half_width) if error else between
+        return _Change(float(pairs.mean()), error, error.size * math.sqrt(len(pairs)) if error else 0.0)
+
+    def spread(self, start: int) -> float | None:
+        """Returns the standard deviation of the baseline's loss between seeds; None if there are fewer than FEW."""
+        values = self._independent(self.ours, start)
+        return float(values.std(ddof=1)) if len(values) >= FEW else None
+
+    def _independent(self, curves: Sequence[Curve], start: int) -> Series:
+        """Returns the mean loss of each seed or, where one seed does not reproduce the losses, of each run."""
+        seeds = list(dict.fromkeys(one.seed for one in curves))
+        if len(seeds) > 1 or self.paired:
+            return np.array([self._mean(curves, seed, start) for seed in seeds])
+        return np.array([one.losses[start:].mean() for one in curves])
+
+    def _mean(self, curves: Sequence[Curve], seed: int | None, start: int) -> float:
+        return float(np.mean([losses[start:] for losses in _of(curves, seed)]))
+
+    def _of_steps(self, start: int, *, drifts: bool) -> Error | None:
+        """Returns the error of the mean difference from its steps, in which the noise of the data cancels.
+
+        `drifts` means that a steady drift, as towards a run that learns less, is no part of the error.
+        """
+        found = []
         for seed in self.seeds:
-            for one in _of(self.theirs, seed):
-                found = np.fmax(found, np.min(np.abs(np.subtract(_of(self.ours, seed), one)), axis=0))
-        return found
-
-    @cached_property
-    def same_at_all_steps(self) -> bool:
-        return bool((self.apart <= self.tolerance).all())
-
-    @cached_property
-    def begins_alike(self) -> bool:
-        """Whether runs of both sides with one seed have the same loss at the first step, so that they can be paired."""
-        return self.reproduces and bool(self.apart[0] <= max(self.tolerance[0], ROUNDING["bf16"] * abs(self.mean[0])))
-
-    @cached_property
-    def change(self) -> float:
-        return self.change_over(self.n // 2)
-
-    def change_over(self, start: int) -> float:
-        """Returns the loss of the candidate minus that of the baseline, as a mean over the steps from `start` on."""
-        if self.reproduces and self.seeds:
-            return float(np.mean(self.differences(start)))
-        return float(np.mean(_late(self.theirs, start)) - np.mean(_late(self.ours, start)))
-
-    def differences(self, start: int) -> Series:
-        """Returns the same for each seed that both sides have."""
-        return np.array([_mean_of(self.theirs, seed, start) - _mean_of(self.ours, seed, start) for seed in self.seeds])
-
-    def spread(self, start: int) -> Error | None:
-        """Returns the standard deviation of the baseline's loss between seeds; None for a single one."""
-        seeds = dict.fromkeys(one.seed for one in self.ours)
-        values = [_mean_of(self.ours, seed, start) for seed in seeds] if self.reproduces else _late(self.ours, start)
-        return Error(float(np.std(values, ddof=1)), len(values) - 1) if len(values) > 1 else None
-
-    def error(self, start: int) -> Error | None:
-        """Returns the error of `change_over`; None if these runs do not show it."""
-        spread = self.spread(start)
-        if not self.reproduces:
-            if spread is None:
+            steps = np.mean(_of(self.theirs, seed), axis=0)[start:] - np.mean(_of(self.ours, seed), axis=0)[start:]
+            place = np.arange(len(steps)) - (len(steps) - 1) / 2
+            drift = float(place @ steps / (place @ place)) * place if drifts else 0.0
+            if (error := mean_error(steps - steps.mean() - drift + 1)) is None:
                 return None
-            return Error(spread.size * math.sqrt(1 / len(self.ours) + 1 / len(self.theirs)), spread.df)
-        found = self.differences(start)
-        if len(found) >= 3:
-            return Error(float(np.std(found, ddof=1)) / math.sqrt(len(found)), len(found) - 1)
-        if len(found) and spread is not None:
-            return Error(spread.size * math.sqrt(2 / len(found)), spread.df)
-        return self._of_steps(start) if self.begins_alike else None
-
-    def _of_steps(self, start: int) -> Error | None:
-        seed = self.seeds[0]
-        steps = np.mean(_of(self.theirs, seed), axis=0)[start:] - np.mean(_of(self.ours, seed), axis=0)[start:]
-        found = mean_error(steps - steps.mean() + 1)
-        return Error(*found) if found else None
+            found.append(Error(error[0] / len(self.seeds), error[1]))
+        return combined(*found)
 
 
 def _of(curves: Sequence[Curve], seed: int | None) -> list[Series]:
     return [one.losses for one in curves if one.seed == seed]
 
 
-def _late(curves: Sequence[Curve], start: int) -> list[float]:
-    return [float(one.losses[start:].mean()) for one in curves]
+def _of_runs(ours: Series, theirs: Series) -> _Change:
+    """Returns the change of independent runs, with an error from their pooled spread."""
+    estimate = float(theirs.mean() - ours.mean())
+    df = len(ours) + len(theirs) - 2
+    squares = float(sum(((side - side.mean()) ** 2).sum() for side in (ours, theirs)))
+    if not df or not squares:
+        return _Change(estimate, None, paired=False)
+    each = math.sqrt(squares / df)
+    return _Change(estimate, Error(each * math.sqrt(1 / len(ours) + 1 / len(theirs)), df), each, paired=False)
 
 
-def _mean_of(curves: Sequence[Curve], seed: int | None, start: int) -> float:
-    return float(np.mean([losses[start:] for losses in _of(curves, seed)]))
+def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
+    """Judges a treatment that claims the same numbers by single steps; None if they do not decide.
+
+    Losses that are the same to rounding at all steps are unharmed, whether they fall or not. Rounding errors grow with
+    every update, so that after many steps the losses of a sound treatment differ too, and are judged by their means.
+    But a first loss that is the same, and others soon after it that are not, come from another update of the
+    parameters. (A first loss that is not the same can come from other random numbers, such as those of dropout in
+    compiled code.)
+    """
+    if claim == "type" or not sides.paired:
+        return None
+    if not (sides.apart > sides.tolerance).any():
+        reason = f"its losses are those of the baseline in all {sides.n} steps, up to rounding"
+        return Judgement(outcome="unharmed", reason=reason, change=sides.change(sides.half).estimate, power=1.0)
+    allowed = np.maximum(sides.tolerance, DETERMINED * sides.own)
+    over = np.flatnonzero(sides.apart[:EARLY] > allowed[:EARLY])
+    if not len(over) or not over[0]:
+        return None
+    step = int(over[0])
+    found, most = (units.percent(float(one[step] / abs(sides.mean[step]))) for one in (sides.apart, allowed))
+    reason = f"its loss differs by {found} at step {step} (counting from 0), and rounding explains {most} there"
+    return Judgement(outcome="harmed", reason=reason)
 
 
-def _by_equivalence(pair: _Pair) -> Judgement:
-    half = pair.n // 2
-    error, change = pair.error(half), pair.change
-    if error is None:
-        reason = "one run on each side cannot tell; three with different seeds may"
-        return Judgement(outcome="unclear", reason=reason, change=change, runs=3)
-    width = error.half_width()
-    margin = SHARE * pair.fall
-    power = _power(margin, error)
-    outcome: Outcome = "unclear"
-    if change - width > margin or change + width < -margin:
-        outcome = "harmed"
-    elif abs(change) + width < margin:
-        outcome = "unharmed"
-    shares = [units.signed_percent(value / pair.fall) for value in (change, change - width, change + width)]
-    reason = (
-        f"over the second half of {pair.n} steps its loss differs by {shares[0]} of the baseline's fall "
-        f"({shares[1]} to {shares[2]}; up to {units.percent(margin / pair.fall)} does not matter)"
+def _by_equivalence(sides: _Sides) -> Judgement:
+    """Judges a treatment by the means of the losses over the second half of the steps, and over their end.
+
+    Both have to be equivalent. One that differs by more than its margin is harm, also if it is lower: then something
+    else is trained, or on other data.
+    """
+    last = min(sides.half, max(SHORTEST_TAIL, sides.n // TAIL))
+    starts = (sides.half, sides.n - last)
+    middle, end = (sides.change(start) for start in starts)
+    if middle.error is None or end.error is None:
+        return _by_fall(sides, middle)
+    scale = max(sides.fall, LEARNS * sides.fall_error)
+    learns = sides.fall >= scale
+    margin = min(max(sides.spread(sides.half) or 0.0, LEAST * scale), MOST * scale)
+    allowed = (margin, END * margin) if learns else (scale, scale)
+    wheres = (f"in the second half of {sides.n} steps", f"in the last {last} of {sides.n} steps")
+    judged = list(zip((middle, end), allowed, wheres, strict=True))
+    sure = [sides.change(start, harm=True) for start in starts]
+    harm = [one for one in zip(sure, allowed, wheres, strict=True) if one[0].beyond(one[1])]
+    doubt = [one for one in judged if not one[0].within(one[1])]
+    if not learns and not harm:
+        return _too_short(sides, middle)
+    change, most, where = (harm or doubt or judged)[0]
+    relation = "more than" if harm else "not surely within" if doubt else "within"
+    allows = f"{relation} the {units.percent(most / scale)} that do not matter"
+    judgement = Judgement(
+        outcome="harmed" if harm else "unclear" if doubt else "unharmed",
+        reason=f"{where} its loss is {_in_words(change, scale)}, {allows}",
+        change=middle.estimate,
+        interval=middle.interval,
+        margin=margin if learns else None,
+        power=min(one.power(most) for one, most, _ in judged) if learns else 0.0,
     )
+    return _with_needs(sides, judgement, judged) if doubt and not harm else judgement
+
+
+def _by_fall(sides: _Sides, change: _Change) -> Judgement:
+    """Judges runs whose error is unknown: only a loss that falls while the other one does not can be told."""
+    theirs = np.asarray(np.mean([one.losses for one in sides.theirs], axis=0))
+    if fell_apart(sides.mean, theirs):
+        reason = f"over {sides.n} steps its loss goes {_way(theirs)}, and that of the baseline {_way(sides.mean)}"
+        return Judgement(outcome="harmed", reason=reason, change=change.estimate)
+    reason = f"the baseline and it draw other data or random numbers, which needs {FEW} runs or more on each side"
+    return Judgement(outcome="unclear", reason=reason, change=change.estimate, power=0.0, runs=FEW)
+
+
+def _too_short(sides: _Sides, change: _Change) -> Judgement:
+    """Judges runs in which the baseline's loss does not fall. The fall is taken to go on as it began."""
+    steps = _longer(sides.n, (LEARNS * sides.fall_error / max(sides.fall, sides.fall_error / 2)) ** (2 / 3))
+    reason = f"the loss of the baseline itself does not fall measurably in {sides.n} steps"
     return Judgement(
-        outcome=outcome,
-        reason=reason,
-        change=change,
-        interval=(change - width, change + width),
-        margin=margin,
-        power=power,
+        outcome="unclear",
+        reason=f"{reason}; {steps} may be enough to tell",
+        change=change.estimate,
+        interval=change.interval,
+        power=0.0,
+        steps=steps,
     )
 
 
-def _power(margin: float, error: Error) -> float:
-    """Returns the probability that no change is found to be within the margin."""
-    if not error.size:
-        return 1.0
-    return max(0.0, 2 * student_t_cdf(error.df, margin / error.size - error.half_width() / error.size) - 1)
+def _with_needs(sides: _Sides, judgement: Judgement, judged: Sequence[tuple[_Change, float, str]]) -> Judgement:
+    """Adds the runs that would tell or, if each run is the same as the others, the steps."""
+    if judged[0][0].paired and sides.own_seeds == [None]:
+        steps = _longer(sides.n, max(change.longer(most) for change, most, _ in judged))
+        return replace(judgement, reason=f"{judgement.reason}; {steps} steps may tell", steps=steps)
+    needs = [change.runs_for(most) for change, most, _ in judged]
+    known = [runs for runs in needs if runs is not None]
+    if len(known) < len(needs):
+        steps = _longer(sides.n, MOST_LONGER)
+        return replace(judgement, reason=f"{judgement.reason}; {steps} steps may tell", steps=steps)
+    return replace(judgement, reason=f"{judgement.reason}; {max(known)} runs on each side would tell", runs=max(known))
+
+
+def _longer(steps: int, factor: float) -> int:
+    """Returns a larger number of steps, at most MOST_LONGER times as many, rounded up to two digits."""
+    wanted = steps * min(max(factor, 1.1), MOST_LONGER)
+    unit: int = 10 ** max(0, math.floor(math.log10(wanted)) - 1)
+    return math.ceil(wanted / unit) * unit
+
+
+def _in_words(change: _Change, fall: float) -> str:
+    low, high = (units.signed_percent(end / fall) for end in change.interval)
+    side = "higher" if change.estimate >= 0 else "lower"
+    share = units.percent(abs(change.estimate) / fall)
+    return f"{side} by {share} of the baseline's fall (95 % interval {low} to {high})"
+
+
+def _way(losses: Series) -> str:
+    return f"from {losses[0]:.3g} to {losses[len(losses) // 2 :].mean():.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run has done, counted independently of its settings."""
+    """What the steps of a run have done, counted where it is done and not taken from settings."""
 
-    samples: float | None
-    """The samples of one step, as a mean over the steps after the warm-up; None if they are unknown."""
+    samples: float | None = None
+    """The samples of one step of all ranks, as a mean over the steps after the warm-up; None if they are unknown."""
     skipped: int = 0
     """The updates that the gradient scaler has skipped after the warm-up."""
-    updated: float | None = None
+    updated: int | None = None
     """The elements of the parameters that one step updates, at least; None if they were not counted."""
     passes: float | None = None
     """The backward passes of one step, as a mean over all steps; None if they were not counted."""
@@ -272,23 +443,35 @@ class Work:
 
 
 def work_of(run: RunEvidence) -> Work:
-    """Returns the work of a run, of the repeat that did least."""
-    windows = [list(ranks.values()) for window in run.windows if (ranks := run.steps.steady(window))]
-    samples = [
-        sum(int(rows.counted_samples.sum()) for rows in ranks) / min(len(rows) for rows in ranks) for ranks in windows
-    ]
+    """Returns the work of a run, of the repeat that did least for each kind of work."""
+    samples, passes = [], []
+    skipped = 0
+    for window, counted in zip_longest(run.windows, run.summary.work):
+        steps = run.steps.of_repeat(window.repeat)
+        steady = run.steps.steady(window)
+        samples.append(sum(float(rows.samples.mean()) for rows in steady.values()))
+        skipped += sum(int(np.count_nonzero(rows.skipped)) for rows in steady.values())
+        if counted and steps:
+            passes.append(counted.backward_passes / max(map(len, steps.values())))
+    flops = run.metrics.get("model_flops_per_sample")
     return Work(
-        samples=min(samples, default=None) or None,
-        skipped=sum(int(rows.skipped.sum()) for ranks in windows for rows in ranks),
-        updated=_least(run, "updated_parameters"),
-        passes=_least(run, "backward_passes"),
-        flops=_least(run, "model_flops_per_sample"),
+        samples=min(samples, default=0.0) or None,
+        skipped=skipped,
+        updated=min((one.updated_least for one in run.summary.work if one), default=None),
+        passes=min(passes, default=None),
+        flops=flops.estimate if flops else None,
     )
 
 
-def _least(run: RunEvidence, name: str) -> float | None:
-    metric = run.metrics.get(name)
-    return min(metric.repeats) if metric else None
+COUNTED_ALIKE = 1e-3
+"""The share by which two counts of the same work may differ, such as those of FLOPs that fusion leaves out."""
+LESS = {
+    "samples": "samples in a step",
+    "updated": "elements of parameters updated in a step",
+    "passes": "backward passes in a step",
+    "flops": "FLOPs for a sample",
+}
+"""The counts that must not be smaller, in words."""
 
 
 def less_work(baseline: Work, candidate: Work) -> str:
@@ -297,21 +480,11 @@ def less_work(baseline: Work, candidate: Work) -> str:
     What is unknown on a side is not compared.
     """
     if candidate.skipped > baseline.skipped:
-        more = units.counted(candidate.skipped - baseline.skipped, "more update")
-        return f"the gradient scaler skipped {more} than in the baseline"
+        return (
+            f"{units.counted(candidate.skipped, 'update')} skipped by the gradient scaler instead of {baseline.skipped}"
+        )
     for name, unit in LESS.items():
         before, after = getattr(baseline, name), getattr(candidate, name)
         if before is not None and after is not None and after < before * (1 - COUNTED_ALIKE):
             return f"{units.count(after)} {unit} instead of {units.count(before)}"
     return ""
-
-
-COUNTED_ALIKE = 1e-3
-"""The share by which two counts of the same work may differ, such as those of FLOPs that fusion leaves out."""
-LESS = {
-    "samples": "samples a step",
-    "updated": "elements of parameters updated a step",
-    "passes": "backward passes a step",
-    "flops": "FLOPs a sample",
-}
-"""The counts that must not be smaller, in words."""

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, ClassVar, Protocol, cast
 
@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gpubench import events
 from gpubench.errors import DataError, ModelError, NonFiniteLoss
-from gpubench.events import Step
+from gpubench.events import Step, WorkCounted
+from gpubench.probe.counted import Counted
 from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import plan
 from gpubench.settings.defaults import sharded_sgd
@@ -57,6 +58,8 @@ class Loop(ABC):
     timer: StepTimer[Any]
     disable_checkpointing: Callable[[], None] | None = None
     """A function that undoes activation checkpointing; None without checkpointing."""
+    counted: Counted = field(default_factory=Counted)
+    """The work that the steps have done."""
 
     @abstractmethod
     def step(self, batches: Batches, samples: int) -> None:
@@ -97,6 +100,7 @@ class Trainer(Loop):
                     loss = checked_loss(self.workload.loss(self.module, batch)) / accumulation
                 timer.enter("backward")
                 self.arithmetic.backward(loss)
+            self.counted.passes += 1
             total = loss.detach() if total is None else total + loss.detach()
         timer.enter("optimizer")
         if (most := self.settings.training.clip_grad_norm) is not None:
@@ -154,6 +158,8 @@ def build_trainer(
         optimizer, scheduler = make_optimizer(settings, plain, device), None
     else:
         optimizer, scheduler = own_optimizer(workload.optimizer, trained_parameters(plain))
+    counted = Counted()
+    optimizer.register_step_post_hook(lambda optimizer, args, kwargs: counted.update(optimizer))
     return Trainer(
         settings=settings,
         ranks=ranks,
@@ -165,6 +171,7 @@ def build_trainer(
         arithmetic=arithmetic,
         timer=timer,
         disable_checkpointing=forget,
+        counted=counted,
     )
 
 
@@ -291,7 +298,9 @@ def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, steps: int 
     wall = time.perf_counter() - began
     yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
     reader.raise_if_diverged()
-    yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, **peaks(loop.device), **setup)
+    counted = loop.counted.found()
+    work = WorkCounted(**counted) if counted else None
+    yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, work=work, **peaks(loop.device), **setup)
 
 
 def _steps(
@@ -312,6 +321,7 @@ def _steps(
     durations: list[float] = []
     while planned is None or step < planned:
         timer.begin(step)
+        loop.counted.last = step + 1 == planned
         loop.step(batches, samples)
         step += 1
         if step == training.warmup_steps:
