@@ -130,7 +130,6 @@ def _git(*arguments: str) -> str:
 
 AT: Mapping[Place, str] = {
     "loader": "at {}",
-    "optimizer": "at {}",
     "ddp": "at {}",
     "model": "for the model that is called at {}",
 }
@@ -143,10 +142,10 @@ NUMBERS = {
 """What to say about the numbers that a fix changes."""
 
 
-def in_code(fix: Mapping[str, Any], places: Mapping[str, str]) -> str:
+def in_code(fix: Mapping[str, Any], places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]) -> str:
     """Returns the code that does the same as a fix, with its place in the program as far as it is known.
 
-    `places` are those of `events.ModelBuilt`. Arguments of the same call are put together.
+    `places` and `optimizers` are those of `events.ModelBuilt`. Arguments of the same call are put together.
     """
     known = from_outside()
     calls: dict[tuple[str, Place], list[str]] = {}
@@ -154,11 +153,15 @@ def in_code(fix: Mapping[str, Any], places: Mapping[str, str]) -> str:
         call, _, arguments = known[key].in_code(value).partition("(")
         found = calls.setdefault((call, known[key].place), [])
         found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]
-    return "; ".join(
-        (f"{call}({', '.join(arguments)})" if arguments else call)
-        + (f" {AT[place].format(places[place])}" if place in AT and place in places else "")
-        for (call, place), arguments in calls.items()
-    )
+    written = []
+    for (call, place), given in calls.items():
+        if place == "optimizer" and optimizers:
+            named = {name: f" at {units.listed(lines)}" if lines else "" for name, lines in optimizers.items()}
+        else:
+            named = {call: f" {AT[place].format(places[place])}" if place in AT and place in places else ""}
+        put = f"({', '.join(given)})" if given else ""
+        written += [f"{name}{put}{where}" for name, where in named.items()]
+    return "; ".join(written)
 
 
 P = TypeVar("P", bound=CompletedProgramSettings)
@@ -173,6 +176,7 @@ class OfProgram(Recorder[P]):
     _device: str | None = None
     _adjustable: Mapping[str, Any] | None = None
     _places: Mapping[str, str] = {}
+    _optimizers: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
@@ -225,7 +229,7 @@ class OfProgram(Recorder[P]):
         if not finding.fix.keys() <= known.keys():
             return msgspec.structs.replace(finding, fix={})
         numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
-        code = in_code(finding.fix, self._places)
+        code = in_code(finding.fix, self._places, self._optimizers)
         return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
 
     def _treatments(self) -> dict[str, Any]:
@@ -295,7 +299,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._places = built.device, built.places
+        self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
         self._adjustable = {
             **(built.settings or {}),
             "inference": self.settings.inference,
@@ -385,7 +389,8 @@ class ProgramMemoryRecorder(
             case events.Heartbeat(rank=0):
                 self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
             case events.ModelBuilt(rank=0):
-                self._device, self._adjustable, self._places = event.device, event.settings, event.places
+                self._device, self._adjustable = event.device, event.settings
+                self._places, self._optimizers = event.places, event.optimizers
                 shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
                 self.writer.update(workload=shown)
             case events.MemoryRecorded():

@@ -29,7 +29,7 @@ from torch.utils.data import dataloader
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .facts import facts, peak_memory
 from .host import Host
-from .observed import Places, autocast_of, of_loader, of_process
+from .observed import Places, autocast_of, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
 from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
@@ -65,7 +65,7 @@ class Probe:
         self._autocast: torch.dtype | None = None
         """The type in which autocast computes calls of modules; None if it computes none."""
         self._places = Places()
-        self._made: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         """Where the program makes its optimizers."""
         self._loaders: dict[int, str] = {}
         """Where the program makes its DataLoaders, by the identities of their samplers."""
@@ -146,8 +146,8 @@ class Probe:
 
     def _make_optimizer(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         call(optimizer, *args, **kwargs)
-        if isinstance(optimizer, Hashable) and (place := self._places.here()):
-            self._made[optimizer] = place
+        if isinstance(optimizer, Hashable):
+            self._made[optimizer] = self._places.here()
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._timeline.is_in(DATA_WAIT):
@@ -469,7 +469,8 @@ class Probe:
                     **of_process(list(self._roots.values()), optimizer, self._autocast),
                     "training.grad_accumulation": max(1, self._passes),
                 },
-                places=self._found | ({"optimizer": self._made[optimizer]} if optimizer in self._made else {}),
+                places=self._found,
+                optimizers=of_optimizers(self._made),
             )
 
     def _send_steps(self, *, ended: bool = False) -> None:
