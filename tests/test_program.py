@@ -411,6 +411,15 @@ def test_the_fullest_rank_of_a_program_is_reported(tmp_path: Path) -> None:
     assert metrics(run)["peak_memory_allocated"]["estimate"] == 14_001
 
 
+def test_the_memory_of_two_versions_of_a_program_is_compared(tmp_path: Path) -> None:
+    run = follow(tmp_path, *takes(500), options=["--vs-args", "9", "--json"])
+    assert run.code == 0
+    (compared,) = json.loads(run.stdout)["comparisons"]
+    assert compared["candidate"]["label"] == "with 9"
+    assert [each["metric"] for each in compared["verdicts"]] == ["peak_memory_allocated"]
+    assert len(run.runs) == 2
+
+
 def test_the_memory_until_a_failure_is_kept(tmp_path: Path) -> None:
     run = follow(tmp_path, *takes(3, 7))
     assert run.code == 1
@@ -423,7 +432,7 @@ def test_the_memory_until_a_failure_is_kept(tmp_path: Path) -> None:
     [
         (["--predict"], "--predict needs a model that gpubench can build"),
         (["--find-batch-size"], "--find-batch-size needs a model"),
-        (["--verify"], "--verify needs a model"),
+        (["--verify", "--vs", "precision=bf16"], "--verify tries the fixes of one program"),
         (["--device", "cuda"], "--device configures a model of gpubench"),
         (["--html", "page.html"], "--html needs --snapshot or --trace"),
         (["--performance.compile=true"], "'performance.compile' is a setting of"),

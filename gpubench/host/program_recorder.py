@@ -236,6 +236,16 @@ class OfProgram(Recorder[P]):
         """Returns the values that are given of the settings that the probe changes in the program."""
         return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
 
+    def _with_missed(self, summary: Summary, ranks: int) -> Summary:
+        """Returns the summary with the settings that none of the `ranks` of all repeats had a use for."""
+        measured = [one for one in self._missed if one.repeat != self.profiled]
+        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
+        missed = {
+            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
+        }
+        said = warnings.collected(warnings.not_applied(missed), *summary.warnings)
+        return msgspec.structs.replace(summary, warnings=said, missed=missed)
+
     @property
     def watched_gpus(self) -> list[int]:
         """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
@@ -323,18 +333,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             gpus=self.gpus,
             inference=self.settings.inference,
         )
-        missed = self._not_applied()
-        said = warnings.collected(warnings.not_applied(missed), *found.warnings)
-        return msgspec.structs.replace(found, warnings=said, missed=missed)
-
-    def _not_applied(self) -> dict[str, str]:
-        """Returns the settings that no rank of any repeat had a use for, by dot-key, each with the reason."""
-        ranks = sum(len(repeat.done) for repeat in self._in_order)
-        measured = [one for one in self._missed if one.repeat != self.profiled]
-        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
-        return {
-            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
-        }
+        return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
@@ -398,6 +397,9 @@ class ProgramMemoryRecorder(
             case _:
                 return False
         return True
+
+    def sum_up(self) -> Summary:
+        return self._with_missed(super().sum_up(), len(self._found))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if self.footprints:

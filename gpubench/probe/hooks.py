@@ -415,6 +415,8 @@ class Probe:
             if first is not None:
                 self._autocast = autocast_of(first) or self._autocast
             if not inner and any(parameter.requires_grad for parameter in module.parameters()):
+                if self._following and id(module) not in self._roots:  # a timed program gets it later
+                    self._treatments.apply_to([module], updated=False)
                 self._roots[id(module)] = module
                 model = unwrapped(module)
                 self._models[id(model)] = model
@@ -511,18 +513,16 @@ class Probe:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
         self._over = True
         assert self._host
-        if self._following:
-            self._following.send(self._host, self._repeat, self._wanted or 0)
-            self._host.put("done")
-            self._host.flush()
-            return
-        wall = self._timeline.end()
-        self._send_steps(ended=True)
-        if self._recording:
-            self._recording.close()
         if missed := self._treatments.missed():
             self._host.put("treatmentsmissed", repeat=self._repeat, missed=missed)
-        self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
+        if self._following:
+            self._following.send(self._host, self._repeat, self._wanted or 0)
+        else:
+            wall = self._timeline.end()
+            self._send_steps(ended=True)
+            if self._recording:
+                self._recording.close()
+            self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
         self._host.put("done")
         self._host.flush()
 
