@@ -107,15 +107,19 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
     outcomes = running.measure([run], ProgramRecorder, live, terminal)
     stopped: GpubenchError | None = None
     if verify and outcomes[0].recorder.is_spread:
-        stopped = UsageError(
-            "--verify needs all ranks of the program on one machine, because other machines do not know the fixes",
-            "try a fix with train-bench --vs KEY=VALUE on every machine",
-        )
+        stopped = _spread("train-bench")
     elif verify:
         stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder)
     running.finish(outcomes, None, terminal, json=shown.json, unfolded=shown.verbose > 1)
     if stopped:
         raise stopped
+
+
+def _spread(command: str) -> UsageError:
+    return UsageError(
+        "--verify needs all ranks of the program on one machine, because other machines do not know the fixes",
+        f"try a fix with {command} --vs KEY=VALUE on every machine",
+    )
 
 
 def follow(
@@ -147,7 +151,14 @@ def follow(
         return
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
     outcomes = running.measure(runs, ProgramMemoryRecorder, memory_recorder, terminal)
+    stopped: GpubenchError | None
+    if outcomes[0].recorder.is_spread:
+        stopped = _spread("memory")
+    else:
+        stopped = running.try_memory_fixes_of_program(runs[0], outcomes[0], terminal)
     running.finish(outcomes, None, terminal, json=shown.json)
+    if stopped:
+        raise stopped
 
 
 def _configuration(

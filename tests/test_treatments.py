@@ -1,7 +1,7 @@
 """Treatments: what they change in a program, what the probe tells about it, and what they find nothing to change in."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -362,6 +362,10 @@ def test_a_fix_in_code_puts_the_arguments_of_a_call_together_with_its_place() ->
     compiled = in_code(graphs, places, {})
     assert compiled.startswith("model = torch.compile(model, mode='reduce-overhead') ")
     assert "train.py:7" in compiled
+    for key in ("precision", "performance.sdpa", "performance.channels_last"):
+        code = from_outside()[key].code
+        assert isinstance(code, Mapping)
+        assert {value: in_code({key: value}, {}, {}) for value in code} == code
     fused = {"training.optimizer_impl": "fused"}
     assert in_code(fused, places, {}) == "torch.optim.<Optimizer>(..., fused=True)"
     made = {"torch.optim.Adam": ["train.py:4", "train.py:5"], "torch.optim.SGD": []}

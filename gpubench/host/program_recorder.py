@@ -150,18 +150,27 @@ def in_code(fix: Mapping[str, Any], places: Mapping[str, str], optimizers: Mappi
     known = from_outside()
     calls: dict[tuple[str, Place], list[str]] = {}
     for key, value in fix.items():
-        call, _, arguments = known[key].in_code(value).partition("(")
+        code = known[key].in_code(value)
+        call, _, arguments = code.partition("(") if code.endswith(")") else (code, "", "")
         found = calls.setdefault((call, known[key].place), [])
         found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]
-    written = []
-    for (call, place), given in calls.items():
-        if place == "optimizer" and optimizers:
-            named = {name: f" at {units.listed(lines)}" if lines else "" for name, lines in optimizers.items()}
-        else:
-            named = {call: f" {AT[place].format(places[place])}" if place in AT and place in places else ""}
-        put = f"({', '.join(given)})" if given else ""
-        written += [f"{name}{put}{where}" for name, where in named.items()]
-    return "; ".join(written)
+    return "; ".join(
+        one
+        for (call, place), given in calls.items()
+        for one in _located(call, f"({', '.join(given)})" if given else "", place, places, optimizers)
+    )
+
+
+def _located(
+    call: str, arguments: str, place: Place, places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Returns the call with its place in the program if it is known, or that of every class of optimizers."""
+    if place == "optimizer" and optimizers:
+        return [
+            f"{name}{arguments}" + (f" at {units.listed(lines)}" if lines else "") for name, lines in optimizers.items()
+        ]
+    where = f" {AT[place].format(places[place])}" if place in AT and place in places else ""
+    return [f"{call}{arguments}{where}"]
 
 
 P = TypeVar("P", bound=CompletedProgramSettings)
@@ -221,16 +230,24 @@ class OfProgram(Recorder[P]):
 
     def _addressed(self, finding: Finding) -> Finding:
         """Returns the finding with the code for its fix; without a fix if the probe cannot make the change."""
-        known = from_outside()
+        known, by_hand = from_outside(), msgspec.structs.replace(finding, fix={}, code=self._concerned(finding.place))
         try:
             apply_overrides(self.settings, finding.fix)
         except SettingsError:
-            return msgspec.structs.replace(finding, fix={})
-        if not finding.fix.keys() <= known.keys():
-            return msgspec.structs.replace(finding, fix={})
+            return by_hand
+        if not finding.fix or not finding.fix.keys() <= known.keys():
+            return by_hand
         numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
         code = in_code(finding.fix, self._places, self._optimizers)
         return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
+
+    def _concerned(self, place: Place | None) -> str:
+        """Returns the calls of the program that advice without a fix is about; an empty string if they are unknown."""
+        if place is None or not (self._optimizers if place == "optimizer" else place in self._places):
+            return ""
+        if place == "model":
+            return f"the model that is called at {self._places[place]}"
+        return "; ".join(_located("DataLoader", "(...)", place, self._places, self._optimizers))
 
     def _treatments(self) -> dict[str, Any]:
         """Returns the values that are given of the settings that the probe changes in the program."""
