@@ -14,6 +14,7 @@ from gpubench.commands.running import (
     finish,
     measure,
     print_configurations,
+    run_and_report,
     try_memory_advice,
 )
 from gpubench.errors import UsageError
@@ -30,6 +31,10 @@ gpubench memory
 gpubench memory --config gpt2 --device-model h200 --predict
 
 gpubench memory -- python train.py --epochs 1
+
+gpubench memory --verify -- python train.py
+
+gpubench memory --vs precision=bf16 -- python train.py
 
 gpubench memory --snapshot snapshot.pickle --html memory.html
 
@@ -110,6 +115,9 @@ def memory(
     world_size: options.WorldSize = None,
     steps: Steps = None,
     device: options.Device = None,
+    vs: options.Vs = None,
+    vs_args: options.VsArguments = None,
+    vs_ref: options.VsRef = None,
     predict: Predict = False,
     device_model: DeviceModel = None,
     device_memory: DeviceMemory = None,
@@ -135,11 +143,13 @@ def memory(
         options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
         _of_file(snapshot, trace, html, json=json)
         return
+    versus = program.Versus(vs, vs_args, vs_ref)
     if program.is_given(ctx, config):
         _refuse_beside_program(ctx)
         shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.follow(ctx, config, shown, print_config=print_config)
+        program.follow(ctx, config, shown, versus, verify=verify, print_config=print_config)
         return
+    versus.refuse_without_program(ctx)
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
@@ -149,12 +159,17 @@ def memory(
 
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
     with naming_origins(base.origins):
-        _refuse_idle(base, verify=verify, check=check)
-    (run,) = complete_all(base, None, complete_memory)
+        _refuse_idle(base, verify=verify, check=check, vs=bool(vs))
+    run, *others = runs = complete_all(base, vs, complete_memory)
     if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
         check_trial_name(run)
     if print_config:
-        print_configurations([run], "memory")
+        print_configurations(runs, "memory")
+        return
+    if others:
+        from gpubench.host import memory_recorder
+
+        run_and_report(runs, memory_recorder.MemoryRecorder, memory_recorder, json=json, quiet=quiet, verbose=verbose)
         return
     measurements = [_checking(run)] if check else []
     _of_run(run, measurements, verify=verify, json=json, quiet=quiet, verbose=verbose)
@@ -163,7 +178,7 @@ def memory(
 def _refuse_beside_program(ctx: typer.Context) -> None:
     """Raises UsageError for options that need a model of gpubench, or that no run takes."""
     given = options.given(ctx)
-    for name in ("predict", "find_batch_size", "check", "verify", "spare", "device_model"):
+    for name in ("predict", "find_batch_size", "check", "spare", "device_model"):
         if name in given:
             raise UsageError(
                 f"--{name.replace('_', '-')} needs a model that gpubench can build, and a program builds its own",
@@ -173,12 +188,15 @@ def _refuse_beside_program(ctx: typer.Context) -> None:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
 
-def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool) -> None:
+def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool, vs: bool) -> None:
     """Raises UsageError for options that contradict each other or would have no effect."""
     from gpubench.settings.keys import COMMAND_LINE
 
     memory, device = base.settings.memory, base.settings.device
     predicting, finding = memory.predict, memory.find_batch_size
+    if vs and (verify or check or finding):
+        message = "--vs compares two runs, and --verify, --check and memory.find_batch_size=true start others"
+        raise UsageError(message, "leave one out", keys=["memory.find_batch_size"] if finding else [])
     for wrong, message, hint, *keys in (
         (
             verify and predicting,

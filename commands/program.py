@@ -1,8 +1,8 @@
 """Runs a program of the user, which stands behind `--` on the command line of train-bench, profile and memory."""
 
 import shlex
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -26,36 +26,32 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     return config is not None and writer_of(find_config(config)) in (PROGRAM, PROGRAM_MEMORY)
 
 
+class Versus(NamedTuple):
+    """The version to compare with: other settings, more arguments, or another commit."""
+
+    settings: list[str] | None
+    arguments: str | None
+    ref: str | None
+
+    def refuse_without_program(self, ctx: typer.Context) -> None:
+        """Raises UsageError for what only a program has."""
+        if self.arguments or self.ref:
+            name = "--vs-args" if self.arguments else "--vs-ref"
+            raise UsageError(f"{name} needs a program", f"gpubench {ctx.info_name} {name} ... -- python train.py")
+
+
 def measure(
-    ctx: typer.Context,
-    config: str | None,
-    shown: options.Shown,
-    *,
-    print_config: bool,
-    vs: list[str] | None,
-    vs_args: str | None,
-    vs_ref: str | None,
+    ctx: typer.Context, config: str | None, shown: options.Shown, versus: Versus, *, print_config: bool
 ) -> None:
     """Measures the program, or two versions of it interleaved.
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
     from gpubench.host.program_recorder import ProgramRecorder, complete_program
-    from gpubench.settings.loading import complete_all
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
     base = configuration(ctx, config, {}, ProgramSettings, TrainSettings)
-    if sum(map(bool, (vs, vs_args, vs_ref))) > 1:
-        raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
-    runs, labels = complete_all(base, vs, complete_program), []
-    (first, *_) = runs
-    if vs_args:
-        more = {"program.command": f"{first.settings.program.command} {vs_args}"}
-        runs, labels = [first, first.with_overrides(more, "--vs-args")], ["as given", f"with {vs_args}"]
-    elif vs:
-        labels = ["as given", f"with {' '.join(vs)}"]
-    elif vs_ref:
-        runs, labels = [first.with_overrides({"program.ref": vs_ref}, "--vs-ref"), first], [vs_ref, "this directory"]
+    runs, labels = _versions(base, versus, complete_program)
     if print_config:
         running.print_configurations(runs, "train-bench")
         return
@@ -63,6 +59,27 @@ def measure(
     from gpubench.host import live
 
     running.run_and_report(runs, ProgramRecorder, live, labels=labels, **shown._asdict())
+
+
+def _versions(
+    base: "Configuration[Any]", versus: Versus, complete: "Callable[[Any], tuple[Any, dict[str, str]]]"
+) -> "tuple[list[Configuration[Any]], list[str]]":
+    """Returns the complete configurations, one or two, and what to call two of them."""
+    from gpubench.settings.loading import complete_all
+
+    if sum(map(bool, versus)) > 1:
+        raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
+    runs = complete_all(base, versus.settings, complete)
+    (first, *_) = runs
+    if versus.settings:
+        return runs, ["as given", f"with {' '.join(versus.settings)}"]
+    if versus.arguments:
+        more = {"program.command": f"{first.settings.program.command} {versus.arguments}"}
+        return [first, first.with_overrides(more, "--vs-args")], ["as given", f"with {versus.arguments}"]
+    if versus.ref:
+        then = first.with_overrides({"program.ref": versus.ref}, "--vs-ref")
+        return [then, first], [versus.ref, "this directory"]
+    return runs, []
 
 
 def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, verify: bool, print_config: bool) -> None:
@@ -90,10 +107,7 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
     outcomes = running.measure([run], ProgramRecorder, live, terminal)
     stopped: GpubenchError | None = None
     if verify and outcomes[0].recorder.is_spread:
-        stopped = UsageError(
-            "--verify needs all ranks of the program on one machine, because other machines do not know the fixes",
-            "try a fix with train-bench --vs KEY=VALUE on every machine",
-        )
+        stopped = _spread("train-bench")
     elif verify:
         stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder)
     running.finish(outcomes, None, terminal, json=shown.json, unfolded=shown.verbose > 1)
@@ -101,19 +115,50 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
         raise stopped
 
 
-def follow(ctx: typer.Context, config: str | None, shown: options.Shown, *, print_config: bool) -> None:
-    """Runs a few steps of the program, and reports what fills its memory. Raises the errors of `measure`."""
+def _spread(command: str) -> UsageError:
+    return UsageError(
+        "--verify needs all ranks of the program on one machine, because other machines do not know the fixes",
+        f"try a fix with {command} --vs KEY=VALUE on every machine",
+    )
+
+
+def follow(
+    ctx: typer.Context, config: str | None, shown: options.Shown, versus: Versus, *, verify: bool, print_config: bool
+) -> None:
+    """Runs a few steps of the program, or of two versions of it, and reports what fills its memory.
+
+    With `verify`, tries each fix without an edit, and times them. Raises the errors of `measure`.
+    """
     from gpubench.host import memory_recorder
-    from gpubench.host.program_recorder import ProgramMemoryRecorder, complete_program_memory
-    from gpubench.settings.loading import completed
+    from gpubench.host.program_recorder import (
+        ProgramMemoryRecorder,
+        complete_program_memory,
+    )
+    from gpubench.report.terminal import Terminal
     from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
 
+    if verify and any(versus):
+        raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")
     base = configuration(ctx, config, {}, ProgramMemorySettings, MemorySettings)
-    run = completed(base, complete_program_memory)
+    runs, labels = _versions(base, versus, complete_program_memory)
+    if verify:
+        running.check_trial_name(runs[0])
     if print_config:
-        running.print_configurations([run], "memory")
+        running.print_configurations(runs, "memory")
         return
-    running.run_and_report([run], ProgramMemoryRecorder, memory_recorder, **shown._asdict())
+    if not verify:
+        running.run_and_report(runs, ProgramMemoryRecorder, memory_recorder, labels=labels, **shown._asdict())
+        return
+    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    outcomes = running.measure(runs, ProgramMemoryRecorder, memory_recorder, terminal)
+    stopped: GpubenchError | None
+    if outcomes[0].recorder.is_spread:
+        stopped = _spread("memory")
+    else:
+        stopped = running.try_memory_fixes_of_program(runs[0], outcomes[0], terminal)
+    running.finish(outcomes, None, terminal, json=shown.json)
+    if stopped:
+        raise stopped
 
 
 def configuration(

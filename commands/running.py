@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedMemorySettings
-    from gpubench.trials import Searched, Tried
+    from gpubench.trials import MemoryBench, Searched, Tried
 
 T = TypeVar("T")
 
@@ -191,7 +191,7 @@ def try_memory_advice(
     from gpubench.host.recorder import TrainRecorder
     from gpubench.memory.defaults import complete_memory
     from gpubench.settings.loading import completed
-    from gpubench.trials import MemoryBench, confirm, verify_memory
+    from gpubench.trials import MemoryBench, confirm
 
     recorder = outcome.recorder
     assert isinstance(recorder, MemoryRecorder)
@@ -201,20 +201,57 @@ def try_memory_advice(
         if searched.best and isinstance(searched.best.recorder, MemoryRecorder):
             recorder.adopt(searched.best.recorder)
 
-    def keep_trades(tried: "Tried") -> None:
-        recorder.conclude(tried.findings)
-        recorder.keep_trades(tried.trades)
-
     if outcome.error or run.settings.memory.predict:
         return None
     bench = MemoryBench(
-        lambda fixed: completed(fixed, complete_memory), _timing(terminal, TrainRecorder), _judge, _following(terminal)
+        lambda fixed: completed(fixed, complete_memory),
+        _timing(terminal, TrainRecorder),
+        _judge,
+        _following(terminal, MemoryRecorder),
     )
     if recorder.batch_sizes:
         return _record(confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
-    if verify and recorder.advice:
-        return _record(verify_memory(outcome, run, recorder.advice, bench), keep_trades, recorder)
-    return None
+    return _try_memory_fixes(run, outcome, bench) if verify else None
+
+
+def try_memory_fixes_of_program(
+    run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal"
+) -> GpubenchError | None:
+    """Runs each memory fix of a program that can be made from outside, and records the results.
+
+    Returns the error that ended the trials, or None. Nothing is run after a failed run.
+    """
+    from gpubench.host.program_recorder import (
+        ProgramMemoryRecorder,
+        ProgramRecorder,
+        complete_program_memory,
+    )
+    from gpubench.settings.loading import completed
+    from gpubench.settings.schema import CompletedProgramSettings
+    from gpubench.trials import MemoryBench
+
+    bench = MemoryBench(
+        lambda fixed: completed(fixed, complete_program_memory),
+        _timing(terminal, ProgramRecorder),
+        _judge,
+        _following(terminal, ProgramMemoryRecorder),
+        CompletedProgramSettings,
+    )
+    return None if outcome.error else _try_memory_fixes(run, outcome, bench)
+
+
+def _try_memory_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "MemoryBench") -> GpubenchError | None:
+    from gpubench.host.memory_recorder import FootprintRecorder
+    from gpubench.trials import verify_memory
+
+    recorder = outcome.recorder
+    assert isinstance(recorder, FootprintRecorder)
+
+    def keep(tried: "Tried") -> None:
+        recorder.conclude(tried.findings)
+        recorder.keep_trades(tried.trades)
+
+    return _record(verify_memory(outcome, run, recorder.advice, bench), keep, recorder) if recorder.advice else None
 
 
 def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any]") -> GpubenchError | None:
@@ -244,14 +281,16 @@ def _judge(*outcomes: "Outcome") -> "Comparisons | None":
     return after_run.judge_pair([outcome.recorder.writer.path for outcome in outcomes], metrics=["throughput"])
 
 
-def _following(terminal: "Terminal") -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
+def _following(
+    terminal: "Terminal", recorded_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]"
+) -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
     """Returns a function that records the memory of configurations, one after the other."""
     from gpubench.host import memory_recorder
 
     def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
         outcomes = []
         for run in runs:
-            outcomes += measure([run], memory_recorder.MemoryRecorder, memory_recorder, terminal)
+            outcomes += measure([run], recorded_by, memory_recorder, terminal)
             if isinstance(outcomes[-1].error, Interrupted):
                 raise outcomes[-1].error
         return outcomes

@@ -68,13 +68,12 @@ def train_bench(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
+    versus = program.Versus(vs, vs_args, vs_ref)
     if program.is_given(ctx, config):
         shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.measure(ctx, config, shown, print_config=print_config, vs=vs, vs_args=vs_args, vs_ref=vs_ref)
+        program.measure(ctx, config, shown, versus, print_config=print_config)
         return
-    if vs_args or vs_ref:
-        name = "--vs-args" if vs_args else "--vs-ref"
-        raise UsageError(f"{name} needs a program", f"gpubench train-bench {name} ... -- python train.py")
+    versus.refuse_without_program(ctx)
     # Settings are imported here, and the modules that measure and draw only once the settings are valid.
     from gpubench.settings.defaults import complete
     from gpubench.settings.keys import COMMAND_LINE

@@ -194,6 +194,8 @@ class ModelBuilt(Event, frozen=True):
     """How a program of the user runs, by the dot-keys of the settings that can change it."""
     places: dict[str, str] = {}
     """Where in a program of the user its fixes belong, as file and line; see `gpubench.settings.field.Place`."""
+    optimizers: dict[str, list[str]] = {}
+    """The lines that make its optimizers which can be fused, as far as they are known, by the name of the class."""
 
 
 class TreatmentsMissed(Event, frozen=True):

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed", "not applied"]
+Place = Literal["loader", "optimizer", "model"]
 Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
 
 
@@ -55,8 +56,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The recommended action, in words."""
     fix: dict[str, Any] = {}
     """The advice as overrides of the user's configuration; empty if only a change of code helps."""
+    place: Place | None = None
+    """What of a program the advice is about."""
     code: str = ""
-    """For a program of the user, the code that does the same as `fix`, with its file and line if they are known."""
+    """For a program of the user, the code that does the same as `fix`, with its file and line if they are known.
+
+    Without a fix, it is the call in the program that the advice is about.
+    """
     expected: Saving | None = None
     """The largest saving according to the trace; None if it is unknown."""
     threshold: str

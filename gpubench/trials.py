@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Never
 
 import msgspec
 
@@ -12,14 +12,15 @@ from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, WorkerLost
 from gpubench.findings import Combination, Cost, Finding, Findings, Judged, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.foreign_files import TRIALS
-from gpubench.host.memory_recorder import MemoryRecorder
+from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
 from gpubench.report.findings import options
+from gpubench.settings.field import fields
 from gpubench.settings.keys import FIX, THE_RUN, TRIAL, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedTrainSettings
+from gpubench.settings.schema import CompletedTrainSettings, RunSettings
 
 log = logging.getLogger("gpubench.trials")
 
@@ -167,14 +168,20 @@ def _speed_trial(fix: Mapping[str, Any], without: Outcome, with_fix: Outcome, be
     run, baseline = directory(with_fix), directory(without)
     if error := with_fix.error or without.error:
         return Trial("failed", None, run, baseline, error.message)
-    if fix.keys() <= (missed := with_fix.summary.missed).keys():
-        return Trial("not applied", None, run, baseline, "; ".join(dict.fromkeys(missed[key] for key in fix)))
+    if missed := _missed(fix, with_fix):
+        return Trial("not applied", None, run, baseline, missed)
     verdict = bench.throughput(without, with_fix)
     if verdict is None or not verdict.ratio:
         return Trial("failed", None, run, baseline, "no step was measured")
     low, high = sorted(1 - 1 / ratio for ratio in verdict.interval) if verdict.interval else (None, None)
     saving = Saving(1 - 1 / verdict.ratio, low, high)
     return Trial(OUTCOMES.get(verdict.verdict, "inconclusive"), saving, run, baseline, verdict.reason)
+
+
+def _missed(fix: Mapping[str, Any], outcome: Outcome) -> str:
+    """Returns why no setting of the fix changed anything in the run of a program; empty if one did."""
+    missed = outcome.summary.missed
+    return "; ".join(dict.fromkeys(missed[key] for key in fix)) if fix.keys() <= missed.keys() else ""
 
 
 NOTABLE = 0.005
@@ -191,6 +198,8 @@ class MemoryBench(Bench):
 
     follow: Callable[[Sequence[Configuration[Any]]], Sequence[Outcome]]
     """Runs configurations and records their memory. A run that fails does not end the others."""
+    timed: type[RunSettings[Never]] = CompletedTrainSettings
+    """The settings of a run that times what `follow` runs."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,11 @@ class _Attempt:
     """The error if the fix cannot be run."""
 
     @property
+    def missed(self) -> str:
+        """Why no setting of the fix changed anything in the program; empty if one did."""
+        return _missed(self.fix, self.followed) if self.fix and self.followed else ""
+
+    @property
     def error(self) -> GpubenchError | None:
         """The first error of the attempt."""
         return self.refused or next((run.error for run in (self.followed, self.timed) if run and run.error), None)
@@ -236,30 +250,35 @@ def verify_memory(
     if all_fixes and all_fixes not in [attempt.fix for attempt in tried]:
         tried += _follow(base, [all_fixes], bench)
         yield _judged(findings, without, tried, bench)
-    if tried:
+    if any(not attempt.missed for attempt in tried):
         without, *tried = _time([without, *tried], bench)
         yield _judged(findings, without, tried, bench)
 
 
 def memory_baseline(run: Configuration[Any]) -> Configuration[Any]:
     """Returns the configuration of the run without batch size search, explanation and advice."""
-    return trial_of(run, {"memory.find_batch_size": False, "memory.explain": False, "memory.advise": False})
+    known: Mapping[str, Any] = flatten(run.settings.model_dump())
+    unneeded = ("memory.find_batch_size", "memory.explain", "memory.advise")
+    return trial_of(run, {key: False for key in unneeded if key in known})
 
 
-def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int) -> Configuration[CompletedTrainSettings]:
-    """Returns the configuration of a short train-bench run with the same settings and `changes`."""
+def timed(
+    run: Configuration[Any], changes: dict[str, Any], repeats: int, cls: type[RunSettings[Never]]
+) -> Configuration[Any]:
+    """Returns the configuration of a short train-bench run with the same settings and `changes`, as `cls`."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
     quick = length | {"measurement.count_flops": False, "logging.graph": False}
-    found = Configuration(CompletedTrainSettings.model_validate(own), origins)
+    found = Configuration(cls.model_validate(own), origins)
+    quick = {key: value for key, value in quick.items() if key in fields(cls)}
     return found.with_overrides(quick | {"measurement.repeats": repeats} | changes, "--verify")
 
 
 def peak_of(outcome: Outcome | None) -> int | None:
     """Returns the peak in bytes, the largest of the ranks; None if the run failed or was not made."""
     recorder = outcome.recorder if outcome and not outcome.error else None
-    if not isinstance(recorder, MemoryRecorder) or not recorder.footprints:
+    if not isinstance(recorder, FootprintRecorder) or not recorder.footprints:
         return None
     return max(found.most for found in recorder.footprints)
 
@@ -277,8 +296,8 @@ def _follow(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Me
 
 def _time(attempts: Sequence[_Attempt], bench: MemoryBench) -> list[_Attempt]:
     """Times the attempts that did not fail, and returns all attempts."""
-    ready = [number for number, attempt in enumerate(attempts) if attempt.run and not attempt.error]
-    outcomes = bench.time([timed(run, {}, REPEATS) for number in ready if (run := attempts[number].run)])
+    ready = [number for number, one in enumerate(attempts) if one.run and not one.error and not one.missed]
+    outcomes = bench.time([timed(run, {}, REPEATS, bench.timed) for number in ready if (run := attempts[number].run)])
     stop_if_interrupted(outcomes)
     found = dict(zip(ready, outcomes, strict=True))
     return [replace(attempt, timed=found.get(number)) for number, attempt in enumerate(attempts)]
@@ -327,6 +346,8 @@ def _memory_trial(without: _Attempt, attempt: _Attempt, bench: MemoryBench) -> T
         return Trial(
             "failed", None, run, baseline, attempt.error.message if attempt.error else "no memory was recorded"
         )
+    if attempt.missed:
+        return Trial("not applied", None, run, baseline, attempt.missed)
     saving = 1 - after / before
     outcome: TrialOutcome = "confirmed" if saving > NOTABLE else "worse" if saving < -NOTABLE else "no effect"
     return Trial(outcome, Saving(saving), run, baseline, cost=_cost(without.timed, attempt.timed, bench))
@@ -389,7 +410,7 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> I
     if not good:
         return
     sizes = sorted(worth_timing(good))
-    outcomes = bench.time([timed(base, overrides(size, flat), SPEED_REPEATS) for size in sizes])
+    outcomes = bench.time([timed(base, overrides(size, flat), SPEED_REPEATS, bench.timed) for size in sizes])
     stop_if_interrupted(outcomes)
     speeds = [
         Speed(size, throughput.estimate)

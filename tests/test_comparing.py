@@ -44,6 +44,14 @@ def rendered(document: Comparisons, width: int = 120, *, everything: bool = Fals
     return console.file.getvalue()
 
 
+def test_the_headline_of_inference_is_its_latency_unless_the_batches_differ() -> None:
+    speed = verdict("throughput", unit="samples/s", better="higher")
+    latency = verdict("latency_p50")
+    assert " in latency p50" in headline(comparison(speed, latency))
+    withheld_latency = verdict("latency_p50", verdict="withheld", reason="other batches")
+    assert " in throughput" in headline(comparison(speed, withheld_latency))
+
+
 def rich_comparison(**changes: Any) -> Comparisons:
     """One candidate with something in every section."""
     verdicts = [

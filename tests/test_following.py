@@ -2,7 +2,8 @@
 
 import base64
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,19 @@ TENSORS = 4  # parameters of the model
 COUNTER = 4  # bytes that Adam needs to count the steps of a parameter
 
 
-def followed(folder: Path, loop: Callable[[], object], steps: int = 5, *, code: int = 0) -> History:
-    """Returns the history of a loop, which ends with `code`."""
-    run = probed(folder, loop, follow=steps)
+def followed(
+    folder: Path,
+    loop: Callable[[], object],
+    steps: int = 5,
+    *,
+    code: int = 0,
+    treatments: dict[str, Any] | None = None,
+    missed: Sequence[str] = (),
+) -> History:
+    """Returns the history of a loop, which ends with `code`, and in which the treatments `missed` change nothing."""
+    run = probed(folder, loop, follow=steps, treatments=treatments)
     assert run.code == code
+    assert [*run.missed] == [*missed]
     parts = [base64.b64decode(event["data"]) for event in run.all if event["event"] == "memoryrecorded"]
     found = msgspec.json.decode(b"".join(parts), type=DeviceHistory)
     assert (found.device, found.name, found.rank) == (-1, "cpu", 0)
@@ -93,6 +103,16 @@ def test_every_category_has_the_bytes_that_the_shapes_say(tmp_path: Path) -> Non
     assert {one.module for one in history.allocations if one.category == "gradients"} == {"0", "2"}
     assert all("test_following.py" in one.where for one in history.allocations if one.category == "parameters")
     assert found.kept == [0, 0]
+
+
+def test_treatments_change_the_memory_that_is_recorded(tmp_path: Path) -> None:
+    values = {"precision": "bf16", "performance.sdpa": "math"}
+    loop = partial(train, lambda own, batch: own(batch).sum())
+    plain = followed(tmp_path, loop)
+    (tmp_path / "host").unlink()
+    changed = followed(tmp_path, loop, treatments=values, missed=["performance.sdpa"])
+    before, after = ({one.size for one in each.allocations if "relu" in one.operator} for each in (plain, changed))
+    assert before == {2 * size for size in after} != set()
 
 
 def test_shared_parameters_count_once_and_frozen_ones_have_no_gradients(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases_made import PERCENT, STEPS, case, cpu, ids, phase, training
+from cases_made import PERCENT, STEPS, case, cpu, ids, metric, phase, training
 from cli import complaint
 from running import SMALL, Finished, gpubench, metrics
 from torch import nn
 
 from gpubench.errors import ModelError
+from gpubench.report.run import beyond_latency
 from gpubench.runs import stats
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import completed, load
@@ -72,6 +74,15 @@ def test_several_batch_sizes_make_one_table(swept: Finished) -> None:
     rows = [line.split()[0] for line in lines if line.strip().endswith("samples/s")]
     assert rows == ["4", "2"]  # in the order given
     assert next(line for line in lines if line.startswith("batch  ")).split()[1:3] == ["latency", "p50"]
+
+
+def test_what_the_throughput_counts_besides_the_latency_is_named_where_it_is_notable() -> None:
+    times = {"latency_p50": 27e-6, "step_time": 100e-6, "phase_forward": 50e-6, "phase_data_wait": 1e-6}
+    more = {"phase_other": 29e-6, "phase_evaluation": 20e-6}
+    known = {name: metric(name, estimate) for name, estimate in (times | more).items()}
+    assert re.findall(r"([\d.]+) %", beyond_latency(known)) == ["27.0", "49.0", "23.0"]
+    assert beyond_latency(known | {"step_time": metric("step_time", 30e-6)}) == ""
+    assert beyond_latency({"step_time": metric("step_time", 1.0)}) == ""
 
 
 def test_a_quantile_needs_values_beyond_it() -> None:

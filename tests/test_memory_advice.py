@@ -334,6 +334,13 @@ def test_gradients_that_outlive_the_step_are_to_be_dropped_unless_they_accumulat
     assert "register_post_accumulate_grad_hook" in found(at_peak("backward", gradients=25), "gradients").advice
 
 
+def test_gradients_that_are_copies_of_the_buckets_of_ddp_may_be_views_of_them() -> None:
+    large = at_peak("optimizer", gradients=25)
+    copies = {"distributed.gradient_as_bucket_view": False}
+    assert found(large, "gradients", copies).fix == {"distributed.gradient_as_bucket_view": True}
+    assert found(large, "gradients", {"distributed.gradient_as_bucket_view": True}).fix == {}
+
+
 # Below the tensors
 
 

@@ -411,6 +411,31 @@ def test_the_fullest_rank_of_a_program_is_reported(tmp_path: Path) -> None:
     assert metrics(run)["peak_memory_allocated"]["estimate"] == 14_001
 
 
+def test_the_memory_of_two_versions_of_a_program_is_compared(tmp_path: Path) -> None:
+    run = follow(tmp_path, *takes(500), options=["--vs-args", "9", "--json"])
+    assert run.code == 0
+    (compared,) = json.loads(run.stdout)["comparisons"]
+    assert compared["candidate"]["label"] == "with 9"
+    assert [each["metric"] for each in compared["verdicts"]] == ["peak_memory_allocated"]
+    assert len(run.runs) == 2
+
+
+def test_the_memory_fixes_of_a_program_are_tried_without_an_edit(tmp_path: Path) -> None:
+    run = follow(tmp_path, *takes(500), options=["--verify"])
+    assert run.code == 0
+    findings, trades = (json.loads((run.runs[0] / name).read_text()) for name in ("findings.json", "trades.json"))
+    found = {each["id"]: each for each in findings["findings"]}
+    narrow, by_hand = found["wide-activations"], found["micro-batch"]
+    assert narrow["fix"] == {"precision": "bf16"}
+    assert narrow["measured"]["outcome"] == "confirmed"
+    assert narrow["measured"]["saving"]["estimate"] == pytest.approx(5 / 14)
+    assert narrow["measured"]["cost"]["verdict"] == "equivalent"
+    assert "train.py:35" in narrow["code"]
+    assert (by_hand["fix"], by_hand["code"]) == ({}, "DataLoader(...) at train.py:31")
+    assert findings["keep"] == {"precision": "bf16"}
+    assert [(each["fix"], each["peak"]) for each in trades["trades"]] == [({"precision": "bf16"}, 9000), ({}, 14_000)]
+
+
 def test_the_memory_until_a_failure_is_kept(tmp_path: Path) -> None:
     run = follow(tmp_path, *takes(3, 7))
     assert run.code == 1
@@ -423,7 +448,7 @@ def test_the_memory_until_a_failure_is_kept(tmp_path: Path) -> None:
     [
         (["--predict"], "--predict needs a model that gpubench can build"),
         (["--find-batch-size"], "--find-batch-size needs a model"),
-        (["--verify"], "--verify needs a model"),
+        (["--verify", "--vs", "precision=bf16"], "--verify tries the fixes of one program"),
         (["--device", "cuda"], "--device configures a model of gpubench"),
         (["--html", "page.html"], "--html needs --snapshot or --trace"),
         (["--performance.compile=true"], "'performance.compile' is a setting of"),

@@ -1,7 +1,7 @@
 """Treatments: what they change in a program, what the probe tells about it, and what they find nothing to change in."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -328,23 +328,49 @@ def test_the_probe_finds_the_lines_that_treatments_change(tmp_path: Path) -> Non
         loop.optimizer = trainer.optimizer(torch.optim.Adam, loop.model.parameters())
         loop()
 
-    places = probed(tmp_path, run).events["modelbuilt"]["places"]
-    assert places.keys() == {"loader", "optimizer", "model"}
+    built = probed(tmp_path, run).events["modelbuilt"]
+    places, (optimizer,) = built["places"], built["optimizers"]["torch.optim.Adam"]
+    assert places.keys() == {"loader", "model"}
     assert "DataLoader(" in line(places["loader"])
     assert "self.model(batch)" in line(places["model"])
-    assert "trainer.optimizer(" in line(places["optimizer"])
-    assert places["optimizer"].endswith(" (by trainer)")
+    assert "trainer.optimizer(" in line(optimizer)
+    assert optimizer.endswith(" (by trainer)")
+
+
+def test_all_optimizers_that_can_be_fused_are_named_with_their_lines(tmp_path: Path) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def run() -> None:
+        loop = Loop(12)
+        made = [torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(2)]
+        more = torch.optim.AdamW(loop.model.parameters()), torch.optim.RMSprop(loop.model.parameters())
+        own = Own(loop.model.parameters())
+        loop()
+        del made, more, own
+
+    optimizers = probed(tmp_path, run).events["modelbuilt"]["optimizers"]
+    assert {name: len(lines) for name, lines in optimizers.items()} == {"torch.optim.AdamW": 2, "torch.optim.SGD": 1}
 
 
 def test_a_fix_in_code_puts_the_arguments_of_a_call_together_with_its_place() -> None:
     places = {"loader": "train.py:3", "model": "train.py:7"}
     fix = {"data.workers": 4, "data.pin_memory": True}
-    assert in_code(fix, places) == "DataLoader(..., num_workers=4, pin_memory=True) at train.py:3"
+    assert in_code(fix, places, {}) == "DataLoader(..., num_workers=4, pin_memory=True) at train.py:3"
     graphs = {"performance.compile": True, "performance.compile_mode": "reduce-overhead"}
-    compiled = in_code(graphs, places)
+    compiled = in_code(graphs, places, {})
     assert compiled.startswith("model = torch.compile(model, mode='reduce-overhead') ")
     assert "train.py:7" in compiled
-    assert in_code({"training.optimizer_impl": "fused"}, places) == "torch.optim.<Optimizer>(..., fused=True)"
+    for key in ("precision", "performance.sdpa", "performance.channels_last"):
+        code = from_outside()[key].code
+        assert isinstance(code, Mapping)
+        assert {value: in_code({key: value}, {}, {}) for value in code} == code
+    fused = {"training.optimizer_impl": "fused"}
+    assert in_code(fused, places, {}) == "torch.optim.<Optimizer>(..., fused=True)"
+    made = {"torch.optim.Adam": ["train.py:4", "train.py:5"], "torch.optim.SGD": []}
+    named = "torch.optim.Adam(..., fused=True) at train.py:4 and train.py:5; torch.optim.SGD(..., fused=True)"
+    assert in_code(fused, places, made) == named
 
 
 def test_every_treatment_is_in_the_table_of_the_documentation_with_what_it_does_to_numbers() -> None:

@@ -21,6 +21,8 @@ from typing import Any
 STEP_SECONDS = 0.002
 RECORDED = 20  # steps that the recording takes
 DATA_WAIT = 0.0005
+MODEL = {"parameters": 7, "trainable_parameters": 7, "sample_shape": "3", "tokens_per_sample": None}
+PLACES = {"loader": "train.py:31", "model": "train.py:35"}
 PHASES = {"data_wait": DATA_WAIT, "forward": 0.001, "backward": 0.0005}
 
 
@@ -54,11 +56,15 @@ def follow(host: Any, repeat: int, wanted: int, steps: int) -> None:
     """Sends the memory of steps that keep 2000 bytes each, beside 4000 bytes of parameters."""
     if host.rank == 0:
         host.put("environmentcaptured", environment={"python": {"version": "3.9.0"}, "torch": {"version": "2.1.0"}})
+    treatments = json.loads(os.environ["_GPUBENCH_TREATMENTS"])
+    settings = {"precision": "fp32"} | treatments
+    host.put("modelbuilt", repeat=repeat, **MODEL, seconds=None, device="cpu", settings=settings, places=PLACES)
+    kept = 1000 if treatments.get("precision") == "bf16" else 2000
     allocations = [{"size": 4000 + host.rank, "begin": 0, "category": "parameters", "phase": "start"}]
     marks = [{"at": 0, "phase": "start"}]
     for step in range(min(steps, wanted)):
         marks += [{"at": step + 1, "phase": "forward", "step": step}]
-        allocations += [{"size": 2000, "begin": step + 1, "phase": "forward", "step": step}]
+        allocations += [{"size": kept, "begin": step + 1, "phase": "forward", "step": step}]
         host.put("heartbeat", doing="a step", step=step + 1)
     history = {"allocations": allocations, "marks": marks, "length": len(allocations), "notes": ["a note"]}
     data = json.dumps({"device": -1, "name": "cpu", "rank": host.rank, "history": history}).encode()
@@ -109,10 +115,8 @@ def main() -> None:
     treatments = json.loads(os.environ["_GPUBENCH_TREATMENTS"])
     step_seconds = STEP_SECONDS - (DATA_WAIT if treatments.get("data.workers") else 0)
     phases = PHASES | ({"data_wait": 0.0} if treatments.get("data.workers") else {})
-    model = {"parameters": 7, "trainable_parameters": 7, "sample_shape": "3", "tokens_per_sample": None}
     settings = {"data.workers": 0, "performance.compile": True} | treatments
-    places = {"loader": "train.py:31"}
-    host.put("modelbuilt", repeat=repeat, **model, seconds=None, device="cpu", settings=settings, places=places)
+    host.put("modelbuilt", repeat=repeat, **MODEL, seconds=None, device="cpu", settings=settings, places=PLACES)
     began = time.monotonic_ns()
     for step in range(min(steps, wanted)):
         one = {"repeat": repeat, "rank": rank, "epoch": 0, "step": step, "time": host.unix(began) + step * step_seconds}

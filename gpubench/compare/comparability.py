@@ -37,11 +37,8 @@ def over(ranks: int) -> str:
 def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
     samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
-    timed = "memory.steps" not in settings
-    return (
-        f"{_of_inference(settings)}{settings['program.command']}{f', {samples} samples a step' if timed else ''}"
-        f"{over(ranks)} on {device}"
-    )
+    step = "" if "memory.steps" in settings else f", {samples} sample{'s' * (samples != 1)} a step"
+    return f"{_of_inference(settings)}{settings['program.command']}{step}{over(ranks)} on {device}"
 
 
 def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:

@@ -91,8 +91,11 @@ def _steps(runs: Sequence[RunEvidence], metric: str, grouped: bool) -> list[list
 
 
 DEFAULT_MARGIN = 0.005
-LEADERS = ("throughput", "throughput_per_device", "step_time", "peak_memory_total")
-"""The metrics that can be the main metric of a comparison; the first that it has is the main one."""
+LEADERS = ("latency_p50", "throughput", "throughput_per_device", "step_time", "peak_memory_total")
+"""The metrics that can be the main metric of a comparison; the first that it has a verdict on is the main one.
+
+Only inference has a latency, on which there is no verdict where the batches differ.
+"""
 COUNTS = ("peak_memory_allocated", "peak_memory_reserved", "peak_memory_total")
 """Metrics that are reproducible counts in a run that followed its memory, independent of the machine's state."""
 COUNTED = "counted, not timed"
@@ -193,7 +196,7 @@ class _Case:
 
 
 def leading(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Returns the main verdict: on throughput, step time or total memory, or else the first one that is given."""
+    """Returns the main verdict: on one of LEADERS, or else the first one that is given."""
     judged = [verdict for verdict in verdicts if verdict.verdict != "withheld"] or list(verdicts)
     return next((one for name in LEADERS for one in judged if one.metric == name), judged[0] if judged else None)
 

@@ -164,8 +164,13 @@ def activations_kept(case: FootprintCase) -> Answers:
             cause="each operator keeps what its gradient needs until the backward pass reaches it",
             advice="use activation checkpointing (torch.utils.checkpoint): keep only each block's input, and recompute "
             "the rest in the backward pass; that adds one forward pass to a step that costs three, about a third more "
-            "compute (Chen et al. 2016, arXiv:1604.06174). To save less, checkpoint every second block "
-            "(model.activation_checkpointing=2), or parts by name (layers.*.mlp)",
+            "compute (Chen et al. 2016, arXiv:1604.06174). To save less, checkpoint every second block"
+            + (
+                " (model.activation_checkpointing=2), or parts by name (layers.*.mlp)"
+                if case.setting("model.activation_checkpointing") is not None
+                else ", or parts of each"
+            ),
+            place="model",
             fix=case.fix(model__activation_checkpointing=True),
             threshold=_REASON,
         ),
@@ -194,6 +199,7 @@ def micro_batch(case: FootprintCase) -> Answers:
             cause="the tensors kept for the backward pass grow with the number of samples",
             advice="halve the batch and double the passes: the optimizer step sees the same samples; smaller kernels "
             "may use the device less well, and batch normalisation sees fewer samples at once",
+            place="loader",
             fix=case.fix(training__batch_size=batch // 2, training__grad_accumulation=2 * passes) if halves else {},
             threshold=_REASON,
         ),
@@ -217,6 +223,7 @@ def wide_activations(case: FootprintCase) -> Answers:
             cause="each operator's result has the type in which it was computed",
             advice="use autocast, which computes matrix products and convolutions in 2-byte types and halves what they "
             "keep; sums and normalisations stay in float32",
+            place="model",
             fix=case.fix(precision=narrow),
             threshold=_REASON,
         ),
@@ -246,6 +253,7 @@ def inputs(case: FootprintCase) -> Answers:
             cause="batches are on the device before or after they are needed, or in wider types than necessary",
             advice="copy at most one batch ahead, free the previous one first, and copy images as uint8, to be "
             "converted on the device",
+            place="loader",
             threshold=of_peak(INPUTS, "a batch is small compared with activations"),
         ),
         freed=size // 2,

@@ -115,6 +115,7 @@ def foreach_temporaries(case: FootprintCase) -> Answers:
             ],
             cause="foreach runs each operation of the update on all parameters before the next, and keeps its results",
             advice="use torch.optim's fused=True, which does the whole update in one kernel, without temporaries",
+            place="optimizer",
             fix=case.fix(training__optimizer_impl="fused"),
             expected=Saving(case.share(freed)),
             threshold=of_peak(FOREACH, "fusing costs nothing"),
@@ -149,6 +150,7 @@ def optimizer_state(case: FootprintCase) -> Answers:
             ],
             cause="Adam keeps two averages for each parameter, SGD with momentum one, from the first step on",
             advice=f"{'use FSDP2, which shards it over the ranks; ' if fix else ''}{smaller}",
+            place="optimizer",
             fix=fix,
             threshold=of_peak(STATE, "another optimizer needs new validation"),
         ),
@@ -158,11 +160,14 @@ def optimizer_state(case: FootprintCase) -> Answers:
 
 def gradients(case: FootprintCase) -> Answers:
     yield from _lost(case, "gradients", GRADIENTS)
-    size, fix = case.held("gradients"), case.sharding_fix()
+    size, sharding = case.held("gradients"), case.sharding_fix()
     if case.share(size) < GRADIENTS:
         return
-    passes = case.setting("training.grad_accumulation")
-    if fix:
+    passes, fix = case.setting("training.grad_accumulation"), sharding
+    if case.setting("distributed.gradient_as_bucket_view") is False:
+        fix = case.fix(distributed__gradient_as_bucket_view=True)
+        advice = "let the gradients be views of the buckets of DistributedDataParallel, which are copies of them"
+    elif fix:
         advice = "use FSDP2, which shards gradients over the ranks as soon as they are reduced"
     elif case.peak.phase in ("forward", "loss") and (passes is None or passes == 1):
         advice = "call optimizer.zero_grad(set_to_none=True) before the forward pass, unless gradients are accumulated"
@@ -179,14 +184,15 @@ def gradients(case: FootprintCase) -> Answers:
             evidence=[
                 f"gradients hold {case.format_size(size)} {case.at_peak}",
                 *([f"{passes} passes accumulate into them"] if passes and passes > 1 else []),
-                *_ranks(case, fix),
+                *_ranks(case, sharding),
             ],
             cause="the backward pass makes one gradient for each parameter, and they stay until zero_grad",
             advice=advice,
+            place="optimizer",
             fix=fix,
             threshold=of_peak(GRADIENTS, "below that, activations or optimizer state take more"),
         ),
-        freed=_spread(case, size) if fix else size,
+        freed=_spread(case, size) if sharding else size // 2 if fix else size,
     )
 
 
@@ -209,6 +215,7 @@ def parameters(case: FootprintCase) -> Answers:
             advice=("use FSDP2, which shards them over the ranks; " if fix else "")
             + "keep parameters in bfloat16, which halves them with gradients and state, but rounds small updates to "
             "zero; or train adapters such as LoRA, which have few parameters",
+            place="model",
             fix=fix,
             threshold=of_peak(PARAMETERS, "a model trained with Adam usually has more in other parts"),
         ),

@@ -22,7 +22,7 @@ def recompute(case: ProfileCase) -> Answers:
     cost = case.share(spent)
     if cost < NOTABLE:
         return
-    on, used = bool(case.setting("model.activation_checkpointing")), case.memory_used
+    setting, used = case.setting("model.activation_checkpointing"), case.memory_used
     fits = used is None or used <= FITTING
     yield Finding(
         id="recompute",
@@ -39,8 +39,10 @@ def recompute(case: ProfileCase) -> Answers:
         cause="activation checkpointing drops activations in the forward pass, and recomputes them when needed",
         advice="keep activations where memory allows: checkpoint fewer blocks, or none"
         if fits
-        else "checkpoint only as many blocks as the memory needs: model.activation_checkpointing=2 takes every second",
-        fix=case.fix(model__activation_checkpointing=False) if on and fits else {},
+        else "checkpoint only as many blocks as the memory needs"
+        + (": model.activation_checkpointing=2 takes every second" if setting else ", for example every second one"),
+        place="model",
+        fix=case.fix(model__activation_checkpointing=False) if setting and fits else {},
         expected=at_most(cost),
         threshold=f"at least {units.percent(NOTABLE)} of the step, as less is acceptable for the memory saved",
     )

@@ -56,6 +56,7 @@ class FootprintRecorder(Recorder[S]):
         self._found: dict[tuple[int, int], Footprint] = {}
         """The footprints by (repeat, rank)."""
         self.advice: Findings | None = None
+        self.trades: Trades | None = None
 
     @property
     def footprints(self) -> list[Footprint]:
@@ -67,7 +68,8 @@ class FootprintRecorder(Recorder[S]):
         return MemoryProgress(ranks=self.processes, steps=self._values["memory.steps"])
 
     def documents(self) -> dict[str, Any]:
-        return {"memory": Footprints(self.footprints)} | ({"findings": self.advice} if self.advice else {})
+        found = {"findings": self.advice, "trades": self.trades}
+        return {"memory": Footprints(self.footprints)} | {name: value for name, value in found.items() if value}
 
     def completed(self) -> int:
         return len({repeat for repeat, _ in self._found})
@@ -101,6 +103,11 @@ class FootprintRecorder(Recorder[S]):
         self._found[repeat, rank] = found
         self.writer.replace(MEMORY, Footprints(self.footprints))
 
+    def keep_trades(self, trades: Trades) -> None:
+        """Writes the savings of the fixes with their costs in speed."""
+        self.trades = trades
+        self.writer.replace(TRADES, trades)
+
 
 class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
     """Records one run of `gpubench memory`."""
@@ -112,7 +119,6 @@ class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
     def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.batch_sizes: BatchSizes | None = None
-        self.trades: Trades | None = None
 
     @property
     def processes(self) -> int:
@@ -133,8 +139,7 @@ class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
         return True
 
     def documents(self) -> dict[str, Any]:
-        found = {"batch_sizes": self.batch_sizes, "trades": self.trades}
-        return super().documents() | {name: value for name, value in found.items() if value}
+        return super().documents() | ({"batch_sizes": self.batch_sizes} if self.batch_sizes else {})
 
     def adopt(self, other: "MemoryRecorder") -> None:
         """Adds the footprints of another run that measured the same settings."""
@@ -147,8 +152,3 @@ class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
         """Writes the batch sizes that fit. Called again, it replaces them, for example by measured ones."""
         self.batch_sizes = found
         self.writer.replace(BATCH_SIZES, found)
-
-    def keep_trades(self, trades: Trades) -> None:
-        """Writes the savings of the fixes with their costs in speed."""
-        self.trades = trades
-        self.writer.replace(TRADES, trades)

@@ -130,7 +130,6 @@ def _git(*arguments: str) -> str:
 
 AT: Mapping[Place, str] = {
     "loader": "at {}",
-    "optimizer": "at {}",
     "ddp": "at {}",
     "model": "for the model that is called at {}",
 }
@@ -143,22 +142,35 @@ NUMBERS = {
 """What to say about the numbers that a fix changes."""
 
 
-def in_code(fix: Mapping[str, Any], places: Mapping[str, str]) -> str:
+def in_code(fix: Mapping[str, Any], places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]) -> str:
     """Returns the code that does the same as a fix, with its place in the program as far as it is known.
 
-    `places` are those of `events.ModelBuilt`. Arguments of the same call are put together.
+    `places` and `optimizers` are those of `events.ModelBuilt`. Arguments of the same call are put together.
     """
     known = from_outside()
     calls: dict[tuple[str, Place], list[str]] = {}
     for key, value in fix.items():
-        call, _, arguments = known[key].in_code(value).partition("(")
+        code = known[key].in_code(value)
+        call, _, arguments = code.partition("(") if code.endswith(")") else (code, "", "")
         found = calls.setdefault((call, known[key].place), [])
         found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]
     return "; ".join(
-        (f"{call}({', '.join(arguments)})" if arguments else call)
-        + (f" {AT[place].format(places[place])}" if place in AT and place in places else "")
-        for (call, place), arguments in calls.items()
+        one
+        for (call, place), given in calls.items()
+        for one in _located(call, f"({', '.join(given)})" if given else "", place, places, optimizers)
     )
+
+
+def _located(
+    call: str, arguments: str, place: Place, places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Returns the call with its place in the program if it is known, or that of every class of optimizers."""
+    if place == "optimizer" and optimizers:
+        return [
+            f"{name}{arguments}" + (f" at {units.listed(lines)}" if lines else "") for name, lines in optimizers.items()
+        ]
+    where = f" {AT[place].format(places[place])}" if place in AT and place in places else ""
+    return [f"{call}{arguments}{where}"]
 
 
 P = TypeVar("P", bound=CompletedProgramSettings)
@@ -173,6 +185,7 @@ class OfProgram(Recorder[P]):
     _device: str | None = None
     _adjustable: Mapping[str, Any] | None = None
     _places: Mapping[str, str] = {}
+    _optimizers: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
@@ -220,20 +233,38 @@ class OfProgram(Recorder[P]):
 
     def _addressed(self, finding: Finding) -> Finding:
         """Returns the finding with the code for its fix; without a fix if the probe cannot make the change."""
-        known = from_outside()
+        known, by_hand = from_outside(), msgspec.structs.replace(finding, fix={}, code=self._concerned(finding.place))
         try:
             apply_overrides(self.settings, finding.fix)
         except SettingsError:
-            return msgspec.structs.replace(finding, fix={})
-        if not finding.fix.keys() <= known.keys():
-            return msgspec.structs.replace(finding, fix={})
+            return by_hand
+        if not finding.fix or not finding.fix.keys() <= known.keys():
+            return by_hand
         numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
-        code = in_code(finding.fix, self._places)
+        code = in_code(finding.fix, self._places, self._optimizers)
         return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
+
+    def _concerned(self, place: Place | None) -> str:
+        """Returns the calls of the program that advice without a fix is about; an empty string if they are unknown."""
+        if place is None or not (self._optimizers if place == "optimizer" else place in self._places):
+            return ""
+        if place == "model":
+            return f"the model that is called at {self._places[place]}"
+        return "; ".join(_located("DataLoader", "(...)", place, self._places, self._optimizers))
 
     def _treatments(self) -> dict[str, Any]:
         """Returns the values that are given of the settings that the probe changes in the program."""
         return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
+
+    def _with_missed(self, summary: Summary, ranks: int) -> Summary:
+        """Returns the summary with the settings that none of the `ranks` of all repeats had a use for."""
+        measured = [one for one in self._missed if one.repeat != self.profiled]
+        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
+        missed = {
+            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
+        }
+        said = warnings.collected(warnings.not_applied(missed), *summary.warnings)
+        return msgspec.structs.replace(summary, warnings=said, missed=missed)
 
     @property
     def watched_gpus(self) -> list[int]:
@@ -298,7 +329,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._places = built.device, built.places
+        self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
         self._adjustable = {
             **(built.settings or {}),
             "inference": self.settings.inference,
@@ -322,18 +353,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             gpus=self.gpus,
             inference=self.settings.inference,
         )
-        missed = self._not_applied()
-        said = warnings.collected(warnings.not_applied(missed), *found.warnings)
-        return msgspec.structs.replace(found, warnings=said, missed=missed)
-
-    def _not_applied(self) -> dict[str, str]:
-        """Returns the settings that no rank of any repeat had a use for, by dot-key, each with the reason."""
-        ranks = sum(len(repeat.done) for repeat in self._in_order)
-        measured = [one for one in self._missed if one.repeat != self.profiled]
-        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
-        return {
-            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
-        }
+        return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
@@ -388,7 +408,8 @@ class ProgramMemoryRecorder(
             case events.Heartbeat(rank=0):
                 self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
             case events.ModelBuilt(rank=0):
-                self._device, self._adjustable, self._places = event.device, event.settings, event.places
+                self._device, self._adjustable = event.device, event.settings
+                self._places, self._optimizers = event.places, event.optimizers
                 shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
                 self.writer.update(workload=shown)
             case events.MemoryRecorded():
@@ -396,6 +417,9 @@ class ProgramMemoryRecorder(
             case _:
                 return False
         return True
+
+    def sum_up(self) -> Summary:
+        return self._with_missed(super().sum_up(), len(self._found))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if self.footprints:

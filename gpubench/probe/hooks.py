@@ -30,7 +30,7 @@ from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .counted import Counted
 from .facts import facts, peak_memory
 from .host import Host
-from .observed import Places, autocast_of, of_loader, of_process
+from .observed import Places, autocast_of, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
 from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
@@ -66,7 +66,7 @@ class Probe:
         self._autocast: torch.dtype | None = None
         """The type in which autocast computes calls of modules; None if it computes none."""
         self._places = Places()
-        self._made: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         """Where the program makes its optimizers."""
         self._loaders: dict[int, str] = {}
         """Where the program makes its DataLoaders, by the identities of their samplers."""
@@ -148,8 +148,8 @@ class Probe:
 
     def _make_optimizer(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         call(optimizer, *args, **kwargs)
-        if isinstance(optimizer, Hashable) and (place := self._places.here()):
-            self._made[optimizer] = place
+        if isinstance(optimizer, Hashable):
+            self._made[optimizer] = self._places.here()
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._timeline.is_in(DATA_WAIT):
@@ -424,6 +424,8 @@ class Probe:
             if first is not None:
                 self._autocast = autocast_of(first) or self._autocast
             if not inner and any(parameter.requires_grad for parameter in module.parameters()):
+                if self._following and id(module) not in self._roots:  # a timed program gets it later
+                    self._treatments.apply_to([module], updated=False)
                 self._roots[id(module)] = module
                 model = unwrapped(module)
                 self._models[id(model)] = model
@@ -478,7 +480,8 @@ class Probe:
                     **of_process(list(self._roots.values()), optimizer, self._autocast),
                     "training.grad_accumulation": max(1, self._counted.passes - self._passes),
                 },
-                places=self._found | ({"optimizer": self._made[optimizer]} if optimizer in self._made else {}),
+                places=self._found,
+                optimizers=of_optimizers(self._made),
             )
 
     def _send_steps(self, *, ended: bool = False) -> None:
@@ -519,18 +522,16 @@ class Probe:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
         self._over = True
         assert self._host
-        if self._following:
-            self._following.send(self._host, self._repeat, self._wanted or 0)
-            self._host.put("done")
-            self._host.flush()
-            return
-        wall = self._timeline.end()
-        self._send_steps(ended=True)
-        if self._recording:
-            self._recording.close()
         if missed := self._treatments.missed():
             self._host.put("treatmentsmissed", repeat=self._repeat, missed=missed)
-        self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
+        if self._following:
+            self._following.send(self._host, self._repeat, self._wanted or 0)
+        else:
+            wall = self._timeline.end()
+            self._send_steps(ended=True)
+            if self._recording:
+                self._recording.close()
+            self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
         self._host.put("done")
         self._host.flush()
 

@@ -7,14 +7,14 @@ import site
 import sys
 import sysconfig
 from types import FrameType
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, dataloader
 
-from .treatments import KERNELS, is_compiled
+from .treatments import KERNELS, is_compiled, steps_by_itself
 
 AUTOCAST = {torch.float16: "amp", torch.bfloat16: "bf16"}
 """The values of `precision` by the type of autocast."""
@@ -61,6 +61,21 @@ def of_process(roots: list[torch.nn.Module], optimizer: Any, autocast: torch.dty
     if own and _can_fuse(parameters):
         loop = "loop" if defaults["foreach"] is False else "auto"
         found["training.optimizer_impl"] = "fused" if defaults["fused"] else "foreach" if defaults["foreach"] else loop
+    return found
+
+
+def of_optimizers(made: Mapping[Any, str | None]) -> dict[str, list[str]]:
+    """Returns the lines that make the optimizers which can be fused, by the name of the class.
+
+    `made` has the line of each optimizer; None if it is unknown.
+    """
+    found: dict[str, list[str]] = {}
+    for optimizer, place in made.items():
+        cls = type(optimizer)
+        if {"fused", "foreach"} <= getattr(optimizer, "defaults", {}).keys() and not steps_by_itself(cls):
+            of_torch = cls.__module__.startswith("torch.optim")
+            lines = found.setdefault(f"torch.optim.{cls.__name__}" if of_torch else cls.__qualname__, [])
+            lines += [place] if place and place not in lines else []
     return found
 
 

@@ -248,7 +248,7 @@ class Treatments:
         """Keeps which treatments an object was made with. Those of a DataLoader apply when it is drawn from."""
         if isinstance(made, torch.optim.Optimizer):
             cls = type(made)
-            if not inspect.unwrap(cls.step).__module__.startswith("torch.optim"):
+            if steps_by_itself(cls):
                 self._obstruct(f"{cls.__name__} has a step of its own", *keys)
                 return
         sampler = getattr(made, "_index_sampler", None)
@@ -323,6 +323,11 @@ is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None)
 
 def is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def steps_by_itself(cls: type) -> bool:
+    """Returns whether a class of optimizers updates by code of its own, which has no other implementation."""
+    return not inspect.unwrap(cls.step).__module__.startswith("torch.optim")  # type: ignore[attr-defined]
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

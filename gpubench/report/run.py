@@ -44,12 +44,16 @@ from gpubench.report.document import (
 from gpubench.runs import directory
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
 from gpubench.runs.reader import Run
-from gpubench.runs.summary import NO_MEASUREMENTS, Summary
+from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
 from gpubench.runs.warnings import on_noise
 from gpubench.settings.schema import PROGRAM
 from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
+NOTABLY_LONGER = 1.25
+"""The mean step of inference over its usual latency from which on the difference is explained."""
+NOTABLE = 0.02
+"""The share of a step from which on a part of it is named in that explanation."""
 LATENCIES = ("latency_p50", "latency_p95", "latency_p99")
 OF_TRAINING = (
     *LATENCIES,
@@ -197,7 +201,8 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     command = run.record.command if run.record else ""
     doubts = on_noise(run.summary.others, run.metrics.get("throughput"))
-    made: list[Block] = [Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL)]
+    made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
+    made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
     if run.batch_sizes:
         made += memory.batch_sizes(run.batch_sizes, headed=True)
     if run.footprints and run.footprints.ranks:
@@ -256,6 +261,27 @@ def _latency(run: RunEvidence) -> str:
         if not found.too_noisy
     ]
     return f"latency {', '.join(said)}" if said else ""
+
+
+def beyond_latency(metrics: Mapping[str, Metric]) -> str:
+    """Returns what else than the usual latency the throughput of inference counts, if that is a notable part of a step.
+
+    The parts are of the mean step, because the throughput is that of all steps, and the usual latency is the median.
+    """
+    usual, step = (metrics.get(name) for name in ("latency_p50", "step_time"))
+    if usual is None or step is None or step.estimate < NOTABLY_LONGER * usual.estimate:
+        return ""
+    phases = {name: one.estimate for name, one in metrics.items() if name.startswith("phase_")}
+    answering = sum(phases.pop(f"phase_{name}", 0.0) for name in LATENCY)
+    parts = {
+        "the latency p50": usual.estimate,
+        "waiting for batches": phases.pop("phase_data_wait", 0.0),
+        "work between the calls of the model": sum(phases.values()),
+        "the time that slow calls take beyond the p50": answering - usual.estimate,
+    }
+    shares = {name: part / step.estimate for name, part in parts.items()}
+    named = [f"{name} ({units.percent(share)})" for name, share in shares.items() if share >= NOTABLE]
+    return f"the throughput counts the mean step, which consists of {units.listed(named)}" if named else ""
 
 
 def _missing(run: RunEvidence, what: str) -> Paragraph:
