@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
-    """Returns whether there is a program behind `--`, or `config` is the file of a run that measured one."""
+    """Returns whether there is a program behind `--`, or `config` is a file that names one."""
     if options.program(ctx) is not None:
         return True
 
-    from gpubench.settings.loading import find_config, writer_of
+    from gpubench.settings.loading import find_config, read_settings, writer_of
     from gpubench.settings.schema import PROGRAM, PROGRAM_MEMORY
 
-    return config is not None and writer_of(find_config(config)) in (PROGRAM, PROGRAM_MEMORY)
+    if config is None:
+        return False
+    path = find_config(config)
+    return writer_of(path) in (PROGRAM, PROGRAM_MEMORY) or "program.command" in read_settings(path)
 
 
 class Versus(NamedTuple):

@@ -1,5 +1,6 @@
 """gpubench tune"""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ Memory = Annotated[
     str | None, option("SIZE", "Keep no settings that need more memory, such as 22GiB.", SEARCH, "--memory")
 ]
 Budget = Annotated[str | None, option("TIME", "Take at most about this long: 90s, 30m or 2h.", SEARCH, "--budget")]
+Runs = Annotated[str | None, option("N", "Make at most this many runs.", SEARCH, "--runs")]
 Only = Annotated[str | None, option("KEY[,KEY...]", "Try these settings only.", SEARCH, "--only")]
 Try = Annotated[
     list[str] | None,
@@ -77,6 +79,7 @@ def tune(
     device: options.Device = None,
     memory: Memory = None,
     budget: Budget = None,
+    runs: Runs = None,
     only: Only = None,
     try_: Try = None,
     keep_arithmetic: KeepArithmetic = False,
@@ -97,7 +100,7 @@ def tune(
         return
     is_program = program.is_given(ctx, config)
     base = _of_program(ctx, config) if is_program else _of_model(ctx, config)
-    wishes = _wishes(base.settings, memory, budget, only, try_, keep_arithmetic=keep_arithmetic)
+    wishes = _wishes(base.settings, memory, budget, runs, only, try_, keep_arithmetic=keep_arithmetic)
     if print_config:
         print_configurations([base], "tune")
         return
@@ -121,7 +124,13 @@ def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
 
 
 def _wishes(
-    settings: Any, memory: str | None, budget: str | None, only: str | None, tried: Sequence[str] | None, **more: Any
+    settings: Any,
+    memory: str | None,
+    budget: str | None,
+    runs: str | None,
+    only: str | None,
+    tried: Sequence[str] | None,
+    **more: Any,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
     from gpubench.settings.field import fields
@@ -151,7 +160,21 @@ def _wishes(
         most_peak = size_in_bytes(memory) if memory else None
     except ValueError as error:
         raise UsageError(f"--memory: {error}", "for example --memory 22GiB") from None
-    return Wishes(most_peak, _seconds(budget) if budget else None, frozenset(named), asked, **more)
+    return Wishes(
+        most_peak,
+        _seconds(budget) if budget else None,
+        _count(runs) if runs is not None else None,
+        frozenset(named),
+        asked,
+        **more,
+    )
+
+
+def _count(text: str) -> int:
+    """Returns a number of runs. Raises UsageError if it is none."""
+    if not (text.isdecimal() and int(text)):
+        raise UsageError(f"--runs {text!r} is no number of runs", "for example --runs 40")
+    return int(text)
 
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "": 1}
@@ -178,10 +201,10 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) 
     from gpubench.tuner import look
 
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    folder = create_directory(base.settings.results, "tune-")
-    base = base.with_overrides({"experiment": folder.name}, "tune")
+    name = base.settings.experiment if "experiment" in base.origins else "tune"
+    folder = create_directory(base.settings.results, f"{name}-")
     drawing = _drawing()
-    bench = _bench(base, drawing, terminal)
+    bench = _bench(base, folder, drawing, terminal)
     terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
     try:
         tuning = look(base, bench, wishes, sys.argv)
@@ -193,23 +216,32 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) 
 
 def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     """Continues a search. Raises UsageError for a folder without one, or beside other options."""
+    import msgspec
+
     from gpubench.report.terminal import Terminal
     from gpubench.settings.keys import THE_RUN
     from gpubench.settings.loading import Configuration, validate
     from gpubench.settings.schema import COMMANDS
     from gpubench.tuning.result import read
 
-    others = options.given(ctx).keys() - {"resume", "json", "quiet", "verbose"}
-    if others or ctx.args or options.program(ctx):
-        raise UsageError("--resume continues with the settings of the search", "leave out all other settings")
+    given = options.given(ctx)
+    others = given.keys() - {"resume", "budget", "runs", "json", "quiet", "verbose"}
+    if others or ctx.args or options.program(ctx) is not None:
+        raise UsageError(
+            "--resume continues with the settings of the search",
+            "leave out all options but --budget, --runs, --json, -q and -v",
+        )
     tuning = read(folder)
+    if budget := given.get("budget"):
+        tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + _seconds(budget))
+    if runs := given.get("runs"):
+        tuning = msgspec.structs.replace(tuning, most_runs=_count(runs))
     origins = dict.fromkeys(tuning.settings, THE_RUN)
     settings = validate(COMMANDS[tuning.command], tuning.settings, origins)
     base: Configuration[Any] = Configuration(settings, origins)
     drawing = _drawing()
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    bench = _bench(base, drawing, terminal)
-    base = bench.complete(base)
+    bench = _bench(base, folder, drawing, terminal)
     _go_on(folder, tuning, base, bench, drawing, terminal, shown)
 
 
@@ -233,7 +265,8 @@ def _go_on(
     def keep(found: "Tuning") -> None:
         save(folder, found)
 
-    tuner = Tuner(msgspec.structs.replace(tuning, status="running", error=None), base, bench, keep)
+    going_on = msgspec.structs.replace(tuning, status="running", error=None)
+    tuner = Tuner(folder, going_on, base, bench, keep)
     keep(tuner.tuning)
     ended: GpubenchError | None = None
     if tuning.treatments:
@@ -265,7 +298,8 @@ def _drawing() -> Any:
     return SearchDrawing(live)
 
 
-def _bench(base: "Configuration[Any]", drawing: Any, terminal: "Terminal") -> "Bench":
+def _bench(base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal") -> "Bench":
+    """Returns the functions that run a search, whose run directories are in `folder`."""
     from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.host.recorder import TrainRecorder
     from gpubench.settings.defaults import complete
@@ -281,4 +315,10 @@ def _bench(base: "Configuration[Any]", drawing: Any, terminal: "Terminal") -> "B
         with terminal.errors_only():
             return measure(runs, recorder, drawing, terminal, order=order or range(len(runs)))
 
-    return Bench(lambda changed: completed(changed, completing), run)
+    whole = folder.absolute()
+    here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}
+
+    def complete_here(changed: "Configuration[Any]") -> "Configuration[Any]":
+        return completed(changed.with_overrides(here, "tune"), completing)
+
+    return Bench(complete_here, run)

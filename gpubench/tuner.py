@@ -21,9 +21,10 @@ from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
 from gpubench.tuning import losses
+from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Block as Wanted
-from gpubench.tuning.search import Combination, Factor, Plan, Result, Search, Standing
+from gpubench.tuning.search import Factor, Plan, Result, Search, Standing
 from gpubench.tuning.treatments import Numbers, Subject, Treatment, choose
 
 TUNE = "tune"
@@ -58,6 +59,7 @@ class Wishes:
     """The memory limit in bytes."""
     budget: float | None = None
     """The time limit in seconds."""
+    most_runs: int | None = None
     only: frozenset[str] = frozenset()
     asked: Mapping[str, Sequence[Any]] | None = None
     """Values to try, by dot-key."""
@@ -101,7 +103,8 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         untried=untried,
         most_peak=wishes.most_peak,
         budget=wishes.budget,
-        look=str(recorder.writer.path),
+        most_runs=wishes.most_runs,
+        look=recorder.writer.path.name,
         codes=codes,
     )
 
@@ -144,9 +147,20 @@ def _ranks(run: RunEvidence) -> int:
 class Tuner:
     """A search that goes on from its recorded state, block by block."""
 
-    def __init__(self, tuning: Tuning, base: Configuration[Any], bench: Bench, save: Callable[[Tuning], None]) -> None:
-        """`base` is the complete configuration of the baseline; `save` writes the state after each block."""
+    def __init__(
+        self,
+        folder: Path,
+        tuning: Tuning,
+        base: Configuration[Any],
+        bench: Bench,
+        save: Callable[[Tuning], None],
+    ) -> None:
+        """`base` is the complete configuration of the baseline; `save` writes the state after each block.
+
+        `folder` has the run directories.
+        """
         self.tuning = tuning
+        self._folder = folder
         self._base = Configuration(base.settings, dict.fromkeys(flatten(base.settings.model_dump()), THE_RUN))
         self._bench = bench
         self._save = save
@@ -206,7 +220,7 @@ class Tuner:
 
     def configuration(self, combination: Combination) -> Configuration[Any]:
         """Returns the complete configuration of the baseline with a combination of the treatments' levels."""
-        return self._bench.complete(self._base.with_overrides(self.tuning.changes(combination), TUNE))
+        return self._base.with_overrides(self.tuning.changes(combination), TUNE)
 
     def _keep(self, **changes: Any) -> None:
         seconds = time.monotonic() - self._began
@@ -214,12 +228,13 @@ class Tuner:
         self._save(self.tuning)
 
     def _affordable(self) -> int | None:
-        """Returns the number of runs that the time limit allows in all; None without a limit."""
-        budget, each = self.tuning.budget, self.seconds_a_run()
+        """Returns the number of runs that the user's limits allow in all; None without a limit."""
+        budget, each, most = self.tuning.budget, self.seconds_a_run(), self.tuning.most_runs
         if budget is None or each is None:
-            return None
+            return most
         left = budget - (time.monotonic() - self._began)
-        return self.tuning.runs + max(0, math.floor(left / each))
+        in_time = self.tuning.runs + max(0, math.floor(left / each))
+        return in_time if most is None else min(most, in_time)
 
     def _run(self, block: Wanted) -> tuple[list[Run], Interrupted | None]:
         """Runs a block. Returns its runs as far as they were made, and the interruption that ended them."""
@@ -260,7 +275,7 @@ class Tuner:
         return int(seed) + max(0, place - 1)
 
     def _as_run(self, combination: Combination, outcome: Outcome, repeat: int) -> tuple[Run, Interrupted | None]:
-        path = str(outcome.recorder.writer.path)
+        path = outcome.recorder.writer.path.name
         throughput = outcome.summary.get("throughput")
         if throughput and repeat < len(throughput.repeats):
             metrics = {metric.name: metric for metric in outcome.summary.metrics}
@@ -322,7 +337,7 @@ class Tuner:
 
     def _open(self, path: str) -> RunEvidence:
         if path not in self._evidence:
-            self._evidence[path] = open_run(Path(path))
+            self._evidence[path] = open_run(self._folder / path)
         return self._evidence[path]
 
 

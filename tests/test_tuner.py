@@ -46,7 +46,7 @@ class Program:
                 paces[number].append(self._pace(settings) * noise)
             except GpubenchError as error:
                 errors[number] = error
-        return [self._outcome(run, *found) for run, *found in zip(runs, paces, errors, strict=True)]
+        return [self._outcome(*made) for made in zip(runs, paces, errors, strict=True)]
 
     def _outcome(self, run: Configuration[Any], paces: Sequence[float], error: GpubenchError | None) -> Any:
         settings = flatten(run.settings.model_dump(mode="json"))
@@ -80,10 +80,14 @@ def searched(tmp_path: Path, program: Program, *, state: Tuning | None = None, *
     """The search to its end, or to its interruption."""
     base = of_tiny()
     bench = Bench(lambda changed: completed(changed, complete), program.run)
-    asked = {"training.read_loss": [True], "data.workers": [2], "training.optimizer_impl": ["fused"]}
+    asked: dict[str, list[Any]] = {
+        "training.read_loss": [True],
+        "data.workers": [2],
+        "training.optimizer_impl": ["fused"],
+    }
     if state is None:
         state = look(base, bench, Wishes(only=frozenset(asked), asked=asked, **wishes), [])
-    tuner = Tuner(state, base, bench, lambda tuning: save(tmp_path, tuning))
+    tuner = Tuner(program.folder / "made", state, base, bench, lambda tuning: save(tmp_path, tuning))
     ended = None
     try:
         while block := tuner.next():
@@ -151,7 +155,8 @@ def test_a_faster_run_that_does_not_learn_is_rejected(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_search_continues_where_it_stopped(tmp_path: Path) -> None:
-    whole = searched(tmp_path / "whole", Program(tmp_path, planted)) if (tmp_path / "whole").mkdir() is None else None
+    (tmp_path / "whole").mkdir()
+    whole = searched(tmp_path / "whole", Program(tmp_path, planted))
     program = Program(tmp_path, planted)
     program.interrupt_at = 9
     (tmp_path / "part").mkdir()
@@ -160,7 +165,6 @@ def test_an_interrupted_search_continues_where_it_stopped(tmp_path: Path) -> Non
     assert begun.runs == 8  # besides the first look
     program.interrupt_at = None
     ended = searched(tmp_path / "part", program, state=read(tmp_path / "part"))
-    assert whole
     assert ended.keep == whole.keep
     combinations = [[run.combination for block in one.blocks for run in block.runs] for one in (ended, whole)]
     assert combinations[0][:8] == combinations[1][:8]
@@ -241,6 +245,7 @@ def test_a_gpu_has_other_levels() -> None:
         (("--only", ","), "names no setting"),
         (("--budget", "soon"), "no time"),
         (("--memory", "much"), "no size"),
+        (("--runs", "few"), "no number"),
         (("--try", "data.workers"), "KEY=VALUE"),
         (("--try", "data.workers=many"), "data.workers"),
         (("--resume", "."), "tune.json"),

@@ -220,7 +220,7 @@ class OfProgram(Recorder[P]):
         return self._device == "cuda"
 
     def in_code(self, changes: Mapping[str, Any]) -> str:
-        return in_code(changes, self._places)
+        return in_code(changes, self._places, self._optimizers)
 
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:

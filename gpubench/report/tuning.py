@@ -80,7 +80,7 @@ def document(folder: Path, tuning: Tuning) -> Document:
     if found:
         blocks += _tradeoff(tuning, found)
     blocks.append(Command("page", str(folder / directory.REPORT), on=Medium.TERMINAL))
-    blocks.append(Facts(_facts(tuning)))
+    blocks.append(Facts(_facts(folder, tuning)))
     return Document(
         headline(tuning), blocks, title=f"Tuning {tuning.subject}", context="gpubench tune", path=str(folder)
     )
@@ -241,14 +241,15 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
         yield Command("to go on", f"gpubench tune --resume {shlex.quote(str(folder))}", "strong")
 
 
-def _facts(tuning: Tuning) -> dict[str, dict[str, str]]:
+def _facts(folder: Path, tuning: Tuning) -> dict[str, dict[str, str]]:
     found = {
         "started": tuning.started,
         "took": units.seconds(tuning.seconds),
         "runs": str(tuning.runs),
         "memory limit": units.size(tuning.most_peak) if tuning.most_peak else "none",
+        "limit of runs": str(tuning.most_runs or "none"),
         "time limit": units.seconds(tuning.budget) if tuning.budget else "none",
-        "profile": tuning.look or "",
+        "profile": str(folder / tuning.look) if tuning.look else "",
     }
     stages: dict[str, str] = {block.stage: block.why for block in tuning.blocks}
     return {"The search": found, "Stages": stages}

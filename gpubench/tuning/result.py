@@ -31,7 +31,7 @@ class Run(Struct, frozen=True, kw_only=True):
     combination: tuple[int, ...]
     """The level of each treatment; 0 is the present value."""
     path: str | None
-    """The run directory; None if the combination was refused before it was started."""
+    """The name of the run directory; None if the combination was refused before it was started."""
     throughput: float | None
     """Samples per second; None if the run failed."""
     peak: float | None = None
@@ -74,8 +74,10 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The memory limit in bytes; None without one."""
     budget: float | None
     """The time limit in seconds; None without one."""
+    most_runs: int | None
+    """The user's limit of the number of runs, besides the first look; None without one."""
     look: str | None
-    """The run directory of the profile that the treatments were chosen by."""
+    """The name of the run directory with the profile that the treatments were chosen by."""
     blocks: list[Block] = []
     losses: dict[str, Loss] = {}
     """The judgement of each combination whose losses were judged, by its levels, as "0,1,0"."""
