@@ -23,18 +23,22 @@ STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirm
 Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
 NOISE_RUNS = 4
+NOISY = 0.025  # noise in log throughput from which on it is worth twice the runs to know it
 SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
 CHOOSING_BLOCK = 4
+MOST_CHOOSING, CONFIRMING = 9, 14  # runs that are planned where there are many settings
 ROUNDS = 2  # of a confirmation, at least
 USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
 USUAL_RUNS = 50
 NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
-CLEAR_REGRET = 0.002  # an expected loss in log throughput at which the choice is made
+CLEAR_REGRET = 0.001  # an expected loss in log throughput at which the choice is made
 WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
+CLEAR_GAIN = 2.0  # standard deviations of the expected gain from which on it is confirmed
+FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
-SCALE_FROM = 0.03  # noise from which on more runs are planned than usual
-MOST_SCALE = 3.0
+USUAL_NOISE = 0.03  # in log throughput, up to which the usual number of runs is planned
+MOST_MORE = 1.5  # additional runs for more noise, in units of the usual number
 WHY: Mapping[Stage, str] = {
     "noise": "The settings as they are, to see how much equal runs differ.",
     "alone": "Each setting alone, to see whether it runs and what it does.",
@@ -247,7 +251,7 @@ class Search:
         left = most - len(self._runs)
         stages: dict[Stage, int] = dict(made)
         now = max((STAGES.index(run.stage) for run in self._runs), default=0)
-        wanted = {"noise": NOISE_RUNS, "alone": len(self._terms.mains), "screening": self._screening_runs()}
+        wanted = {"noise": self._noise_runs(), "alone": len(self._terms.mains), "screening": self._screening_runs()}
         for place, stage in enumerate(STAGES[:3]):
             if place >= now:
                 more = min(left, max(0, wanted[stage] - made[stage]))
@@ -291,8 +295,8 @@ class Search:
 
     def _following(self) -> Block | None:
         made, left = self._made(), self._most() - len(self._runs)
-        if made["noise"] < NOISE_RUNS:
-            return Block("noise", [self._baseline] * min(NOISE_RUNS, left), WHY["noise"]) if left > 0 else None
+        if more := self._noise_runs() - made["noise"]:
+            return self._block("noise", [self._baseline] * min(more, NOISE_RUNS), left)
         known = self._knowledge()
         if known is None or left <= 0:
             return None
@@ -331,7 +335,11 @@ class Search:
         return self._block("choosing", runs, left)
 
     def _confirm(self, known: "_Knowledge", left: int) -> Block | None:
-        if self._chosen is None or self._changes(known, self._chosen, left):
+        if self._chosen is None:
+            gain, deviation = known.gain(known.best, self._baseline)
+            self._chosen = known.best if gain > CLEAR_GAIN * deviation else self._baseline
+            self._since = self._blocks
+        elif self._changes(known, self._chosen, left):
             self._chosen, self._since = known.best, self._blocks
         arms = _arms(self._chosen)
         if self._chosen == self._baseline:
@@ -356,7 +364,7 @@ class Search:
         return width <= max(NARROW, smallest / 2)
 
     def _block(self, stage: Stage, runs: Sequence[Combination], left: int) -> Block | None:
-        order = self._random().permutation(len(runs))[:left]
+        order = self._random().permutation(len(runs))[: max(0, left)]
         return Block(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
 
     def _random(self) -> np.random.Generator:
@@ -369,10 +377,20 @@ class Search:
         if self._most_runs is not None:
             return self._most_runs
         mains = len(self._terms.mains)
-        usual = NOISE_RUNS + mains + self._screening_runs() + min(mains, 9) + 14
-        noise = [run.result.rate for run in self._runs if run.stage == "noise" and run.result.rate is not None]
-        sigma = float(np.std(noise, ddof=1)) if len(noise) > 1 else USUAL_SIGMA
-        return usual + int((usual - NOISE_RUNS - mains) * min(MOST_SCALE, max(0.0, sigma / SCALE_FROM - 1)))
+        mixed = self._screening_runs() + min(mains, MOST_CHOOSING) + CONFIRMING
+        more = min(MOST_MORE, max(0.0, (self._first_noise() / USUAL_NOISE) ** 2 - 1))
+        return NOISE_RUNS + mains + mixed + int(mixed * more)
+
+    def _first_noise(self) -> float:
+        """Returns the standard deviation of the first stage, or the usual one while it is not known."""
+        rates = [run.result.rate for run in self._runs if run.stage == "noise" and run.result.rate is not None]
+        return float(np.std(rates, ddof=1)) if len(rates) > 1 else USUAL_SIGMA
+
+    def _noise_runs(self) -> int:
+        made = self._made()["noise"]
+        if made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
+            return max(NOISE_RUNS, made)
+        return 2 * NOISE_RUNS if made > NOISE_RUNS or self._first_noise() > NOISY else NOISE_RUNS
 
     def _screening_runs(self) -> int:
         mains = len(self._terms.mains)
@@ -423,7 +441,19 @@ class Search:
         ]
 
     def _pairs(self, known: "_Knowledge") -> list[Pair]:
-        return []
+        """Returns the most certain interactions, as many as are expected to contain FALSE_PAIRS false ones at most."""
+        mains, found, doubt = self._terms.mains, [], 0.0
+        certain = known.posterior.certainty[len(mains) :]
+        for index in np.argsort(-certain, kind="stable"):
+            doubt += 1 - float(certain[index])
+            if doubt > FALSE_PAIRS:
+                break
+            (one, level), (other, level_of_other) = (mains[place] for place in self._terms.pairs[index])
+            effects = known.posterior.effects[:, len(mains) + index]
+            effect = _estimate(float(effects.mean()), 1.96 * float(effects.std()))
+            names = self._factors[one].name, self._factors[other].name
+            found.append(Pair(names, (level, level_of_other), effect))
+        return found
 
     def _dropped(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Dropped]:
         found = []
@@ -521,7 +551,7 @@ def without_each(combination: Combination) -> list[Combination]:
 
 
 def _arms(best: Combination) -> list[Combination]:
-    """Returns what a round of the confirmation runs: the best, the baseline, and the best without each of its levels."""
+    """Returns the runs of a round of the confirmation: the best, the baseline, and the best without each level."""
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
 
 
