@@ -15,7 +15,7 @@ import numpy as np
 from gpubench.compare.intervals import SIGNIFICANT
 from gpubench.tuning.confirmation import Confirmation, Measured
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, informative, least_alike, space
-from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY, Limits, Outcome
+from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
 from gpubench.tuning.model import Combination, Terms, posterior
 
 Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
@@ -23,10 +23,10 @@ STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirm
 Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
 NOISE_RUNS = 4
-NOISY = 0.025  # noise in log throughput from which on it is worth twice the runs to know it
+NOISY = 0.02  # noise in log throughput from which on it is worth twice the runs to know it
 SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
 CHOOSING_BLOCK = 4
-MOST_CHOOSING, CONFIRMING = 9, 14  # runs that are planned where there are many settings
+CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
 USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
 USUAL_RUNS = 50
@@ -38,7 +38,7 @@ FALSE_PAIRS = 0.05  # expected number of interactions that are named although th
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
 USUAL_NOISE = 0.03  # in log throughput, up to which the usual number of runs is planned
-MOST_MORE = 1.5  # additional runs for more noise, in units of the usual number
+MOST_MORE = 2.0  # additional runs for more noise, in units of the usual number
 WHY: Mapping[Stage, str] = {
     "noise": "The settings as they are, to see how much equal runs differ.",
     "alone": "Each setting alone, to see whether it runs and what it does.",
@@ -303,41 +303,39 @@ class Search:
         if not made["alone"]:
             return self._block("alone", [_with(self._baseline, *main) for main in self._terms.mains], left)
         if self._chosen is None:
-            block = self._screen(known, made["screening"], left) or self._choose(known, left)
+            kept = self._confirmation_runs()
+            block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
+            if block is None and not known.clear_gain:
+                block = self._choose(known, left, 0)  # what a confirmation would need finds out whether it needs it
             if block:
                 return block
         return self._confirm(known, left)
 
-    def _screen(self, known: "_Knowledge", made: int, left: int) -> Block | None:
+    def _screen(self, known: "_Knowledge", made: int, room: int) -> Block | None:
         wanted = self._screening_runs() - made
-        room = left - self._confirmation_runs()
         tried = {run.combination for run in self._runs}
         fresh = [one for one in known.candidates if one not in tried]
         count = min(wanted, room, len(fresh), SCREENING_BLOCK)
         if count <= 0 or any(run.stage in ("choosing", "confirming") for run in self._runs):
             return None
         good = [run.combination for run in self._runs if run.result.rate is not None]
-        return self._block("screening", least_alike(fresh, good, count, self._random()), left)
+        return self._block("screening", least_alike(fresh, good, count, self._random()), room)
 
-    def _choose(self, known: "_Knowledge", left: int) -> Block | None:
-        arms = len(_arms(known.best))
-        count = min(CHOOSING_BLOCK, left - max(ROUNDS * arms, self._confirmation_runs()))
-        if count <= 0 or known.regret < CLEAR_REGRET or len(known.candidates) == 1:
+    def _choose(self, known: "_Knowledge", left: int, kept: int) -> Block | None:
+        count = min(CHOOSING_BLOCK, left - max(ROUNDS * len(_arms(known.best)), kept))
+        daring = known.daring
+        if count <= 0 or len(known.candidates) == 1 or (known.regret < CLEAR_REGRET and not daring):
             return None
-        runs = informative(
-            known.candidates,
-            known.rates,
-            known.candidates.index(known.best),
-            known.limits.chances(known.candidates),
-            known.posterior.sigma,
-            count,
-        )
+        best = known.candidates.index(known.best)
+        sigma = known.posterior.sigma
+        runs = informative(known.candidates, known.rates, best, known.chances, sigma, count - bool(daring))
+        if daring:
+            runs.append(daring)
         return self._block("choosing", runs, left)
 
     def _confirm(self, known: "_Knowledge", left: int) -> Block | None:
         if self._chosen is None:
-            gain, deviation = known.gain(known.best, self._baseline)
-            self._chosen = known.best if gain > CLEAR_GAIN * deviation else self._baseline
+            self._chosen = known.best if known.clear_gain else self._baseline
             self._since = self._blocks
         elif self._changes(known, self._chosen, left):
             self._chosen, self._since = known.best, self._blocks
@@ -360,7 +358,7 @@ class Search:
 
     def _narrow(self, known: "_Knowledge", fresh: Confirmation, best: Combination) -> bool:
         smallest = min(known.gain(best, one)[0] for one in without_each(best))
-        width = max(fresh.half_width(best, one) for one in _arms(best) if one != best)
+        width = max(fresh.half_width(best, one, known.posterior.sigma) for one in _arms(best) if one != best)
         return width <= max(NARROW, smallest / 2)
 
     def _block(self, stage: Stage, runs: Sequence[Combination], left: int) -> Block | None:
@@ -377,7 +375,7 @@ class Search:
         if self._most_runs is not None:
             return self._most_runs
         mains = len(self._terms.mains)
-        mixed = self._screening_runs() + min(mains, MOST_CHOOSING) + CONFIRMING
+        mixed = self._screening_runs() + max(mains, CHOOSING) + CONFIRMING
         more = min(MOST_MORE, max(0.0, (self._first_noise() / USUAL_NOISE) ** 2 - 1))
         return NOISE_RUNS + mains + mixed + int(mixed * more)
 
@@ -511,6 +509,10 @@ class _Knowledge:
             known += highest(self.open, self.posterior, self.baseline)
         self.candidates = self.limits.allowed(space(self.open, known, rng)) or [self.baseline]
         self.rates = self.posterior.rates(self.candidates)
+        self.chances = self.limits.chances(self.candidates)
+        safe = self.chances >= 1 - LIKELY
+        self._means = np.where(safe, self.rates.mean(axis=0), -math.inf)
+        self._safe = {one for one, likely in zip(self.candidates, safe, strict=True) if likely} or {self.baseline}
         self.best = self._simplest()
 
     def gain(self, one: Combination, other: Combination) -> tuple[float, float]:
@@ -528,14 +530,28 @@ class _Knowledge:
     def regret(self) -> float:
         """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
         best = self.rates[:, self.candidates.index(self.best)]
-        return float((self.rates.max(axis=1) - best).mean())
+        return float((self.rates[:, np.isfinite(self._means)].max(axis=1) - best).mean())
+
+    @property
+    def daring(self) -> Combination | None:
+        """A combination that would be better than the best if it ran, which other failures make doubtful."""
+        means = self.rates.mean(axis=0)
+        means[self.chances == 0] = -math.inf
+        first = int((means * (self.chances < 1 - LIKELY)).argmax())
+        better = means[first] - means[self.candidates.index(self.best)] > WORTH_CHANGING
+        return self.candidates[first] if better and self.chances[first] < 1 - LIKELY else None
+
+    @property
+    def clear_gain(self) -> bool:
+        """Whether the best combination is expected to be faster than the baseline by more than chance."""
+        gain, deviation = self.gain(self.best, self.baseline)
+        return gain > CLEAR_GAIN * deviation
 
     def _simplest(self) -> Combination:
         """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
-        best = self.candidates[int(self.rates.mean(axis=0).argmax())]
-        known = set(self.candidates)
+        best = self.candidates[int(self._means.argmax())]
         while True:
-            simpler = [one for one in without_each(best) if one in known]
+            simpler = [one for one in without_each(best) if one in self._safe]
             if not simpler:
                 return best
             losses = [self.gain(best, one)[0] for one in simpler]
