@@ -1,6 +1,7 @@
 """Which combinations are known, or expected, not to run or not to be allowed."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -21,23 +22,29 @@ HOPELESS = 0.95  # chance of a failure above which a combination is not run
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a combination that was run."""
+    """What is known of one run."""
 
     combination: Combination
     bad: str
-    """Why it must not be kept: DOES_NOT_RUN, MEMORY or the reason of its rejection; empty if it may."""
+    """Why its combination must not be kept: DOES_NOT_RUN, MEMORY or the reason of its rejection; empty if it may."""
     peak: float | None
 
 
 class Limits:
     """Tells which combinations may be run, and why others may not.
 
-    A combination that fails although each of its levels is fine has at least one pair of levels to blame, or, if a
-    combination that runs contains each of its pairs, a larger part. Every part that may be to blame is equally suspect.
+    A combination does not run if at least half of its runs fail. Of one that fails although each of its levels is fine,
+    a pair of levels is to blame, or a larger part if some combination that runs contains each of its pairs.
     """
 
     def __init__(self, outcomes: Sequence[Outcome], most_peak: float | None) -> None:
-        self._bad = {one.combination: one.bad for one in outcomes if one.bad}
+        failures = Counter(one.combination for one in outcomes if one.bad == DOES_NOT_RUN)
+        runs = Counter(one.combination for one in outcomes)
+        self._bad = {
+            one.combination: one.bad
+            for one in outcomes
+            if one.bad and (one.bad != DOES_NOT_RUN or 2 * failures[one.combination] >= runs[one.combination])
+        }
         self._good = {one.combination for one in outcomes if not one.bad} - set(self._bad)
         self._cleared = {part for one in self._good for size in (1, 2) for part in combinations(_active(one), size)}
         self._suspects = self._blamed()

@@ -16,7 +16,8 @@ from gpubench.compare.intervals import SIGNIFICANT
 from gpubench.tuning.confirmation import Confirmation, Measured
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, informative, least_alike, space
 from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
-from gpubench.tuning.model import Combination, Terms, posterior
+from gpubench.tuning.model import Combination as Combination
+from gpubench.tuning.model import Terms, posterior
 
 Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
@@ -31,14 +32,15 @@ ROUNDS = 2  # of a confirmation, at least
 USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
 USUAL_RUNS = 50
 NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
-CLEAR_REGRET = 0.001  # an expected loss in log throughput at which the choice is made
+CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
 WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
 CLEAR_GAIN = 2.0  # standard deviations of the expected gain from which on it is confirmed
 FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
 USUAL_NOISE = 0.03  # in log throughput, up to which the usual number of runs is planned
-MOST_MORE = 2.0  # additional runs for more noise, in units of the usual number
+NOISE_DOUBT = 1.2  # factor by which noise may well be larger than it was in a few runs
+MOST_MORE = 2.5  # additional runs for more noise, in units of the usual number
 WHY: Mapping[Stage, str] = {
     "noise": "The settings as they are, to see how much equal runs differ.",
     "alone": "Each setting alone, to see whether it runs and what it does.",
@@ -248,7 +250,7 @@ class Search:
         """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
         made = self._made()
         most = self._most()
-        left = most - len(self._runs)
+        left = 0 if self._over else most - len(self._runs)
         stages: dict[Stage, int] = dict(made)
         now = max((STAGES.index(run.stage) for run in self._runs), default=0)
         wanted = {"noise": self._noise_runs(), "alone": len(self._terms.mains), "screening": self._screening_runs()}
@@ -257,7 +259,7 @@ class Search:
                 more = min(left, max(0, wanted[stage] - made[stage]))
                 stages[stage] += more
                 left -= more
-        if not self._over and (self._chosen or now < STAGES.index("confirming")):
+        if self._chosen or now < STAGES.index("confirming"):
             choosing = 0 if self._chosen else max(0, left - self._confirmation_runs())
             stages["choosing"] += choosing
             stages["confirming"] += left - choosing
@@ -376,7 +378,8 @@ class Search:
             return self._most_runs
         mains = len(self._terms.mains)
         mixed = self._screening_runs() + max(mains, CHOOSING) + CONFIRMING
-        more = min(MOST_MORE, max(0.0, (self._first_noise() / USUAL_NOISE) ** 2 - 1))
+        doubt = NOISE_DOUBT if self._made()["noise"] > NOISE_RUNS else 1
+        more = min(MOST_MORE, max(0.0, (doubt * self._first_noise() / USUAL_NOISE) ** 2 - 1))
         return NOISE_RUNS + mains + mixed + int(mixed * more)
 
     def _first_noise(self) -> float:
@@ -421,7 +424,7 @@ class Search:
             return self._chosen or known.best, SIGNIFICANT
         arms = [one for one in without_each(self._chosen) if not known.limits.why_not(one)]
         gains = [known.gain(one, self._chosen)[0] for one in arms]
-        if not gains or max(gains) < 0:
+        if not gains or max(gains) < -NO_MATTER:
             return self._chosen, SIGNIFICANT
         return arms[int(np.argmax(gains))], SIGNIFICANT / (len(arms) + 1)
 
@@ -543,9 +546,9 @@ class _Knowledge:
 
     @property
     def clear_gain(self) -> bool:
-        """Whether the best combination is expected to be faster than the baseline by more than chance."""
+        """Whether the best combination is expected to be faster than the baseline by more than chance, or is needed."""
         gain, deviation = self.gain(self.best, self.baseline)
-        return gain > CLEAR_GAIN * deviation
+        return gain > CLEAR_GAIN * deviation or bool(self.limits.why_not(self.baseline))
 
     def _simplest(self) -> Combination:
         """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
