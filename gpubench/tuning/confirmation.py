@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpubench.compare.intervals import SIGNIFICANT, Error
+from gpubench.compare.intervals import Error
 from gpubench.tuning.model import Combination
 
 
@@ -50,7 +50,11 @@ class Confirmation:
         size = self.sigma * math.sqrt(float(contrast @ self._inverse @ contrast))
         return float(contrast @ self._effects), Error(size, self.df)
 
-    def half_width(self, one: Combination, other: Combination) -> float:
-        """Returns the half-width of the 95 % interval of the logarithm of their ratio; infinity if it is unknown."""
+    def half_width(self, one: Combination, other: Combination, sigma: float) -> float:
+        """Returns the half-width that the 95 % interval of the logarithm of their ratio has with this noise.
+
+        A confirmation that ended once its own estimate of the noise made the interval narrow would end with intervals
+        that are too narrow. Returns infinity for a combination without runs.
+        """
         found = self.log_ratio(one, other)
-        return found[1].half_width(SIGNIFICANT) if found else math.inf
+        return Error(found[1].size / self.sigma * sigma, found[1].df).half_width() if found and self.sigma else math.inf

@@ -25,13 +25,13 @@ def highest(levels: Sequence[Sequence[int]], found: Posterior, start: Combinatio
     """Returns the combination with the highest rate in each sample, by changing one level at a time."""
     samples = len(found.effects)
     table = np.tile(np.array(start), (samples, 1))
-    rates = np.einsum("st,st->s", found.effects, found.terms.columns(table))
+    rates = (found.effects * found.terms.columns(table)).sum(axis=1)
     for _ in range(3):
         for place, some in enumerate(levels):
             for level in some:
                 changed = table.copy()
                 changed[:, place] = level
-                new = np.einsum("st,st->s", found.effects, found.terms.columns(changed))
+                new = (found.effects * found.terms.columns(changed)).sum(axis=1)
                 better = new > rates
                 table[better], rates[better] = changed[better], new[better]
     return list(dict.fromkeys(tuple(row) for row in table.tolist()))
@@ -67,8 +67,8 @@ def informative(
 ) -> list[Combination]:
     """Returns runs that tell most about which combination is the best.
 
-    `rates` are samples of the rate of each candidate and `best` is the index of the best on average. In each sample some
-    combination is better by a regret: the runs reduce the variance of these differences, each weighted by its regret.
+    `rates` are samples of the rate of each candidate and `best` is the index of the best on average. In each sample
+    some combination is better by a regret: the runs reduce the variance of these differences, weighted by regret.
     """
     rivals = rates.argmax(axis=1)
     regrets = np.take_along_axis(rates, rivals[:, None], axis=1)[:, 0] - rates[:, best]
@@ -80,7 +80,7 @@ def informative(
     chosen = []
     for _ in range(count):
         known = inner @ centred
-        variances = np.einsum("sc,sc->c", centred, known)
+        variances = (centred * known).sum(axis=0)
         gains = ((differences.T @ known) ** 2 * weights[:, None]).sum(axis=0) / (variances + sigma**2)
         index = int(np.argmax(gains * chances))
         chosen.append(candidates[index])
@@ -89,7 +89,7 @@ def informative(
 
 
 def _covariance(table: Array) -> Array:
-    """Returns the covariance of rates when all effects and all pairs are equally likely and balanced over the levels."""
+    """Returns the covariance of rates when every effect and every pair is equally likely."""
     first, squares = np.zeros((len(table), len(table))), np.zeros((len(table), len(table)))
     for column in table.T:
         levels = len(np.unique(column))

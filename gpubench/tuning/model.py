@@ -1,7 +1,7 @@
 """What the runs so far say about every combination of levels: a regression averaged over its possible terms.
 
-The logarithm of the throughput is a sum of effects of levels and of pairs of levels, of which few are not zero, and of a
-slow drift of the machine. Which effects are zero is not known: the posterior is averaged over the sets of effects.
+The logarithm of the throughput is a sum of effects of levels and of pairs of levels, of which few are not zero, and of
+a slow drift of the machine. Which effects are zero is not known: the posterior is averaged over the sets of effects.
 """
 
 import math
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Combination = tuple[int, ...]
 
-MAIN_SIZE, PAIR_SIZE = 0.10, 0.08  # standard deviation of an effect that is not zero, in log throughput
-MAIN_CHANCE = 0.6  # of an effect not to be zero
-PAIRS_EXPECTED = 2.0  # number of interactions that are not zero, in a search with eight settings
-MOST_PAIR_CHANCE = 0.1
+MAIN_SIZE, PAIR_SIZE = 0.08, 0.08  # standard deviation of an effect that is not zero, in log throughput
+MAIN_CHANCE = 0.85  # of an effect not to be zero
+PAIRS_EXPECTED = 3.0  # number of interactions that are not zero, in a search with eight settings
+MOST_PAIR_CHANCE = 0.11
 DRIFT = (2.0, 1.0, 0.7)  # standard deviations of a linear, quadratic and cubic drift, in those of the noise
 SAMPLES = 128
 JUMPS = 160
@@ -41,7 +41,7 @@ class Terms:
         self._ones = np.array([one for one, _ in self.pairs], dtype=int)
         self._others = np.array([other for _, other in self.pairs], dtype=int)
 
-    def columns(self, wanted: Sequence[Combination]) -> Array:
+    def columns(self, wanted: Sequence[Combination] | NDArray[np.int_]) -> Array:
         """Returns a row for each combination and a column for each effect: 1 where it applies, otherwise 0."""
         table = np.asarray(wanted, dtype=int).reshape(len(wanted), -1)
         mains = (table[:, self._places] >= self._least).astype(float)
@@ -66,6 +66,8 @@ class Posterior:
     """A row for each sample."""
     sigmas: Array
     """The standard deviation of the noise in each sample."""
+    certainty: Array
+    """The chance of each effect not to be zero."""
 
     def rates(self, wanted: Sequence[Combination]) -> Array:
         """Returns the log throughput above that of the baseline: a row for each sample, a column per combination."""
@@ -124,8 +126,8 @@ class _Chain:
         self._df = df
         self._included = np.zeros(len(spread), dtype=bool)
 
-    def sample(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Returns samples of the effects and of the standard deviation of the noise."""
+    def sample(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """Returns samples of the effects and of the noise's deviation, and the chance of each effect not to be zero."""
         while (gains := self._gains()).max() > 0:
             self._flip(int(gains.argmax()))
         weights, visited = [], []
@@ -136,19 +138,23 @@ class _Chain:
             weights.append(1 / total[-1])
             visited.append((np.flatnonzero(self._included), self._matrix.copy()))
             self._flip(int(np.searchsorted(total, draws[0, jump] * total[-1])))
-        steps = (np.arange(SAMPLES) + rng.random()) / SAMPLES * math.fsum(weights)
-        places = np.minimum(np.searchsorted(np.cumsum(weights), steps), JUMPS - 1)
+        shares = np.array(weights) / math.fsum(weights)
+        certain = np.zeros(len(self._prior))
+        for share, (which, _) in zip(shares, visited, strict=True):
+            certain[which] += share
+        steps = (np.arange(SAMPLES) + rng.random()) / SAMPLES
+        places = np.minimum(np.searchsorted(np.cumsum(shares), steps), JUMPS - 1)
         effects, sigmas = np.zeros((SAMPLES, len(self._prior))), np.empty(SAMPLES)
         normal = rng.standard_normal((SAMPLES, len(self._prior)))
         squares = rng.chisquare(self._df, SAMPLES)
-        for sample, place in enumerate(places):
-            which, matrix = visited[place]
-            sigmas[sample] = math.sqrt(matrix[-1, -1] / squares[sample])
+        for place in np.unique(places):
+            drawn, (which, matrix) = np.flatnonzero(places == place), visited[place]
+            sigmas[drawn] = np.sqrt(matrix[-1, -1] / squares[drawn])
             if len(which):
                 root = np.linalg.cholesky(-matrix[np.ix_(which, which)])
-                noise = root @ normal[sample, : len(which)]
-                effects[sample, which] = matrix[which, -1] + sigmas[sample] * noise
-        return effects, sigmas
+                noise = normal[drawn, : len(which)] @ root.T
+                effects[np.ix_(drawn, which)] = matrix[which, -1] + sigmas[drawn, None] * noise
+        return effects, sigmas, certain
 
     def _gains(self) -> Array:
         """Returns by how much the logarithm of the set's probability changes if each effect is flipped."""

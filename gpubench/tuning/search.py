@@ -15,26 +15,32 @@ import numpy as np
 from gpubench.compare.intervals import SIGNIFICANT
 from gpubench.tuning.confirmation import Confirmation, Measured
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, informative, least_alike, space
-from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY, Limits, Outcome
-from gpubench.tuning.model import Combination, Terms, posterior
+from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
+from gpubench.tuning.model import Combination as Combination
+from gpubench.tuning.model import Terms, posterior
 
 Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
 Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
 NOISE_RUNS = 4
+NOISY = 0.02  # noise in log throughput from which on it is worth twice the runs to know it
 SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
 CHOOSING_BLOCK = 4
+CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
 USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
 USUAL_RUNS = 50
 NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
-CLEAR_REGRET = 0.002  # an expected loss in log throughput at which the choice is made
+CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
 WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
+CLEAR_GAIN = 2.0  # standard deviations of the expected gain from which on it is confirmed
+FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
-SCALE_FROM = 0.03  # noise from which on more runs are planned than usual
-MOST_SCALE = 3.0
+USUAL_NOISE = 0.03  # in log throughput, up to which the usual number of runs is planned
+NOISE_DOUBT = 1.2  # factor by which noise may well be larger than it was in a few runs
+MOST_MORE = 2.5  # additional runs for more noise, in units of the usual number
 WHY: Mapping[Stage, str] = {
     "noise": "The settings as they are, to see how much equal runs differ.",
     "alone": "Each setting alone, to see whether it runs and what it does.",
@@ -248,16 +254,16 @@ class Search:
         """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
         made = self._made()
         most = self._most()
-        left = most - len(self._runs)
+        left = 0 if self._over else most - len(self._runs)
         stages: dict[Stage, int] = dict(made)
         now = max((STAGES.index(run.stage) for run in self._runs), default=0)
-        wanted = {"noise": NOISE_RUNS, "alone": len(self._terms.mains), "screening": self._screening_runs()}
+        wanted = {"noise": self._noise_runs(), "alone": len(self._terms.mains), "screening": self._screening_runs()}
         for place, stage in enumerate(STAGES[:3]):
             if place >= now:
                 more = min(left, max(0, wanted[stage] - made[stage]))
                 stages[stage] += more
                 left -= more
-        if not self._over and (self._chosen or now < STAGES.index("confirming")):
+        if self._chosen or now < STAGES.index("confirming"):
             choosing = 0 if self._chosen else max(0, left - self._confirmation_runs())
             stages["choosing"] += choosing
             stages["confirming"] += left - choosing
@@ -295,47 +301,49 @@ class Search:
 
     def _following(self) -> Block | None:
         made, left = self._made(), self._most() - len(self._runs)
-        if made["noise"] < NOISE_RUNS:
-            return Block("noise", [self._baseline] * min(NOISE_RUNS, left), WHY["noise"]) if left > 0 else None
+        if more := self._noise_runs() - made["noise"]:
+            return self._block("noise", [self._baseline] * min(more, NOISE_RUNS), left)
         known = self._knowledge()
         if known is None or left <= 0:
             return None
         if not made["alone"]:
             return self._block("alone", [_with(self._baseline, *main) for main in self._terms.mains], left)
         if self._chosen is None:
-            block = self._screen(known, made["screening"], left) or self._choose(known, left)
+            kept = self._confirmation_runs()
+            block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
+            if block is None and not known.clear_gain:
+                block = self._choose(known, left, 0)  # what a confirmation would need finds out whether it needs it
             if block:
                 return block
         return self._confirm(known, left)
 
-    def _screen(self, known: "_Knowledge", made: int, left: int) -> Block | None:
+    def _screen(self, known: "_Knowledge", made: int, room: int) -> Block | None:
         wanted = self._screening_runs() - made
-        room = left - self._confirmation_runs()
         tried = {run.combination for run in self._runs}
         fresh = [one for one in known.candidates if one not in tried]
         count = min(wanted, room, len(fresh), SCREENING_BLOCK)
         if count <= 0 or any(run.stage in ("choosing", "confirming") for run in self._runs):
             return None
         good = [run.combination for run in self._runs if run.result.rate is not None]
-        return self._block("screening", least_alike(fresh, good, count, self._random()), left)
+        return self._block("screening", least_alike(fresh, good, count, self._random()), room)
 
-    def _choose(self, known: "_Knowledge", left: int) -> Block | None:
-        arms = len(_arms(known.best))
-        count = min(CHOOSING_BLOCK, left - max(ROUNDS * arms, self._confirmation_runs()))
-        if count <= 0 or known.regret < CLEAR_REGRET or len(known.candidates) == 1:
+    def _choose(self, known: "_Knowledge", left: int, kept: int) -> Block | None:
+        count = min(CHOOSING_BLOCK, left - max(ROUNDS * len(_arms(known.best)), kept))
+        daring = known.daring
+        if count <= 0 or len(known.candidates) == 1 or (known.regret < CLEAR_REGRET and not daring):
             return None
-        runs = informative(
-            known.candidates,
-            known.rates,
-            known.candidates.index(known.best),
-            known.limits.chances(known.candidates),
-            known.posterior.sigma,
-            count,
-        )
+        best = known.candidates.index(known.best)
+        sigma = known.posterior.sigma
+        runs = informative(known.candidates, known.rates, best, known.chances, sigma, count - bool(daring))
+        if daring:
+            runs.append(daring)
         return self._block("choosing", runs, left)
 
     def _confirm(self, known: "_Knowledge", left: int) -> Block | None:
-        if self._chosen is None or self._changes(known, self._chosen, left):
+        if self._chosen is None:
+            self._chosen = known.best if known.clear_gain else self._baseline
+            self._since = self._blocks
+        elif self._changes(known, self._chosen, left):
             self._chosen, self._since = known.best, self._blocks
         arms = _arms(self._chosen)
         if self._chosen == self._baseline:
@@ -356,11 +364,11 @@ class Search:
 
     def _narrow(self, known: "_Knowledge", fresh: Confirmation, best: Combination) -> bool:
         smallest = min(known.gain(best, one)[0] for one in without_each(best))
-        width = max(fresh.half_width(best, one) for one in _arms(best) if one != best)
+        width = max(fresh.half_width(best, one, known.posterior.sigma) for one in _arms(best) if one != best)
         return width <= max(NARROW, smallest / 2)
 
     def _block(self, stage: Stage, runs: Sequence[Combination], left: int) -> Block | None:
-        order = self._random().permutation(len(runs))[:left]
+        order = self._random().permutation(len(runs))[: max(0, left)]
         return Block(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
 
     def _random(self) -> np.random.Generator:
@@ -373,10 +381,21 @@ class Search:
         if self._most_runs is not None:
             return self._most_runs
         mains = len(self._terms.mains)
-        usual = NOISE_RUNS + mains + self._screening_runs() + min(mains, 9) + 14
-        noise = [run.result.rate for run in self._runs if run.stage == "noise" and run.result.rate is not None]
-        sigma = float(np.std(noise, ddof=1)) if len(noise) > 1 else USUAL_SIGMA
-        return usual + int((usual - NOISE_RUNS - mains) * min(MOST_SCALE, max(0.0, sigma / SCALE_FROM - 1)))
+        mixed = self._screening_runs() + max(mains, CHOOSING) + CONFIRMING
+        doubt = NOISE_DOUBT if self._made()["noise"] > NOISE_RUNS else 1
+        more = min(MOST_MORE, max(0.0, (doubt * self._first_noise() / USUAL_NOISE) ** 2 - 1))
+        return NOISE_RUNS + mains + mixed + int(mixed * more)
+
+    def _first_noise(self) -> float:
+        """Returns the standard deviation of the first stage, or the usual one while it is not known."""
+        rates = [run.result.rate for run in self._runs if run.stage == "noise" and run.result.rate is not None]
+        return float(np.std(rates, ddof=1)) if len(rates) > 1 else USUAL_SIGMA
+
+    def _noise_runs(self) -> int:
+        made = self._made()["noise"]
+        if made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
+            return max(NOISE_RUNS, made)
+        return 2 * NOISE_RUNS if made > NOISE_RUNS or self._first_noise() > NOISY else NOISE_RUNS
 
     def _screening_runs(self) -> int:
         mains = len(self._terms.mains)
@@ -409,7 +428,7 @@ class Search:
             return self._chosen or known.best, SIGNIFICANT
         arms = [one for one in without_each(self._chosen) if not known.limits.why_not(one)]
         gains = [known.gain(one, self._chosen)[0] for one in arms]
-        if not gains or max(gains) < 0:
+        if not gains or max(gains) < -NO_MATTER:
             return self._chosen, SIGNIFICANT
         return arms[int(np.argmax(gains))], SIGNIFICANT / (len(arms) + 1)
 
@@ -427,7 +446,19 @@ class Search:
         ]
 
     def _pairs(self, known: "_Knowledge") -> list[Pair]:
-        return []
+        """Returns the most certain interactions, as many as are expected to contain FALSE_PAIRS false ones at most."""
+        mains, found, doubt = self._terms.mains, [], 0.0
+        certain = known.posterior.certainty[len(mains) :]
+        for index in np.argsort(-certain, kind="stable"):
+            doubt += 1 - float(certain[index])
+            if doubt > FALSE_PAIRS:
+                break
+            (one, level), (other, level_of_other) = (mains[place] for place in self._terms.pairs[index])
+            effects = known.posterior.effects[:, len(mains) + index]
+            effect = _estimate(float(effects.mean()), 1.96 * float(effects.std()))
+            names = self._factors[one].name, self._factors[other].name
+            found.append(Pair(names, (level, level_of_other), effect))
+        return found
 
     def _dropped(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Dropped]:
         found = []
@@ -485,6 +516,10 @@ class _Knowledge:
             known += highest(self.open, self.posterior, self.baseline)
         self.candidates = self.limits.allowed(space(self.open, known, rng)) or [self.baseline]
         self.rates = self.posterior.rates(self.candidates)
+        self.chances = self.limits.chances(self.candidates)
+        safe = self.chances >= 1 - LIKELY
+        self._means = np.where(safe, self.rates.mean(axis=0), -math.inf)
+        self._safe = {one for one, likely in zip(self.candidates, safe, strict=True) if likely} or {self.baseline}
         self.best = self._simplest()
 
     def gain(self, one: Combination, other: Combination) -> tuple[float, float]:
@@ -502,14 +537,28 @@ class _Knowledge:
     def regret(self) -> float:
         """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
         best = self.rates[:, self.candidates.index(self.best)]
-        return float((self.rates.max(axis=1) - best).mean())
+        return float((self.rates[:, np.isfinite(self._means)].max(axis=1) - best).mean())
+
+    @property
+    def daring(self) -> Combination | None:
+        """A combination that would be better than the best if it ran, which other failures make doubtful."""
+        means = self.rates.mean(axis=0)
+        means[self.chances == 0] = -math.inf
+        first = int((means * (self.chances < 1 - LIKELY)).argmax())
+        better = means[first] - means[self.candidates.index(self.best)] > WORTH_CHANGING
+        return self.candidates[first] if better and self.chances[first] < 1 - LIKELY else None
+
+    @property
+    def clear_gain(self) -> bool:
+        """Whether the best combination is expected to be faster than the baseline by more than chance, or is needed."""
+        gain, deviation = self.gain(self.best, self.baseline)
+        return gain > CLEAR_GAIN * deviation or bool(self.limits.why_not(self.baseline))
 
     def _simplest(self) -> Combination:
         """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
-        best = self.candidates[int(self.rates.mean(axis=0).argmax())]
-        known = set(self.candidates)
+        best = self.candidates[int(self._means.argmax())]
         while True:
-            simpler = [one for one in without_each(best) if one in known]
+            simpler = [one for one in without_each(best) if one in self._safe]
             if not simpler:
                 return best
             losses = [self.gain(best, one)[0] for one in simpler]
@@ -525,7 +574,7 @@ def without_each(combination: Combination) -> list[Combination]:
 
 
 def _arms(best: Combination) -> list[Combination]:
-    """Returns what a round of the confirmation runs: the best, the baseline, and the best without each of its levels."""
+    """Returns the runs of a round of the confirmation: the best, the baseline, and the best without each level."""
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
 
 

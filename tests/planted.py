@@ -1,0 +1,148 @@
+"""Made-up programs whose speed under each combination of settings is known, and what a search makes of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+
+import numpy as np
+
+from gpubench.tuning.search import Combination, Conclusion, Estimate, Factor, Result, Search
+
+LARGEST = 0.20  # gain or loss of a setting or of a pair
+DRIFT_RUNS = 50  # in which the machine becomes slower by `drift`
+
+
+@dataclass
+class Planted:
+    """The log throughput is a sum of effects of levels, of effects of pairs, and of noise."""
+
+    effects: Sequence[Sequence[float]]
+    """Of each level of each factor; the first of each is 0."""
+    pairs: Mapping[tuple[int, int], float]
+    """Of two factors, by their places, where neither has level 0."""
+    sigma: float
+    rng: np.random.Generator
+    drift: float = 0.0
+    failing: frozenset[tuple[int, int]] = frozenset()
+    """Factors that do not run together."""
+    made: list[Combination] = field(default_factory=list)
+
+    @property
+    def factors(self) -> list[Factor]:
+        return [Factor(f"setting {place}", len(levels)) for place, levels in enumerate(self.effects)]
+
+    def truth(self, combination: Combination) -> float:
+        """The log throughput above the baseline's; minus infinity if the combination does not run."""
+        if any(combination[one] and combination[other] for one, other in self.failing):
+            return -math.inf
+        own = sum(levels[level] for levels, level in zip(self.effects, combination, strict=True))
+        both = (effect for (one, other), effect in self.pairs.items() if combination[one] and combination[other])
+        return own + sum(both)
+
+    def optimum(self) -> float:
+        return max(map(self.truth, product(*(range(len(levels)) for levels in self.effects))))
+
+    def run(self, combination: Combination) -> Result:
+        noise = self.sigma * self.rng.standard_normal() - self.drift * len(self.made) / DRIFT_RUNS
+        self.made.append(combination)
+        rate = self.truth(combination)
+        return Result(rate + noise if math.isfinite(rate) else None)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a search made of a planted program."""
+
+    conclusion: Conclusion
+    regret: float
+    """By how much the best combination is faster than the one that was found, in log throughput."""
+    runs: int
+    announced: int
+    """The number of runs planned once the noise was known."""
+    missed: Mapping[str, Sequence[bool]]
+    """For each kind of interval, whether each of them misses the truth."""
+    false_pairs: int
+
+
+def drawn(rng: np.random.Generator, sigma: float, settings: int = 8, drift: float = 0.0, failing: int = 0) -> Planted:
+    """Half of the settings help, a quarter does nothing, a quarter hurts; two pairs interact; all sizes are random."""
+    signs = rng.choice([1, 1, 0, -1], settings)
+    every = list(combinations(range(settings), 2))
+    interacting = rng.choice(len(every), min(2, len(every)), replace=False)
+    return Planted(
+        [(0.0, float(sign * math.log1p(rng.uniform(0, LARGEST)))) for sign in signs],
+        {every[place]: float(rng.choice([-1, 1]) * math.log1p(rng.uniform(0, LARGEST))) for place in interacting},
+        sigma,
+        rng,
+        drift,
+        frozenset(every[place] for place in rng.choice(len(every), failing, replace=False)),
+    )
+
+
+def fixed(rng: np.random.Generator, sigma: float, drift: float = 0.0) -> Planted:
+    """The same effects in any order: two settings that help only together, and the two best nearly cancel."""
+    effects = [0.18, 0.10, 0.06, 0.03, 0.0, 0.0, -0.05, -0.12]
+    places = rng.permutation(len(effects)).tolist()
+    found = [(0.0, 0.0)] * len(effects)
+    for place, effect in zip(places, effects, strict=True):
+        found[place] = (0.0, effect)
+    bundle, cancelling = sorted((places[4], places[5])), sorted((places[0], places[1]))
+    return Planted(found, {(bundle[0], bundle[1]): 0.10, (cancelling[0], cancelling[1]): -0.13}, sigma, rng, drift)
+
+
+def sparse(rng: np.random.Generator, sigma: float, settings: int, drift: float = 0.0) -> Planted:
+    """Three settings help, and the others do nothing."""
+    helping = dict(zip(rng.choice(settings, 3, replace=False).tolist(), (0.15, 0.10, 0.06), strict=True))
+    return Planted([(0.0, helping.get(place, 0.0)) for place in range(settings)], {}, sigma, rng, drift)
+
+
+def nothing(rng: np.random.Generator, sigma: float, settings: int = 8, drift: float = 0.0) -> Planted:
+    """No setting does anything."""
+    return Planted([(0.0, 0.0)] * settings, {}, sigma, rng, drift)
+
+
+def levelled(rng: np.random.Generator, sigma: float, drift: float = 0.0) -> Planted:
+    """Five settings of two levels, and three of four, four and three, such as workers, batch size and threads."""
+    two = drawn(rng, sigma, 5, drift)
+    rising = np.cumsum([0.0, rng.uniform(0, 0.3), rng.uniform(-0.05, 0.1), rng.uniform(-0.1, 0.05)])
+    batch = np.cumsum([0.0, *rng.uniform(-0.05, 0.1, 3)])
+    threads = np.array([0.0, *rng.uniform(-0.1, 0.1, 2)])
+    more = [tuple(float(effect) for effect in effects) for effects in (rising, batch, threads)]
+    return Planted([*two.effects, *more], two.pairs, sigma, rng, drift)
+
+
+def solve(planted: Planted, most_runs: int | None = None, seed: int = 0) -> Ending:
+    """Lets a search make its runs on a planted program."""
+    search = Search(planted.factors, most_runs=most_runs, seed=seed)
+    announced = 0
+    while block := search.next():
+        if block.stage != "noise" and not announced:
+            announced = search.planned().total
+        search.record([planted.run(combination) for combination in block.runs])
+    conclusion = search.conclude()
+    regret = planted.optimum() - planted.truth(conclusion.best)
+    return Ending(conclusion, regret, len(planted.made), announced, *_judged(planted, conclusion))
+
+
+def _judged(planted: Planted, conclusion: Conclusion) -> tuple[dict[str, list[bool]], int]:
+    best, baseline = conclusion.best, (0,) * len(planted.effects)
+    missed: dict[str, list[bool]] = {"gain": [], "with others": [], "alone": [], "pair": []}
+
+    def judge(kind: str, estimate: Estimate | None, one: Combination, other: Combination) -> None:
+        if estimate and math.isfinite(truth := planted.truth(one) - planted.truth(other)):
+            missed[kind].append(not estimate.low <= math.exp(truth) <= estimate.high)
+
+    judge("gain", conclusion.gain, best, baseline)
+    for one in conclusion.contributions:
+        place = int(one.factor.split()[-1])
+        judge("with others", one.with_others, best, (*best[:place], 0, *best[place + 1 :]))
+        alone = (*baseline[:place], one.level, *baseline[place + 1 :])
+        judge("alone", one.alone, alone, baseline)
+    false = 0
+    for pair in conclusion.pairs:
+        first, second = (int(name.split()[-1]) for name in pair.factors)
+        effect = planted.pairs.get((min(first, second), max(first, second)))
+        false += effect is None
+        missed["pair"].append(not pair.effect.low <= math.exp(effect or 0.0) <= pair.effect.high)
+    return missed, false

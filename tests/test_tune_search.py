@@ -1,0 +1,188 @@
+"""The search for the fastest settings, on programs whose truth is planted. docs/statistics.md has the figures."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from planted import Ending, Planted, drawn, fixed, levelled, nothing, solve, sparse
+
+from gpubench.tuning.search import Block, Combination, Factor, Result, Search
+
+CLOSE = 0.01  # distance to the best in log throughput at which a search has found it
+
+
+def endings(trials: int, make: Callable[[np.random.Generator], Planted], seed: int = 0) -> list[Ending]:
+    found = [solve(make(np.random.default_rng([seed, trial]))) for trial in range(trials)]
+    assert all(one.runs <= one.announced for one in found)
+    return found
+
+
+def close(found: Sequence[Ending]) -> float:
+    return float(np.mean([one.regret < CLOSE for one in found]))
+
+
+def covered(found: Sequence[Ending], kind: str) -> float:
+    return 1 - float(np.mean([missed for one in found for missed in one.missed[kind]]))
+
+
+def programmed(settings: int, rates: Callable[[Combination], Result], **options: float) -> Search:
+    """A search that has ended, on a program without noise but for the fourth digit."""
+    search = Search([Factor(f"setting {place}") for place in range(settings)], most_peak=options.get("most_peak"))
+    finish(search, rates)
+    return search
+
+
+def finish(search: Search, rates: Callable[[Combination], Result]) -> list[Block]:
+    rng = np.random.default_rng(1)
+    blocks = []
+    while block := search.next():
+        blocks.append(block)
+        results = [rates(combination) for combination in block.runs]
+        search.record(
+            [
+                Result(
+                    None if one.rate is None else one.rate + 0.001 * rng.standard_normal(),
+                    one.peak,
+                    one.rejected,
+                )
+                for one in results
+            ]
+        )
+    return blocks
+
+
+@pytest.mark.parametrize("trials", [14, pytest.param(300, marks=pytest.mark.stress)])
+def test_the_best_of_256_combinations_is_found_in_the_runs_announced_while_the_machine_drifts(trials: int) -> None:
+    found = endings(trials, lambda rng: drawn(rng, 0.02, drift=0.03))
+    assert close(found) >= (0.95 if trials > 100 else 0.85)
+    assert np.mean([one.runs <= 51 for one in found]) >= 0.8
+    for kind, count in (("with others", 4 * trials), ("alone", 4 * trials), ("gain", trials)):
+        assert covered(found, kind) >= 0.93 - 2 * math.sqrt(0.95 * 0.05 / count)
+    assert np.mean([one.false_pairs > 0 for one in found]) <= 0.1
+
+
+def test_two_settings_that_help_only_together_are_found_and_two_that_cancel_are_told_apart() -> None:
+    found = endings(6, lambda rng: fixed(rng, 0.02))
+    assert close(found) >= 5 / 6
+    assert sum(len(one.conclusion.pairs) == 2 and not one.false_pairs for one in found) >= 4
+
+
+@pytest.mark.parametrize("trials", [12, pytest.param(300, marks=pytest.mark.stress)])
+def test_no_gain_is_claimed_where_there_is_none(trials: int) -> None:
+    found = endings(trials, lambda rng: nothing(rng, 0.02, drift=0.03))
+    assert sum(one.conclusion.proved for one in found) <= 0.02 * trials
+    assert not all(sum(one.conclusion.best) for one in found)
+
+
+def test_combinations_that_do_not_run_are_data_and_not_the_end() -> None:
+    found = endings(5, lambda rng: drawn(rng, 0.02, failing=2), seed=3)
+    assert close(found) >= 4 / 5
+    assert all(math.isfinite(one.regret) for one in found)
+
+
+def test_factors_of_several_levels_are_raced_beside_the_others() -> None:
+    found = endings(4, lambda rng: levelled(rng, 0.01), seed=1)
+    assert close(found) >= 3 / 4
+
+
+def test_three_of_thirteen_settings_are_found_and_three_settings_take_few_runs() -> None:
+    many, few = endings(2, lambda rng: sparse(rng, 0.02, 13)), endings(6, lambda rng: drawn(rng, 0.02, 3))
+    assert close(many) == 1
+    assert all(one.conclusion.proved for one in many)
+    assert close(few) >= 5 / 6
+    assert max(one.runs for one in few) <= 40
+
+
+def test_a_setting_that_does_not_run_or_is_rejected_is_left_out_with_its_reason() -> None:
+    def rate(combination: Combination) -> Result:
+        if combination[0]:
+            return Result(None)
+        gain = 0.1 * combination[1] + 0.5 * combination[2]
+        return Result(gain, rejected="the loss differs" if combination[2] else "")
+
+    search = programmed(4, rate)
+    found = search.conclude()
+    assert found.best == (0, 1, 0, 0)
+    assert found.proved
+    assert found.gain
+    assert found.gain.low <= math.exp(0.1) <= found.gain.high
+    reasons = {one.factor: (one.reason, one.detail, one.gain is None) for one in found.dropped}
+    assert reasons["setting 0"] == ("does not run", "does not run", True)
+    assert reasons["setting 2"] == ("rejected", "the loss differs", True)
+    assert reasons["setting 3"][0] == "no gain"
+    tried = {one.combination: one for one in found.tried}
+    assert tried[1, 0, 0, 0].rate is None
+    assert sum(1 for combination in tried if combination[0]) == 1
+
+
+def test_peaks_over_the_limit_exclude_combinations_that_were_never_run() -> None:
+    def rate(combination: Combination) -> Result:
+        gain = float(np.dot((0.2, 0.1, 0.05, 0.0), combination))
+        return Result(gain, peak=1e9 * 1.5 ** sum(combination[:3]))
+
+    ran: list[Combination] = []
+    search = Search([Factor(f"setting {place}") for place in range(4)], most_peak=2.5e9)
+    for block in finish(search, rate):
+        ran += block.runs
+    found = search.conclude()
+    assert found.best == (1, 1, 0, 0)
+    assert all(sum(combination[:3]) < 3 for combination in ran)
+    assert {one.factor: one.reason for one in found.dropped}["setting 2"] == "memory"
+
+
+def test_a_baseline_that_does_not_run_ends_the_search() -> None:
+    search = programmed(3, lambda combination: Result(0.1 if any(combination) else None))
+    assert search.conclude().best == (0, 0, 0)
+    assert not search.conclude().proved
+    assert search.planned().done == search.planned().total
+
+
+@pytest.mark.parametrize("most", [1, 6, 14, 23, 200])
+def test_the_limit_of_runs_holds_whatever_it_is(most: int) -> None:
+    planted = drawn(np.random.default_rng(5), 0.02)
+    found = solve(planted, most_runs=most)
+    assert found.runs <= most
+    assert found.conclusion.proved == (found.conclusion.gain is not None and found.conclusion.gain.low > 1)
+
+
+def test_interrupted_blocks_are_continued_and_the_same_results_lead_to_the_same_runs() -> None:
+    planted = drawn(np.random.default_rng(7), 0.02, 4)
+    whole, parts = Search(planted.factors, seed=3), Search(planted.factors, seed=3)
+    with pytest.raises(ValueError, match="more results"):
+        whole.record([Result(0.0)])
+    while block := whole.next():
+        assert whole.next() is block
+        results = [planted.run(combination) for combination in block.runs]
+        whole.record(results)
+        first = parts.next()
+        assert first
+        assert first.runs == block.runs
+        parts.record(results[:1])
+        parts.conclude()
+        rest = parts.next()
+        if len(results) > 1:
+            assert rest
+            assert rest.runs == block.runs[1:]
+            parts.record(results[1:])
+    assert parts.next() is None
+    assert parts.conclude() == whole.conclude()
+    assert whole.planned().total == whole.planned().done == sum(one.runs for one in whole.conclude().tried)
+
+
+def test_what_is_known_is_there_at_any_time() -> None:
+    planted = fixed(np.random.default_rng(9), 0.02)
+    search = Search(planted.factors)
+    planned = []
+    assert search.conclude().noise is None
+    while block := search.next():
+        search.record([planted.run(combination) for combination in block.runs])
+        found = search.conclude()
+        assert found.gain is None or block.stage == "confirming"
+        assert {one.factor for one in search.standing()} == {one.name for one in planted.factors}
+        planned.append(search.planned())
+    assert planned[-1].total == planned[-1].done == len(planted.made)
+    assert all(plan.total <= planned[0].most for plan in planned)
+    assert all(one.gain and one.gain.low <= one.gain.ratio <= one.gain.high for one in search.standing())
+    kept = {one.factor for one in search.standing() if one.kept}
+    assert kept >= {one.factor for one in search.conclude().contributions}
