@@ -127,6 +127,21 @@ def test_accumulated_passes_are_one_step_and_their_losses_are_added(tmp_path: Pa
     assert {step["samples"] for step in found.steps} == {12}
 
 
+def test_backward_passes_and_what_optimizers_update_are_counted(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False))
+        optimizer = torch.optim.SGD(model.parameters())
+        for number, (batch,) in enumerate(batches(12)):
+            model[0].requires_grad_(number < 11)  # so that only the last update leaves it out
+            for half in batch.chunk(2):
+                model(half).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = probed(tmp_path, run, steps=9)
+    assert found.events["repeatdone"]["work"] == {"backward_passes": 24, "updated_first": 16, "updated_least": 4}
+
+
 def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     def run() -> None:
         first, second = nn.Linear(3, 3), nn.Linear(3, 1)
@@ -139,6 +154,7 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     found = probed(tmp_path, run)
     assert len(found.steps) == 30
     assert {step["samples"] for step in found.steps} == {4}
+    assert found.events["repeatdone"]["work"] == {"backward_passes": 90, "updated_first": 16, "updated_least": 16}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from statistics import stdev
 import pytest
 from msgspec import structs
 
-from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step
+from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step, WorkCounted
 from gpubench.runs.steps import Repeat, measure
 from gpubench.runs.summary import Summary, summarise
 from gpubench.telemetry import GpuSample, TelemetrySample
@@ -66,6 +66,14 @@ def test_losses_that_are_not_finite_until_the_end_give_a_warning(losses: str, si
     known = [structs.replace(one, loss=None if loss == "n" else 1.0) for one, loss in zip(steps, losses, strict=True)]
     found = [warning for warning in summary_of(repeat_of(known)).warnings if "not finite" in warning]
     assert [f"from step {since} on" in warning for warning in found] == ([] if since is None else [True])
+
+
+def test_the_work_of_a_repeat_is_that_of_the_rank_that_did_least() -> None:
+    repeats = [repeat_of([step(i, 0.1, rank=rank) for rank in range(2) for i in range(8)]) for _ in range(2)]
+    for rank, done in repeats[1].done.items():
+        counted = WorkCounted(backward_passes=8 + rank, updated_first=10, updated_least=10 - rank)
+        repeats[1].done[rank] = structs.replace(done, work=counted)
+    assert summary_of(*repeats).work == [None, WorkCounted(8, 10, 9)]
 
 
 def test_the_interval_is_over_repeats() -> None:

@@ -149,6 +149,14 @@ def test_a_peak_that_cannot_be_measured_beside_the_model_leaves_the_run_as_it_is
     assert (peak.flops_per_s, peak.reason) == (None, "CUDA out of memory. Tried to allocate 256.00 MiB.")
 
 
+def test_the_work_of_a_repeat_is_counted() -> None:
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 2, "grad_accumulation": 2}
+    sent = list(working(repeats=1, training=training))
+    (built,) = (event for event in sent if isinstance(event, events.ModelBuilt))
+    (work,) = (event.work for event in sent if isinstance(event, events.RepeatDone))
+    assert work == events.WorkCounted(8, built.trainable_parameters, built.trainable_parameters)
+
+
 def test_what_the_models_code_sets_for_float32_products_gives_way_to_the_settings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

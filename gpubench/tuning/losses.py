@@ -15,7 +15,7 @@ import numpy as np
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Series, averaged
-from gpubench.compare.intervals import MOST_REPEATS, POWER, Error, combined
+from gpubench.compare.intervals import MOST_REPEATS, POWER, SIGNIFICANT, Error, combined
 from gpubench.compare.warnings import fell_apart, scatter
 from gpubench.distributions import student_t_cdf, student_t_quantile
 from gpubench.runs.stats import mean_error
@@ -50,6 +50,9 @@ LEARNS = 3.0
 """The errors by which a loss has to fall to show that the baseline learns."""
 CORRELATED = 1.5
 """The factor by which correlated steps increase the error of a mean, for the check that the baseline learns."""
+END_PART, SHORTEST_END, RISE, SURE = 20, 3, 0.1, 6.0
+"""A loss diverges if it rises in the last of so many parts of the steps, and at least so many steps, by more than this
+share of the baseline's fall and so many errors."""
 MOST_LONGER = 10.0
 """The largest factor on the number of steps that is proposed."""
 
@@ -120,7 +123,7 @@ def judge(
         reason = f"{units.counted(n, 'step')} cannot tell whether the loss is harmed"
         return Judgement(outcome="unclear", reason=reason, steps=FEWEST_STEPS)
     sides = _Sides(ours, theirs, ROUNDING.get(precision or "fp32", ROUNDING["fp32"]))
-    return _by_rounding(sides, claim) or _by_equivalence(sides)
+    return _by_rounding(sides, claim) or _by_divergence(sides) or _by_equivalence(sides)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class _Change:
         return self.estimate - self.width, self.estimate + self.width
 
     def beyond(self, margin: float) -> bool:
-        return abs(self.estimate) - self.width > margin
+        """Returns whether the change is surely larger. Half of the level is for each of two parts of the steps."""
+        return self.error is not None and abs(self.estimate) - self.error.half_width(SIGNIFICANT / 2) > margin
 
     def within(self, margin: float) -> bool:
         return abs(self.estimate) + self.width < margin
@@ -221,6 +225,11 @@ class _Sides:
         """The error of the fall. A fall that is not LEARNS times as large does not show that the baseline learns."""
         error = CORRELATED * self.scatter * math.sqrt(1 / max(1, self.n // 10) + 1 / (self.n - self.half))
         return error / math.sqrt(len(self.own_seeds))
+
+    @property
+    def scale(self) -> float:
+        """The fall or, if it does not show that the baseline learns, the smallest one that would."""
+        return max(self.fall, LEARNS * self.fall_error)
 
     @cached_property
     def tolerance(self) -> Series:
@@ -335,6 +344,27 @@ def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
     return Judgement(outcome="harmed", reason=reason)
 
 
+def _by_divergence(sides: _Sides) -> Judgement | None:
+    """Judges a loss that rises at the end while that of the baseline does not; None for others.
+
+    One run is enough, because a divergence begins at another step in each run, so that their means hardly show it.
+    """
+    last = max(SHORTEST_END, sides.n // END_PART)
+    # Where both sides get the same data, the noise of the data cancels.
+    common = {one.seed: one.losses for one in sides.ours} if sides.paired else {}
+    for one in sides.theirs:
+        losses = one.losses - common.get(one.seed, sides.mean)
+        rise = losses[-last:].mean() - losses[sides.half : -last].mean()
+        noise = scatter(losses[sides.half :]) * math.sqrt(1 / last + 1 / (sides.n - sides.half - last))
+        if rise > max(RISE * sides.scale, SURE * noise):
+            share = units.percent(float(rise) / sides.scale)
+            reason = (
+                f"it diverges: in the last {last} of {sides.n} steps its loss rises by {share} of the baseline's fall"
+            )
+            return Judgement(outcome="harmed", reason=reason, change=sides.change(sides.half).estimate)
+    return None
+
+
 def _by_equivalence(sides: _Sides) -> Judgement:
     """Judges a treatment by the means of the losses over the second half of the steps, and over their end.
 
@@ -346,7 +376,7 @@ def _by_equivalence(sides: _Sides) -> Judgement:
     middle, end = (sides.change(start) for start in starts)
     if middle.error is None or end.error is None:
         return _by_fall(sides, middle)
-    scale = max(sides.fall, LEARNS * sides.fall_error)
+    scale = sides.scale
     learns = sides.fall >= scale
     margin = min(max(sides.spread(sides.half) or 0.0, LEAST * scale), MOST * scale)
     allowed = (margin, END * margin) if learns else (scale, scale)
@@ -364,7 +394,7 @@ def _by_equivalence(sides: _Sides) -> Judgement:
         outcome="harmed" if harm else "unclear" if doubt else "unharmed",
         reason=f"{where} its loss is {_in_words(change, scale)}, {allows}",
         change=middle.estimate,
-        interval=middle.interval,
+        interval=(sure[0] if harm else middle).interval,
         margin=margin if learns else None,
         power=min(one.power(most) for one, most, _ in judged) if learns else 0.0,
     )

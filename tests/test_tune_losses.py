@@ -1,0 +1,276 @@
+"""Whether a faster run still trains the same, with planted harm. The figures are in docs/statistics.md."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from recorded_runs import edit, write_run
+from scipy.signal import lfilter
+from torch import nn
+
+from gpubench.compare.evidence import Series, open_run
+from gpubench.runs.directory import SUMMARY
+from gpubench.tuning.losses import Claim, Curve, Judgement, Work, curves_of, judge, less_work, work_of
+
+TRIALS = [10, pytest.param(500, marks=pytest.mark.stress)]
+PARTS = 10.0  # of the steps: the time in which a loss falls fastest
+
+
+@dataclass
+class Training:
+    """Losses that fall as a power of the steps, with noise of the data that is common to runs with one seed."""
+
+    rng: np.random.Generator
+    steps: int = 60
+    fall: float = 2.0
+    noise: float = 0.1
+    """The standard deviation of the loss of a step by its data, as a share of the fall."""
+    spread: float = 0.03
+    """That of the loss between seeds."""
+    chaos: float = 0.003
+    """That of the loss between runs with one seed that round differently, once that has grown."""
+    _seeds: dict[int, Series] = field(default_factory=dict)
+
+    def learned(self, step: Series) -> Series:
+        return np.asarray(self.fall * (1 - (1 + PARTS * step / self.steps) ** -0.8) / (1 - (1 + PARTS) ** -0.8))
+
+    def of_seed(self, seed: int) -> Series:
+        if seed not in self._seeds:
+            draws = lfilter([1.0], [1.0, -0.3], self.rng.standard_normal(self.steps + 50))[50:]
+            path = np.cumsum(self.rng.standard_normal(self.steps)) / math.sqrt(self.steps)
+            path += self.rng.standard_normal() * np.minimum(1, 0.3 + 4 * np.arange(self.steps) / self.steps)
+            self._seeds[seed] = self.fall * (self.noise * math.sqrt(1 - 0.3**2) * draws + self.spread * path)
+        return self._seeds[seed]
+
+    def apart(self, first: float) -> Series:
+        """What rounding adds: relative differences of `first` at first, which grow with every step."""
+        walk = np.cumsum(self.rng.standard_normal(self.steps)) / math.sqrt(self.steps)
+        size = np.minimum(first * 1.5 ** np.minimum(np.arange(self.steps), 200), self.chaos)
+        return np.asarray(self.fall * size * (walk + self.rng.standard_normal(self.steps)))
+
+    def run(self, seed: int, kind: str = "unchanged") -> Series:
+        step = np.arange(self.steps, dtype=np.float64)
+        learned = LEARNING[kind](self, step)
+        added = 0.0 if kind == "unchanged" else self.apart(1e-7 if kind == "rounding" else 1e-4)
+        return np.asarray(4 * self.fall - learned + self.of_seed(seed) + added)
+
+    def diverging(self, step: Series) -> Series:
+        after = np.maximum(0, step - self.steps * self.rng.uniform(0.8, 0.9)) / (0.04 * self.steps)
+        return self.learned(step) - 0.05 * self.fall * np.expm1(after * self.rng.uniform(1, 1.5))
+
+    def disturbed(self, step: Series) -> Series:
+        """By noise in the gradients, from the first update on."""
+        noise = 0.05 * self.fall * self.rng.standard_normal(self.steps)
+        return 0.95 * self.learned(step / 1.5) + np.where(step > 0, noise, 0.0)
+
+
+LEARNING: dict[str, Callable[[Training, Series], Series]] = {
+    "unchanged": Training.learned,
+    "rounding": Training.learned,
+    "biased": lambda one, step: 0.996 * one.learned(step),
+    "not learning": lambda one, step: 1e-4 * one.learned(step),
+    "frozen": lambda one, step: 0.8 * one.learned(step),
+    "skipping": lambda one, step: one.learned(step / 2),
+    "noisy": Training.disturbed,
+    "diverging": Training.diverging,
+    "one batch": lambda one, step: 1.3 * one.learned(step),
+}
+HARMLESS: dict[str, Claim] = {"unchanged": "same", "rounding": "rounding", "biased": "type"}
+HARMFUL = [kind for kind in LEARNING if kind not in HARMLESS]
+
+
+def judged(training: Training, kind: str, seeds: int = 1, *, seeded: bool = True) -> Judgement:
+    """Of a program whose seed is the same in each run, of runs with several seeds, or of a program that sets none."""
+    claim = HARMLESS.get(kind, "type")
+    if seeded and seeds == 1:
+        own = Curve(training.run(0))
+        return judge([own, own], [Curve(training.run(0, kind))], claim)
+    ours = [Curve(training.run(seed), seed if seeded else None) for seed in range(seeds)]
+    others = range(seeds) if seeded else range(seeds, 2 * seeds)
+    return judge(ours, [Curve(training.run(seed, kind), seed if seeded else None) for seed in others], claim)
+
+
+def outcomes(trials: int, kind: str, seeds: int, **how: float) -> Counter[str]:
+    rng = np.random.default_rng(3)
+    return Counter(judged(Training(rng, **how), kind, seeds).outcome for _ in range(trials))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+@pytest.mark.parametrize("seeds", [1, 4])
+@pytest.mark.parametrize(("steps", "noise", "spread"), [(60, 0.03, 0.01), (60, 0.1, 0.03), (200, 0.3, 0.06)])
+@pytest.mark.parametrize("kind", HARMFUL)
+def test_harm_is_always_found(kind: str, steps: int, noise: float, spread: float, seeds: int, trials: int) -> None:
+    assert outcomes(trials, kind, seeds, steps=steps, noise=noise, spread=spread) == {"harmed": trials}
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+@pytest.mark.parametrize("seeds", [1, 4])
+@pytest.mark.parametrize(("steps", "noise", "spread"), [(60, 0.03, 0.01), (60, 0.1, 0.03), (200, 0.3, 0.06)])
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_does_no_harm_passes(kind: str, steps: int, noise: float, spread: float, seeds: int, trials: int) -> None:
+    found = outcomes(trials, kind, seeds, steps=steps, noise=noise, spread=spread)
+    assert found["unharmed"] >= 0.95 * trials
+    assert not found["harmed"]
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+@pytest.mark.parametrize("kind", [*HARMFUL, *HARMLESS])
+def test_noise_makes_a_judgement_unclear_and_never_wrong(kind: str, trials: int) -> None:
+    """In a few steps, and without a seed, so that neither the noise of the data nor the weights are common."""
+    rng = np.random.default_rng(4)
+    for steps, seeds, seeded in ((30, 1, True), (30, 4, False), (100, 4, False)):
+        trainings = [Training(rng, steps=steps, noise=0.3, spread=0.06) for _ in range(trials)]
+        found = Counter(judged(one, kind, seeds, seeded=seeded).outcome for one in trainings)
+        assert found["harmed" if kind in HARMLESS else "unharmed"] <= 0.05 * trials
+
+
+def test_the_runs_that_are_named_tell() -> None:
+    rng = np.random.default_rng(5)
+    few = Training(rng, steps=200, noise=0.1, spread=0.03)
+    unclear = judged(few, "unchanged", 4, seeded=False)
+    assert unclear.outcome == "unclear"
+    assert unclear.power is not None
+    assert unclear.power < 0.1
+    assert unclear.runs is not None
+    enough = [judged(Training(rng, steps=200, noise=0.1, spread=0.03), "rounding", 60, seeded=False) for _ in range(20)]
+    assert sum(one.outcome == "unharmed" for one in enough) >= 14
+    assert np.mean([one.power or 0.0 for one in enough]) > 0.8
+    assert unclear.runs < 250
+
+
+def test_without_losses_nothing_is_known() -> None:
+    curve = Curve(np.linspace(2, 1, 30))
+    assert {judge([], [curve], "type").outcome, judge([curve], [], "same").outcome} == {"unknown"}
+    assert judge([Curve(np.full(30, np.nan))], [curve], "type").outcome == "unknown"
+
+
+def test_a_loss_that_is_not_finite_is_harm() -> None:
+    losses = np.linspace(2, 1, 30)
+    assert judge([Curve(losses)], [Curve(np.where(np.arange(30) == 7, np.nan, losses))], "same").outcome == "harmed"
+
+
+def test_few_steps_cannot_tell_and_name_how_many_may() -> None:
+    curve = Curve(np.linspace(2, 1, 9))
+    found = judge([curve], [curve], "type")
+    assert (found.outcome, found.steps) == ("unclear", 10)
+    flat = np.random.default_rng(1).normal(5, 0.1, 40)
+    found = judge([Curve(flat)], [Curve(flat + 1e-6)], "type")
+    assert found.outcome == "unclear"
+    assert found.steps is not None
+    assert found.steps > 40
+
+
+def test_the_same_numbers_are_the_same_loss_whether_it_falls_or_not() -> None:
+    flat = np.random.default_rng(1).normal(5, 0.1, 40)
+    assert judge([Curve(flat)], [Curve(flat)], "same").outcome == "unharmed"
+    assert judge([Curve(flat)], [Curve(flat * (1 + 1e-6))], "rounding").outcome == "unharmed"
+
+
+def test_another_update_of_the_parameters_is_no_rounding() -> None:
+    """As by a fused optimizer that decays the weights by mistake: it would not matter yet in so few steps."""
+    losses = Training(np.random.default_rng(2)).run(0)
+    wrong = losses * (1 + 2e-3 * np.minimum(1, np.arange(60) / 3))
+    assert judge([Curve(losses)], [Curve(wrong)], "rounding").outcome == "harmed"
+    assert judge([Curve(losses)], [Curve(wrong)], "type").outcome == "unharmed"
+    other = losses * (1 + 1e-3 * (np.arange(60) > 0))  # of a baseline that is not deterministic
+    assert judge([Curve(losses), Curve(other)], [Curve(wrong)], "rounding").outcome == "unharmed"
+    assert judge([Curve(losses)], [Curve(wrong)], "rounding", precision="bf16").outcome == "unharmed"
+
+
+def test_other_random_numbers_are_no_harm() -> None:
+    """As those of dropout in compiled code, which differ from the first step on."""
+    rng = np.random.default_rng(6)
+    training = Training(rng, steps=200)
+    runs = [Curve(training.run(seed), seed) for seed in range(5)]
+    drawn = [Curve(one.losses + rng.normal(0, 0.02, 200), one.seed) for one in runs]
+    assert judge(runs, drawn, "rounding").outcome == "unharmed"
+
+
+BATCH, WIDTH = 32, 20
+
+
+@cache
+def task() -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples and their classes, by a network that is to be learned."""
+    generator = torch.Generator().manual_seed(1)
+    samples = torch.randn(2048, WIDTH, generator=generator)
+    hidden = torch.tanh(samples @ torch.randn(WIDTH, 32, generator=generator) * 0.7)
+    return samples, (hidden @ torch.randn(32, 10, generator=generator)).argmax(-1)
+
+
+def train(seed: int, kind: str = "fp32", steps: int = 60) -> Curve:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    for layer in (model[0], model[2]):
+        layer.requires_grad_(kind != "frozen")
+    rate = 1e-9 if kind == "not learning" else 2e-3
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate, fused=kind == "fused")
+    samples, classes = task()
+    losses = []
+    for step in range(steps):
+        rows = torch.randint(2048, (BATCH,), generator=torch.Generator().manual_seed(1000 * seed + step))
+        with torch.autocast("cpu", torch.bfloat16) if kind == "bf16" else nullcontext():
+            loss = nn.functional.cross_entropy(model(samples[rows]).float(), classes[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Curve(np.array(losses), seed)
+
+
+@pytest.fixture(scope="module")
+def baseline() -> list[Curve]:
+    return [train(seed) for seed in range(4)]
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "claim", "outcome"),
+    [
+        ("fused", "rounding", "unharmed"),
+        ("bf16", "type", "unharmed"),
+        ("frozen", "type", "harmed"),
+        ("not learning", "type", "harmed"),
+    ],
+)
+def test_real_trainings(baseline: Sequence[Curve], kind: str, claim: Claim, outcome: str, seeds: int) -> None:
+    found = judge(baseline[:seeds], [train(seed, kind) for seed in range(seeds)], claim)
+    assert found.outcome == outcome, found.reason
+
+
+def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
+    path = write_run(tmp_path, ranks=2)
+    counted = {"backward_passes": 60, "updated_first": 100, "updated_least": 90}
+    edit(path / SUMMARY, work=[None, counted])
+    run = open_run(path)
+    curves = curves_of(run)
+    assert [curve.seed for curve in curves] == [0, 0]
+    assert curves[0].losses.tolist() == [2 / (1 + step) for step in range(30)]
+    assert work_of(run) == Work(samples=16.0, skipped=0, updated=90, passes=2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"samples": 32.0}, ""),
+        ({"samples": None}, ""),
+        ({"flops": 0.9995e9}, ""),
+        ({"samples": 8.0}, "8 samples in a step instead of 16"),
+        ({"updated": 500_000}, "500 k elements of parameters updated in a step instead of 1 M"),
+        ({"passes": 1.0}, "1 backward passes in a step instead of 2"),
+        ({"flops": 0.5e9}, "500 M FLOPs for a sample instead of 1 G"),
+        ({"skipped": 3}, "3 updates skipped by the gradient scaler instead of 1"),
+    ],
+)
+def test_less_work_is_told(changes: dict[str, float], said: str) -> None:
+    work = {"samples": 16.0, "skipped": 1, "updated": 10**6, "passes": 2.0, "flops": 1e9}
+    assert less_work(Work(**work), Work(**work | changes)) == said  # type: ignore[arg-type]
