@@ -8,6 +8,7 @@ docs/statistics.md describes the method and its measured error rates.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -141,6 +142,16 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Rung:
+    """A step of the way from the baseline to the best combination: one more of its levels."""
+
+    factor: str
+    level: int
+    gain: Estimate
+    """The gain over the baseline with this level and those of the steps before it, from all runs of the search."""
+
+
+@dataclass(frozen=True)
 class Dropped:
     """A factor of which no level is kept, or another level than this one."""
 
@@ -185,6 +196,11 @@ class Conclusion:
     """best / baseline, from the confirmation's runs alone; None without a confirmation."""
     contributions: Sequence[Contribution]
     pairs: Sequence[Pair]
+    """The established interactions."""
+    interactions: Sequence[Pair]
+    """What is known of the interaction of any two factors, at the kept level of each, or else its best one."""
+    ladder: Sequence[Rung]
+    """The way from the baseline to the best combination, the largest gain first."""
     dropped: Sequence[Dropped]
     tried: Sequence[Tried]
     noise: Noise | None
@@ -284,7 +300,7 @@ class Search:
         """Returns what follows from the results so far."""
         known = self._knowledge()
         if known is None:
-            return Conclusion(self._baseline, False, None, [], [], [], self._tried(), self._noise())
+            return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self._noise())
         fresh = self._confirmation(known)
         best, level = self._pruned(known, fresh)
         gain = _interval(fresh, best, self._baseline, level)
@@ -294,6 +310,8 @@ class Search:
             gain=gain,
             contributions=self._contributions(known, fresh, best),
             pairs=self._pairs(known),
+            interactions=self._interactions(known, best),
+            ladder=self._ladder(known, best),
             dropped=self._dropped(known, fresh, best),
             tried=self._tried(),
             noise=self._noise(),
@@ -460,6 +478,34 @@ class Search:
             found.append(Pair(names, (level, level_of_other), effect))
         return found
 
+    def _interactions(self, known: "_Knowledge", best: Combination) -> list[Pair]:
+        levels = {
+            place: best[place] or max(levels, key=lambda level: known.gain(_with(best, place, level), best)[0])
+            for place, choices in enumerate(known.open)
+            if (levels := choices[1:])
+        }
+        found = []
+        for (one, level), (other, level_of_other) in combinations(levels.items(), 2):
+            first = _with(self._baseline, one, level)
+            effect = known.interaction(
+                first, _with(self._baseline, other, level_of_other), _with(first, other, level_of_other)
+            )
+            names = self._factors[one].name, self._factors[other].name
+            found.append(Pair(names, (level, level_of_other), effect))
+        return found
+
+    def _ladder(self, known: "_Knowledge", best: Combination) -> list[Rung]:
+        found: list[Rung] = []
+        reached, left = self._baseline, {place for place, level in enumerate(best) if level}
+        while left:
+            steps = {place: _with(reached, place, best[place]) for place in left}
+            place = max(left, key=lambda place: known.gain(steps[place], reached)[0])
+            reached = steps[place]
+            left.remove(place)
+            gain = known.estimate(reached, self._baseline)
+            found.append(Rung(self._factors[place].name, best[place], gain))
+        return found
+
     def _dropped(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Dropped]:
         found = []
         for place, level in self._terms.mains:
@@ -532,6 +578,12 @@ class _Knowledge:
         """Returns their ratio with a 95 % interval of what is known so far."""
         mean, deviation = self.gain(one, other)
         return _estimate(mean, 1.96 * deviation)
+
+    def interaction(self, one: Combination, other: Combination, both: Combination) -> Estimate:
+        """Returns the gain of `both` divided by the product of the gains of `one` and `other`."""
+        rates = self.posterior.rates([both, one, other, self.baseline])
+        found = rates[:, 0] - rates[:, 1] - rates[:, 2] + rates[:, 3]
+        return _estimate(float(found.mean()), 1.96 * float(found.std()))
 
     @property
     def regret(self) -> float:
