@@ -93,3 +93,9 @@ def test_a_pipeline_of_two_ranks_makes_what_diffusers_makes(device: str, tmp_pat
     done = run("pipe-infer", *options, f"--device={device}", results=tmp_path)
     verified = done.document("summary.json")["pipeline"]["verification"]
     assert verified["identical"] == verified["samples"] == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_settings_are_searched(device: str, tmp_path: Path) -> None:
+    done = run("tune", *TINY, f"--device={device}", "--only=training.optimizer_impl", *SHORT[:2], results=tmp_path)
+    assert "training.optimizer_impl" in done.stdout

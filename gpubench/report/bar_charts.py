@@ -4,7 +4,7 @@ Each row has its name left and its figure right of the drawing; on a phone the s
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from gpubench.compare.result import Verdict, Waterfall
 from gpubench.compare.verdicts import leading
 from gpubench.report import charts, phrases
 from gpubench.report.charts import Axis, Measure, Scale, Tick, measure, ticks, widen
-from gpubench.text import MINUS, phase_name, typeset
+from gpubench.text import MINUS, phase_name, shorten, typeset
 
+LONGEST = 24  # characters of a name left of a drawing
 PITCH = 40.0
 THICKNESS = 16.0
 TOP = 8.0
@@ -98,6 +99,8 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
     return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
 
 
+Ends = tuple[float, float, float]
+"""A ratio and the ends of its 95 % interval."""
 Gain = tuple[str, float, float, float]
 """A name, a ratio, and the ends of its 95 % interval."""
 
@@ -125,9 +128,41 @@ def gains(title: str, items: Sequence[Gain]) -> Markup | None:
             charts.bar(x(0), x(math.log(ratio)), y - THICKNESS / 2, THICKNESS, style, value),
             *_whisker(x, math.log(low), math.log(high), y),
         ]
-        drawn.append(Row(name, typeset(value), parts))
+        drawn.append(Row(shorten(name, LONGEST), typeset(value), parts))
     said = "; ".join(f"{row.name} {row.value}" for row in drawn)
     return _rows(title, said, [charts.line(50, TOP, 50, bottom, "unchanged")], drawn, axis)
+
+
+SQUARE = 30.0  # pixels: the height of a cell of `pairs`
+FAINTEST, STRONGEST = 0.08, 0.6  # opacity of a cell
+
+
+def pairs(title: str, names: Sequence[str], effects: Mapping[tuple[int, int], Ends]) -> Markup | None:
+    """Draws the ratio of every two names, as a change in percent, as a cell of a triangle, stronger the further it is from 1; None for none.
+
+    `effects` are by the numbers of the two names, the smaller one first. Those whose interval excludes 1 are bold. The
+    rows and columns are numbered from 1.
+    """
+    if not effects:
+        return None
+    width = 100 / len(names)
+    largest = max(0.02, *(abs(math.log(ratio)) for ratio, _, _ in effects.values()))
+    columns = [
+        charts.text(width * (place + 0.5), TOP + 4, str(place + 1), "tick middle") for place in range(len(names) - 1)
+    ]
+    rows = [charts.text(0, TOP + SQUARE * place - 4, str(place + 1), "tick outside") for place in range(1, len(names))]
+    parts = [*columns, *rows]
+    for (one, other), (ratio, low, high) in effects.items():
+        top = TOP + SQUARE * (other - 0.6)
+        strength = max(FAINTEST, STRONGEST * abs(math.log(ratio)) / largest)
+        hint = f"{names[one]} and {names[other]}: {ratio:.3f} x [{low:.3f}, {high:.3f}]"
+        cell = charts.bar(width * one, width * (one + 1), top, SQUARE, f"cell {'b' if ratio > 1 else 'a'}", hint)
+        parts.append(Markup('<g opacity="{:.2f}">{}</g>').format(strength, cell))
+        weight = "label middle" if low > 1 or high < 1 else "middle"
+        said = typeset(units.signed_percent(ratio - 1, 1).removesuffix(" %"))
+        parts.append(charts.text(width * (one + 0.5), top + SQUARE / 2 + 4, said, weight))
+    told = "; ".join(f"{names[one]} and {names[other]} {ratio:.3f}" for (one, other), (ratio, *_) in effects.items())
+    return charts.drawing(title, told, TOP + SQUARE * (len(names) - 0.4), parts)
 
 
 def _limit(verdicts: Sequence[Verdict]) -> float:

@@ -18,7 +18,6 @@ from gpubench.report.document import (
     Facts,
     Figure,
     Folded,
-    Heading,
     Medium,
     Paragraph,
     Style,
@@ -26,9 +25,9 @@ from gpubench.report.document import (
 )
 from gpubench.report.page import render
 from gpubench.runs import directory
-from gpubench.tuning.progress import gain, said
+from gpubench.tuning.progress import gain, memory, said
 from gpubench.tuning.result import Tuning, named
-from gpubench.tuning.search import Conclusion, Contribution, Dropped, Estimate
+from gpubench.tuning.search import Conclusion, Contribution, Dropped, Estimate, Pair
 
 BEST = "best.yaml"
 CHANGES = {
@@ -120,34 +119,35 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
 
 
 def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
-    rows = [_contribution(tuning, found, one) for one in found.contributions]
-    yield Heading("What each setting contributes")
-    yield table(
-        "", rows, words=("setting", "changes", "loss alone"), sentences=("loss alone",), expendable=("changes",)
-    )
-    pairs = [
-        {
-            "settings": " and ".join(
-                said(_changes(tuning, factor, level)) for factor, level in zip(pair.factors, pair.levels, strict=True)
-            ),
-            "together, beyond their own gains": gain(pair.effect),
-        }
+    """Yields what each setting of the best combination contributes, in the order of the ladder, and pairs of them."""
+    title = "What each setting contributes" if tuning.keep else "The most promising settings, which are not proved"
+    order = [rung.factor for rung in found.ladder]
+    kept = sorted(found.contributions, key=lambda one: order.index(one.factor) if one.factor in order else len(order))
+    rows = [_contribution(tuning, found, one) for one in kept]
+    yield table(title, rows, words=("setting", "changes", "loss"), expendable=("changes", "memory"))
+    pairs: list[dict[str, str | Cell]] = [
+        {"settings": " and ".join(_pair(tuning, pair)), "beyond their own gains": _cell(pair.effect)}
         for pair in found.pairs
     ]
-    yield table("", pairs, words=("settings",))
+    yield table("Settings that depend on each other", pairs, words=("settings",))
+
+
+def _pair(tuning: Tuning, pair: Pair) -> list[str]:
+    return [said(_changes(tuning, *one)) for one in zip(pair.factors, pair.levels, strict=True)]
 
 
 def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[str, str | Cell]:
     treatment = next(each for each in tuning.treatments if each.name == one.factor)
-    place = tuning.treatments.index(treatment)
-    alone = tuple(one.level if number == place else 0 for number in range(len(tuning.treatments)))
-    judged = tuning.losses.get(named(alone))
+    judged = tuning.losses.get(named(tuning.alone(one.factor, one.level)))
+    rung = next((rung for rung in found.ladder if rung.factor == one.factor), None)
     return {
         "setting": said(_changes(tuning, one.factor, one.level)),
+        "step by step": f"{rung.gain.ratio:.2f} x" if rung else "",
         "with the others": _cell(one.with_others),
         "alone": _cell(one.alone),
+        "memory": memory(tuning, one.factor, one.level),
         "changes": CHANGES[treatment.numbers],
-        "loss alone": judged.outcome if judged else "",
+        "loss": judged.outcome if judged else "",
     }
 
 
@@ -165,7 +165,15 @@ def _changes(tuning: Tuning, factor: str, level: int) -> Any:
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     rows = [_dropped(tuning, one) for one in found.dropped]
     title = "Tried and not kept"
-    yield table(title, rows[:SHOWN], words=("setting", "why"), sentences=("why",), on=Medium.BRIEF, rest=_rest(rows))
+    yield table(
+        title,
+        rows[:SHOWN],
+        words=("setting", "why"),
+        sentences=("why",),
+        expendable=("memory",),
+        on=Medium.BRIEF,
+        rest=_rest(rows),
+    )
     yield table(title, rows, words=("setting", "why"), sentences=("why",), on=UNASKED)
 
 
@@ -178,6 +186,7 @@ def _dropped(tuning: Tuning, one: Dropped) -> dict[str, str | Cell]:
     return {
         "setting": said(_changes(tuning, one.factor, one.level)),
         "gain": _cell(one.gain),
+        "memory": memory(tuning, one.factor, one.level),
         "why": f"{why}: {one.detail}" if one.detail and one.detail != why else why,
     }
 
@@ -193,14 +202,26 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
 
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     """Yields the picture of the gain, with that of each setting."""
-    items = [("all together", *found.gain)] if found.gain and any(found.best) else []
-    kept = sorted(found.contributions, key=lambda one: one.with_others.ratio if one.with_others else 1.0, reverse=True)
-    for one in kept:
-        name = said(_changes(tuning, one.factor, one.level))
-        items += [(name, *one.with_others)] if one.with_others else []
-    if drawing := bar_charts.gains("gain of each setting beside the others", items):
-        note = "Each setting: with all others kept, against the same without it. Whiskers: 95 % intervals."
-        yield Figure("Gain of each setting", drawing, note, shape="rows")
+    steps = [(said(_changes(tuning, rung.factor, rung.level)), *rung.gain) for rung in found.ladder]
+    proved = [("all, confirmed", *found.gain)] if found.gain and any(found.best) else []
+    if drawing := bar_charts.gains("gain step by step", [*steps, *proved]):
+        note = (
+            "Each setting is added to those above it. Whiskers: 95 % intervals; the last row is from fresh runs alone."
+        )
+        yield Figure("From the baseline to the result", drawing, note, shape="rows")
+    factors = list(dict.fromkeys(name for pair in found.interactions for name in pair.factors))
+    levels = {name: level for pair in found.interactions for name, level in zip(pair.factors, pair.levels, strict=True)}
+    effects: dict[tuple[int, int], bar_charts.Ends] = {
+        (factors.index(pair.factors[0]), factors.index(pair.factors[1])): pair.effect for pair in found.interactions
+    }
+    names = [said(_changes(tuning, name, levels[name])) for name in factors]
+    if drawing := bar_charts.pairs("interaction of each pair of settings", names, effects):
+        numbered = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+        note = (
+            "The gain of both, in % beyond the product of their own gains. Bold: the 95 % interval excludes 0. "
+            f"Settings: {numbered}."
+        )
+        yield Figure("Which settings depend on each other", drawing, note)
 
 
 def _tradeoff(tuning: Tuning, found: Conclusion) -> Iterator[Block]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from gpubench import units
@@ -11,6 +12,8 @@ from gpubench.host.live import Drawing
 from gpubench.text import plain_table
 from gpubench.tuning.result import Tuning
 from gpubench.tuning.search import Block, Estimate, Plan, Standing
+
+BAR_WIDTH = 40  # characters
 
 
 class SearchDrawing:
@@ -22,6 +25,7 @@ class SearchDrawing:
         self._why = ""
         self._runs = range(1, 3)
         """The numbers of the runs of the current block; the first look has two."""
+        self._total = 2
         self._of = ""
         self._begun = 0
         self._progress: Any = None
@@ -31,10 +35,16 @@ class SearchDrawing:
         """Sets the state of the search at the start of a block, and returns it as one line."""
         self._stage, self._why, self._begun, self._progress = block.stage, block.why, 0, None
         self._runs = range(plan.done + 1, plan.done + 1 + len(block.runs))
-        self._of = f" of about {max(plan.total, self._runs[-1])}"
+        self._total = max(plan.total, self._runs[-1])
+        self._of = f" of about {self._total}"
         levels = {treatment.name: treatment.levels for treatment in tuning.treatments}
         self._table = [
-            (said(levels[one.factor][one.level - 1]), gain(one.gain), one.excluded or ("kept so far" * one.kept))
+            (
+                said(levels[one.factor][one.level - 1]),
+                gain(one.gain),
+                memory(tuning, one.factor, one.level),
+                one.excluded or ("kept so far" * one.kept),
+            )
             for one in standing
         ]
         return f"{self._stage}, runs {self._runs[0]} to {self._runs[-1]}{self._of}: {self._why}"
@@ -44,12 +54,14 @@ class SearchDrawing:
 
     def draw(self, experiment: str, progress: Any) -> RenderableType:
         table = plain_table()
-        for name in ("setting", "gain so far", ""):
+        for name in ("setting", "gain so far", "memory", ""):
             table.add_column(name)
         for row in self._table:
             table.add_row(*map(Text, row))
         head = Text(self._place(progress), style="bold")
-        return Group(head, Text(self._why, style="dim"), table, self._inner.draw("", progress))
+        number = self._runs[max(0, min(self._begun, len(self._runs)) - 1)]
+        bar = ProgressBar(total=self._total, completed=number - 1, width=BAR_WIDTH)
+        return Group(head, bar, Text(self._why, style="dim"), table, self._inner.draw("", progress))
 
     def _place(self, progress: Any) -> str:
         """Returns the stage and the number of the run. Each run has a progress of its own."""
@@ -69,6 +81,12 @@ def said(changes: Mapping[str, Any]) -> str:
 def gain(estimate: Estimate | None) -> str:
     """Returns a gain as "1.24 x [1.20, 1.28]"; "" without one."""
     return f"{estimate.ratio:.2f} x [{estimate.low:.2f}, {estimate.high:.2f}]" if estimate else ""
+
+
+def memory(tuning: Tuning, name: str, level: int) -> str:
+    """Returns by how much a level alone changes the peak memory, as "-12.0 %"; "" if it is unknown."""
+    peak, before = tuning.peak(tuning.alone(name, level)), tuning.peak((0,) * len(tuning.treatments))
+    return units.signed_percent(peak / before - 1) if peak and before else ""
 
 
 def length(plan: Plan, seconds_a_run: float | None) -> str:

@@ -1,6 +1,7 @@
 """The content of tune.json: what was tried, every run with its result, and what follows from them."""
 
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import msgspec
@@ -92,6 +93,15 @@ class Tuning(Struct, frozen=True, kw_only=True):
     def runs(self) -> int:
         """The number of runs so far."""
         return sum(len(block.runs) for block in self.blocks)
+
+    def alone(self, name: str, level: int) -> tuple[int, ...]:
+        """Returns the combination with one level of the treatment `name` and nothing else."""
+        return tuple(level if treatment.name == name else 0 for treatment in self.treatments)
+
+    def peak(self, combination: tuple[int, ...]) -> float | None:
+        """Returns the median of the peak memory of a combination's runs in bytes; None if none is known."""
+        peaks = [run.peak for block in self.blocks for run in block.runs if run.combination == combination and run.peak]
+        return median(peaks) if peaks else None
 
     def changes(self, combination: tuple[int, ...]) -> dict[str, Any]:
         """Returns the settings of a combination that differ from the baseline, by dot-key."""
