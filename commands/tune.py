@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpubench.tuning.result import Tuning
 
 SEARCH = "Search"
+QUIETER = "smaller gains cannot be told, unless other programs are closed or --steps is raised"
 EPILOG = """Examples:
 
 gpubench tune --config gpt2-tiny
@@ -257,7 +258,9 @@ def _go_on(
     """Runs the search to its end, prints and writes the results, and raises the error that ended it early."""
     import msgspec
 
+    from gpubench import units
     from gpubench.report import tuning as report
+    from gpubench.report.tuning import BUSY
     from gpubench.tuner import Tuner
     from gpubench.tuning import progress
     from gpubench.tuning.result import save
@@ -276,6 +279,8 @@ def _go_on(
         while tuning.treatments and (block := tuner.next()):
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
             tuner.advance(block)
+            if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
+                terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {QUIETER}")
     except KeyboardInterrupt:  # between two runs
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
     except Interrupted:

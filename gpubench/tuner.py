@@ -24,7 +24,7 @@ from gpubench.tuning import losses
 from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Block as Wanted
-from gpubench.tuning.search import Factor, Plan, Result, Search, Standing
+from gpubench.tuning.search import Factor, Noise, Plan, Result, Search, Standing
 from gpubench.tuning.treatments import Numbers, Subject, Treatment, choose
 
 TUNE = "tune"
@@ -183,6 +183,10 @@ class Tuner:
     def standing(self) -> Sequence[Standing]:
         """Returns what is known of each treatment so far."""
         return self._search.standing()
+
+    def noise(self) -> Noise | None:
+        """Returns how much equal runs differ; None before it is known."""
+        return self._search.conclude().noise
 
     def next(self) -> Wanted | None:
         """Returns the block to run next; None at the end of the search, or of its budget."""

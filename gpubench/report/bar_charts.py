@@ -138,10 +138,10 @@ FAINTEST, STRONGEST = 0.08, 0.6  # opacity of a cell
 
 
 def pairs(title: str, names: Sequence[str], effects: Mapping[tuple[int, int], Ends]) -> Markup | None:
-    """Draws the ratio of every two names, as a change in percent, as a cell of a triangle, stronger the further it is from 1; None for none.
+    """Draws the ratio of every two names as a cell with its change in percent, stronger the further it is from 1.
 
     `effects` are by the numbers of the two names, the smaller one first. Those whose interval excludes 1 are bold. The
-    rows and columns are numbered from 1.
+    rows and columns are numbered from 1. Returns None for no pair.
     """
     if not effects:
         return None
