@@ -32,6 +32,8 @@ from gpubench.runs.directory import (
 from gpubench.runs.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
+from gpubench.tuning.result import FILE as TUNE
+from gpubench.tuning.result import Tuning
 
 FILES = {
     RUN: RunRecord,
@@ -48,8 +50,9 @@ FILES = {
     BATCH_SIZES: BatchSizes,
     TRADES: Trades,
     FINDINGS: Findings,
+    TUNE: Tuning,
 }
-"""The type of each file's document, or of each line of a .jsonl file."""
+"""The type of each file's document, or of each line of a .jsonl file. tune.json is beside the run directories."""
 
 
 def schema() -> dict[str, Any]:
