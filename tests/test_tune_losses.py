@@ -17,9 +17,9 @@ from torch import nn
 
 from gpubench.compare.evidence import Series, open_run
 from gpubench.runs.directory import SUMMARY
-from gpubench.tuning.losses import Claim, Curve, Judgement, Work, curves_of, judge, less_work, work_of
+from gpubench.tuning.losses import Claim, Curve, Judgement, Work, claim_of, curves_of, judge, less_work, work_of
 
-TRIALS = [10, pytest.param(500, marks=pytest.mark.stress)]
+TRIALS = [5, pytest.param(500, marks=pytest.mark.stress)]
 PARTS = 10.0  # of the steps: the time in which a loss falls fastest
 
 
@@ -193,6 +193,32 @@ def test_other_random_numbers_are_no_harm() -> None:
     assert judge(runs, drawn, "rounding").outcome == "unharmed"
 
 
+def test_larger_batches_are_judged_after_as_many_samples() -> None:
+    """As often updated for the samples, or half as often."""
+    rng = np.random.default_rng(7)
+    training = Training(rng, steps=200)
+    runs = [Curve(training.run(seed), seed, samples=8.0) for seed in range(4)]
+    doubled = [Curve(one.losses.reshape(-1, 2).mean(axis=1), one.seed, samples=16.0) for one in runs]
+    assert judge(runs, doubled, "type").outcome == "unharmed"
+    behind = [Curve(training.run(seed, "skipping").reshape(-1, 2).mean(axis=1), seed, 16.0) for seed in range(4)]
+    assert judge(runs, behind, "type").outcome == "harmed"
+
+
+@pytest.mark.parametrize(
+    ("keys", "claim"),
+    [
+        ((), "same"),
+        (("data.workers",), "same"),
+        (("data.workers", "training.optimizer_impl"), "rounding"),
+        (("model.activation_checkpointing",), "rounding"),
+        (("precision", "data.workers"), "type"),
+        (("training.learning_rate",), "type"),
+    ],
+)
+def test_the_widest_claim_counts(keys: Sequence[str], claim: Claim) -> None:
+    assert claim_of(keys) == claim
+
+
 BATCH, WIDTH = 32, 20
 
 
@@ -252,7 +278,7 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
     edit(path / SUMMARY, work=[None, counted])
     run = open_run(path)
     curves = curves_of(run)
-    assert [curve.seed for curve in curves] == [0, 0]
+    assert [(curve.seed, curve.samples) for curve in curves] == [(0, 16.0), (0, 16.0)]
     assert curves[0].losses.tolist() == [2 / (1 + step) for step in range(30)]
     assert work_of(run) == Work(samples=16.0, skipped=0, updated=90, passes=2.0)
 
