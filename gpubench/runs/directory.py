@@ -62,7 +62,7 @@ SCHEMA_VERSION = 4
 # 2: run.json gained `workload`, `interleaved_with` and `resumed_from`, summary.json `pipeline`; noise.json,
 #    report.html, profile.json, findings.json, profiler_traces/ and the files of a pipeline came.
 # 3: memory.json, batch_sizes.json, trades.json and snapshots of the CUDA allocator came.
-# 4: summary.json gained `others` and `environment`, the CPU of telemetry.jsonl `processes`.
+# 4: summary.json gained `others`, `environment` and `work`, the CPU of telemetry.jsonl `processes`.
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"

@@ -5,11 +5,11 @@ docs/statistics.md describes the method, and how often it is wrong.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -19,10 +19,24 @@ from gpubench.compare.intervals import MOST_REPEATS, POWER, SIGNIFICANT, Error, 
 from gpubench.compare.warnings import fell_apart, scatter
 from gpubench.distributions import student_t_cdf, student_t_quantile
 from gpubench.runs.stats import mean_error
+from gpubench.settings.schema import from_outside
 
 Claim = Literal["same", "rounding", "type"]
 """What a treatment changes about the computed numbers: nothing, their last digits, or the type that they are computed
 in; see `gpubench.settings.field.FromOutside.numbers`. Of several treatments the widest one counts."""
+
+CLAIMS: Final[dict[str, Claim]] = {
+    "distributed.backend": "rounding",
+    "distributed.separate_reduce_scatter": "same",
+    "distributed.strategy": "rounding",
+    "distributed.sync_gradients": "rounding",
+    "model.activation_checkpointing": "rounding",
+    "performance.compile": "type",
+    "performance.compile_mode": "type",
+    "performance.omp_wait_policy": "same",
+    "training.read_loss": "same",
+}
+"""The claims of settings that only gpubench's own loop has, and of compiled code, whose dropout draws other numbers."""
 
 Outcome = Literal["unharmed", "harmed", "unclear", "unknown"]
 """Whether the loss is harmed; "unclear" if the steps and runs do not suffice to tell, "unknown" without losses."""
@@ -30,8 +44,11 @@ Outcome = Literal["unharmed", "harmed", "unclear", "unknown"]
 FEWEST_STEPS = 10
 EARLY = 5
 """The first steps, in which rounding errors have not grown much yet."""
-ROUNDING = {"fp32": 1e-5, "tf32": 5e-4, "amp": 5e-4, "bf16": 2e-3}
-"""The relative difference of the first loss that rounding explains, by the type in which the baseline computes."""
+ROUNDING = {"fp32": 2e-5, "tf32": 5e-4, "amp": 5e-4, "bf16": 2e-3}
+"""The relative difference of the first loss that rounding explains, by the type in which the baseline computes. On a
+GPU a program computes convolutions in TF32 unless it says otherwise, so that TF32 counts if the type is not known."""
+SMALLEST = 1e-6
+"""The relative difference of losses that is none in any type."""
 GROWTH = 2.0
 """The factor by which that difference may grow with each of the EARLY steps."""
 ALIKE = 0.07
@@ -65,6 +82,8 @@ class Curve:
     """The loss of each step from the first one of the process on; NaN where it was not finite."""
     seed: int | None = None
     """The seed that gpubench has set; None for a program of the user, whose seed is its own."""
+    samples: float = 1.0
+    """The samples of a step. Losses are compared after equally many samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +108,22 @@ class Judgement:
     """The steps of each run that may tell. It is given if the outcome is unclear for want of steps."""
 
 
+def claim_of(keys: Iterable[str]) -> Claim:
+    """Returns what the settings with these dot-keys claim together; "type" if nothing is known of one of them."""
+    known = {key: outside.numbers for key, outside in from_outside().items()} | CLAIMS
+    return max((known.get(key, "type") for key in keys), key=get_args(Claim).index, default="same")
+
+
 def curves_of(run: RunEvidence) -> list[Curve]:
     """Returns the losses of each measured repeat of a run, as means over its ranks; [] if it has none."""
     found = []
     seed = run.settings.get("seed")
     for window in run.windows:
-        ranks = [rows.loss for rows in run.steps.of_repeat(window.repeat).values()]
-        if ranks and not np.isnan(ranks[0]).all():
-            found.append(Curve(averaged(ranks, np.mean), seed if isinstance(seed, int) else None))
+        ranks = list(run.steps.of_repeat(window.repeat).values())
+        if ranks and not np.isnan(ranks[0].loss).all():
+            losses = averaged([rows.loss for rows in ranks], np.mean)
+            samples = sum(float(np.median(rows.samples)) for rows in ranks)
+            found.append(Curve(losses, seed if isinstance(seed, int) else None, samples or 1.0))
     return found
 
 
@@ -106,13 +133,14 @@ def judge(
     """Returns whether the candidate's loss is harmed.
 
     The baseline may have several runs with one seed, which show whether it is deterministic, and with others, which
-    show the spread between seeds. `precision` is the type in which the baseline computes, as in the settings; it
-    decides how large rounding errors are. A program on a GPU computes convolutions in TF32 unless it says otherwise.
+    show the spread between seeds. `precision` is the type in which the baseline computes, as in the settings, or None;
+    it decides how large rounding errors are.
     """
     if not baseline or not candidate:
         return Judgement(outcome="unknown", reason="no loss was recorded, so that nothing is known of it")
-    n = min(len(curve.losses) for curve in (*baseline, *candidate))
-    ours, theirs = ([Curve(one.losses[:n], one.seed) for one in side] for side in (baseline, candidate))
+    most = max(one.samples for one in (*baseline, *candidate))
+    n = min(len(_after(one, most)) for one in (*baseline, *candidate))
+    ours, theirs = ([Curve(_after(one, most)[:n], one.seed) for one in side] for side in (baseline, candidate))
     if not all(np.isfinite(one.losses).all() for one in ours):
         return Judgement(outcome="unknown", reason="the loss of the baseline itself is not finite")
     for one in theirs:
@@ -122,8 +150,15 @@ def judge(
     if n < FEWEST_STEPS:
         reason = f"{units.counted(n, 'step')} cannot tell whether the loss is harmed"
         return Judgement(outcome="unclear", reason=reason, steps=FEWEST_STEPS)
-    sides = _Sides(ours, theirs, ROUNDING.get(precision or "fp32", ROUNDING["fp32"]))
+    sides = _Sides(ours, theirs, ROUNDING.get(precision or "tf32", ROUNDING["tf32"]))
     return _by_rounding(sides, claim) or _by_divergence(sides) or _by_equivalence(sides)
+
+
+def _after(curve: Curve, samples: float) -> Series:
+    """Returns the mean losses over so many samples each."""
+    steps = max(1, round(samples / curve.samples))
+    whole = len(curve.losses) // steps * steps
+    return np.asarray(curve.losses[:whole].reshape(-1, steps).mean(axis=1))
 
 
 @dataclass(frozen=True)
@@ -234,7 +269,11 @@ class _Sides:
     @cached_property
     def tolerance(self) -> Series:
         """The difference at each step that rounding explains."""
-        return np.asarray(self.rounding * GROWTH ** np.minimum(np.arange(self.n), EARLY - 1) * np.abs(self.mean))
+        return self.grown(self.rounding)
+
+    def grown(self, rounding: float) -> Series:
+        """Returns the difference at each step from a relative difference of the first loss."""
+        return np.asarray(rounding * GROWTH ** np.minimum(np.arange(self.n), EARLY - 1) * np.abs(self.mean))
 
     @cached_property
     def own(self) -> Series:
@@ -321,19 +360,23 @@ def _of_runs(ours: Series, theirs: Series) -> _Change:
 
 
 def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
-    """Judges a treatment that claims the same numbers by single steps; None if they do not decide.
+    """Judges a treatment by single steps; None if they do not decide.
 
-    Losses that are the same to rounding at all steps are unharmed, whether they fall or not. Rounding errors grow with
-    every update, so that after many steps the losses of a sound treatment differ too, and are judged by their means.
-    But a first loss that is the same, and others soon after it that are not, come from another update of the
-    parameters. (A first loss that is not the same can come from other random numbers, such as those of dropout in
-    compiled code.)
+    Losses that are the same up to the rounding of fp32 at all steps are unharmed, whether they fall or not. Rounding
+    errors grow with every update, so that after many steps the losses of a sound treatment differ too, and are judged
+    by their means.
+    But if the numbers are claimed to be the same, a first loss that is the same, and others soon after it that are not,
+    come from another update of the parameters. (A first loss that is not the same can come from other random numbers,
+    such as those of dropout in another kernel.)
     """
-    if claim == "type" or not sides.paired:
+    if not sides.paired:
         return None
-    if not (sides.apart > sides.tolerance).any():
+    least = SMALLEST * np.abs(sides.mean)
+    if (sides.apart <= np.maximum(least, np.minimum(sides.grown(ROUNDING["fp32"]), LEAST * sides.fall))).all():
         reason = f"its losses are those of the baseline in all {sides.n} steps, up to rounding"
         return Judgement(outcome="unharmed", reason=reason, change=sides.change(sides.half).estimate, power=1.0)
+    if claim == "type":
+        return None
     allowed = np.maximum(sides.tolerance, DETERMINED * sides.own)
     over = np.flatnonzero(sides.apart[:EARLY] > allowed[:EARLY])
     if not len(over) or not over[0]:
@@ -354,10 +397,10 @@ def _by_divergence(sides: _Sides) -> Judgement | None:
     common = {one.seed: one.losses for one in sides.ours} if sides.paired else {}
     for one in sides.theirs:
         losses = one.losses - common.get(one.seed, sides.mean)
-        rise = losses[-last:].mean() - losses[sides.half : -last].mean()
         noise = scatter(losses[sides.half :]) * math.sqrt(1 / last + 1 / (sides.n - sides.half - last))
-        if rise > max(RISE * sides.scale, SURE * noise):
-            share = units.percent(float(rise) / sides.scale)
+        rises = [float(each[-last:].mean() - each[sides.half : -last].mean()) for each in (one.losses, losses)]
+        if min(rises) > RISE * sides.scale and rises[1] > SURE * noise:
+            share = units.percent(rises[0] / sides.scale)
             reason = (
                 f"it diverges: in the last {last} of {sides.n} steps its loss rises by {share} of the baseline's fall"
             )
