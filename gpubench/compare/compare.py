@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpubench import units
 from gpubench.compare import comparability, gate, intervals, noise, verdicts
 from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain, find_causes, find_memory
@@ -19,6 +20,7 @@ from gpubench.runs import directory
 from gpubench.runs.warnings import not_applied
 
 T = TypeVar("T")
+NAMED = 2  # metrics that an error names of each side
 
 
 def compare(
@@ -151,12 +153,22 @@ def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
         name: metric for name, metric in baseline.runs[0].metrics.items() if all(name in r.metrics for r in runs_)
     }
     if not shared:
-        ours, theirs = (", ".join(side.runs[0].metrics) for side in (baseline, candidate))
+        ours, theirs = map(_kind, (baseline, candidate))
         raise UsageError(
-            f"{baseline.label} and {candidate.label} have no metric in common",
-            f"the first has {ours}; the second {theirs}",
+            f"{baseline.label} and {candidate.label} have no metric in common: the first {ours}, the second {theirs}",
+            "compare two runs of the same command",
         )
     return shared
+
+
+def _kind(side: Side) -> str:
+    """Returns what the runs of a side have measured, as "was timed (throughput, step time and 12 more)"."""
+    names = [units.words(name) for name in side.runs[0].metrics]
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    listed = units.listed([*names[:NAMED], *more]) if names else "nothing"
+    if side.runs[0].record is None:
+        return f"has the columns {listed}"
+    return f"{'recorded its memory' if side.runs[0].untimed else 'was timed'} ({listed})"
 
 
 def _directed(known: Mapping[str, Metric]) -> list[Metric]:
