@@ -46,6 +46,21 @@ def test_the_steps_of_a_plain_loop_with_their_phases_and_losses(tmp_path: Path) 
     assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_start_of_workers_is_a_phase_of_each_epoch_that_has_one(tmp_path: Path, kept: bool) -> None:
+    def run() -> None:
+        loop = Loop()
+        loop.data = DataLoader(loop.data.dataset, batch_size=12, num_workers=1, persistent_workers=kept)
+        for _ in range(2):
+            loop()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    starts = [step["step"] for step in found.steps if "worker_start" in step["phases"]]
+    assert starts == ([0] if kept else [0, 4])
+    assert all("data_wait" in step["phases"] for step in found.steps[1:4])
+
+
 def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> None:
     loop = Loop(100)
     marks = tmp_path / "marks"

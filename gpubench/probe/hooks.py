@@ -29,7 +29,7 @@ from torch.utils.data import dataloader
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .facts import facts, peak_memory
 from .host import Host
-from .observed import Places, autocast_of, of_loader, of_optimizers, of_process
+from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
 from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .following import Following
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
+WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 SECONDS_TO_END = 30.0
@@ -90,6 +91,8 @@ class Probe:
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
+        self._started = 0
+        """The identity of the iterator whose workers have started and have made no batch yet; 0 without one."""
         self._training_loaders: set[int] = set()
         """The identities of the samplers of the loaders that training draws from."""
         self._updates = 0
@@ -119,6 +122,7 @@ class Probe:
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
         if not self._following:
+            stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
             stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
@@ -149,6 +153,15 @@ class Probe:
         if isinstance(optimizer, Hashable):
             self._made[optimizer] = self._places.here()
 
+    def _start_workers(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._watches() or self._evaluates():
+            call(iterator, *args, **kwargs)
+            return
+        self._forget_set_up()
+        with self._timeline.phase(WORKER_START):
+            call(iterator, *args, **kwargs)
+        self._started = id(iterator)
+
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._timeline.is_in(DATA_WAIT):
             return call(iterator)
@@ -160,7 +173,8 @@ class Probe:
             self._timeline.suppose_training()
         if self._following:
             self._following.draws(iterator._dataset)
-        with self._timeline.phase(DATA_WAIT):
+        started, self._started = self._started == id(iterator), 0
+        with self._timeline.phase(WORKER_START if started else DATA_WAIT):
             batch = call(iterator)
         self._note_loader(iterator)
         if size := self._size(batch):
@@ -291,7 +305,7 @@ class Probe:
     def _size(self, batch: Any) -> int:
         """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
         try:
-            tensor = _first_tensor(batch)
+            tensor = first_tensor(batch)
             if tensor is None or not tensor.dim():
                 return 0
             size = int(tensor.size(0))
@@ -588,18 +602,3 @@ def _keep_from_compilation() -> None:
             found.append(each.fget if isinstance(each, property) else each.__func__)
         elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
             found += vars(each).values() if isinstance(each, type) else [unwrap(each).__code__]
-
-
-def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
-    """Returns the first tensor in nested sequences and mappings, or None."""
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if not depth:
-        return None
-    if not isinstance(batch, (tuple, list)):
-        values = getattr(batch, "values", None)
-        batch = tuple(values()) if callable(values) else ()
-    for part in batch:
-        if (found := _first_tensor(part, depth - 1)) is not None:
-            return found
-    return None
