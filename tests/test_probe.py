@@ -318,6 +318,20 @@ def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path:
     assert isinstance(torch.load(path, weights_only=False), nn.Sequential)
 
 
+def test_the_steps_in_which_code_is_compiled_are_told(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        evaluated = torch.compile(lambda batch: batch.square().sum(), backend="eager")
+        for number, (batch,) in enumerate(loop.data):
+            if number in (5, 8, 9):
+                evaluated(batch)
+            if number == 8:
+                evaluated(batch.double())
+            loop.step(batch)
+
+    assert probed(tmp_path, run).events["graphscompiled"]["steps"] == [5, 8]
+
+
 def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path) -> None:
     found = probed(tmp_path, Loop(100), profiling=RECORDED.model_dump())
     assert found.code == 0

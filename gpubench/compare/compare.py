@@ -13,7 +13,7 @@ from gpubench.compare.explanation import explain, find_causes, find_memory
 from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Verdict
 from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
-from gpubench.compare.warnings import accountable, changed_machine, find_warnings, out_of_turn, rejection
+from gpubench.compare.warnings import accountable, changed_machine, delay, find_warnings, out_of_turn, rejection
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
 from gpubench.runs import directory
@@ -87,7 +87,7 @@ def _compare(
     circumstances = Circumstances(margin, withheld, rejected, record, machine)
     # Before the find_warnings, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
-    warnings = [*dict.fromkeys(rejected.values()), *find_warnings(baseline, candidate)]
+    warnings = list(dict.fromkeys([*rejected.values(), *find_warnings(baseline, candidate)]))
     if moved := changed_machine(baseline, candidate):
         warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
@@ -133,8 +133,8 @@ def _settled(found: Sequence[Verdict]) -> bool:
 
 
 def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
-    """Returns the outcomes to reject and the reasons: "faster" for a side that left work undone, "less" and
-    "equivalent" for a side whose peak is unknown.
+    """Returns the outcomes to reject and the reasons: "faster" for a side that left work undone, "slower" for one that
+    did other work, "less" and "equivalent" for a side whose peak is unknown.
     """
     found: dict[Outcome, str] = {}
     timed: tuple[Outcome, Outcome] = ("faster", "slower")
@@ -143,6 +143,9 @@ def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
         if reason := rejection(side):
             words: list[Outcome] = [counted[place], "equivalent"] if side.runs[0].untimed else [timed[place]]
             found |= dict.fromkeys(words, f"{side.label}: {reason}")
+    for place, side in enumerate((baseline, candidate)):
+        if reason := delay(side):
+            found.setdefault(timed[place], f"{side.label}: {reason}")
     return found
 
 

@@ -11,12 +11,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
 import threading
 from collections.abc import Hashable
-from inspect import unwrap
 from multiprocessing.util import Finalize
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -33,7 +30,7 @@ from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizer
 from .recording import Recording, is_profiled
 from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
-from .treatments import Treatments, is_compiling, stand_in, unwrapped
+from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
     from .following import Following
@@ -101,7 +98,9 @@ class Probe:
         self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
-        self._repeat = self._sent = 0
+        self._repeat = self._sent = self._graphs = 0
+        self._compiled: list[int] = []
+        """The steps in which torch.compile compiled code."""
         self._recording: Recording | None = None
         self._recorded = 0
         """The number of complete steps that the recording knows of."""
@@ -337,6 +336,7 @@ class Probe:
         """Ends a part of the loop with an update of the optimizer."""
         self._scaled.clear()
         self._regions.cut(self._timeline)
+        self._timeline.part.graphs = compiled_graphs()
         self._timeline.end_part(id(optimizer), skipped=skipped)
         if self._following:
             if self._host is None:
@@ -442,7 +442,7 @@ class Probe:
 
     def _join(self) -> None:
         """Makes this process a rank of the run. One that the host refuses runs on, unmeasured."""
-        _keep_from_compilation()
+        keep_from_compilation()
         try:
             self._host = host = Host(self._address, *_place(), _open_store)
         except ConnectionRefusedError:
@@ -519,6 +519,9 @@ class Probe:
             "starved": parts[0].device_idle,
             "skipped": skipped,
         }
+        if parts[-1].graphs > self._graphs:
+            self._compiled.append(self._sent)
+        self._graphs = parts[-1].graphs  # fewer where the program has reset the counters
         self._sent += 1
         self._time += total
         return step
@@ -534,6 +537,8 @@ class Probe:
         else:
             wall = self._timeline.end()
             self._send_steps(ended=True)
+            if self._compiled:
+                self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
                 self._recording.close()
             self._host.put("repeatdone", repeat=self._repeat, wall=wall, **peak_memory())
@@ -574,31 +579,3 @@ def _open_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
-
-
-def _keep_from_compilation() -> None:
-    """Keeps torch.compile from compiling the functions of the probe when a compiled function calls them.
-
-    Between two graphs of a function, torch.compile compiles every Python function that is called.
-    """
-    package = __name__.rpartition(".")[0]
-    if "torch._dynamo" not in sys.modules:  # every optimizer imports it
-        return
-    try:
-        from torch._dynamo.eval_frame import skip_code
-    except ImportError:  # another release of PyTorch
-        return
-
-    package = __package__ or ""
-    found = [
-        value for name in list(sys.modules) if name.startswith(package) for value in vars(sys.modules[name]).values()
-    ]
-    while found:
-        each = found.pop()
-        if isinstance(each, CodeType):
-            skip_code(each)
-            found += each.co_consts
-        elif isinstance(each, (staticmethod, property)):
-            found.append(each.fget if isinstance(each, property) else each.__func__)
-        elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
-            found += vars(each).values() if isinstance(each, type) else [unwrap(each).__code__]

@@ -51,6 +51,8 @@ class Part:
     forwarded: int = 0
     """The samples that went through that module."""
     skipped: bool = False
+    graphs: int = 0
+    """The graphs that torch.compile had compiled in this process at the end of the part."""
     device_idle: bool | None = None
     """Whether the device was idle when the part began; None without a device."""
     supposed: tuple[int, int] | None = None

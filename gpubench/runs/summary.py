@@ -133,6 +133,8 @@ class Summary(msgspec.Struct, frozen=True):
     environment: Environment | None = None
     missed: dict[str, str] = {}
     """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
+    compiled: int = 0
+    """The number of steady steps of all repeats in which torch.compile compiled code of a program of the user."""
 
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
