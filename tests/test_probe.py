@@ -61,6 +61,31 @@ def test_the_start_of_workers_is_a_phase_of_each_epoch_that_has_one(tmp_path: Pa
     assert all("data_wait" in step["phases"] for step in found.steps[1:4])
 
 
+def test_a_batch_with_which_several_optimizers_update_in_turns_counts_once(tmp_path: Path) -> None:
+    def run() -> None:
+        critic, actor = nn.Bilinear(3, 3, 1), nn.Linear(3, 3)
+        of_critic, of_actor = (torch.optim.SGD(one.parameters()) for one in (critic, actor))
+        for number in range(40):
+            batch = torch.randn(8, 3)
+            critic(batch, torch.randn(8, 3)).sum().backward()
+            of_critic.step()
+            if number % 2:
+                critic(batch, actor(batch)).sum().backward()
+                of_actor.step()
+
+    found = probed(tmp_path, run)
+    assert {step["samples"] for step in found.steps[2:]} == {16}
+
+
+def test_a_batch_that_every_step_is_given_again_counts_in_each(tmp_path: Path) -> None:
+    def run() -> None:
+        loop, batch = Loop(), torch.randn(8, 3)
+        for _ in range(12):
+            loop.step(batch)
+
+    assert {step["samples"] for step in probed(tmp_path, run).steps[2:]} == {8}
+
+
 def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> None:
     loop = Loop(100)
     marks = tmp_path / "marks"

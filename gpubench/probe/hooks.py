@@ -88,6 +88,11 @@ class Probe:
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
+        self._batch: Callable[[], torch.Tensor | None] = lambda: None
+        self._batches = 0
+        """The tensor that an outermost module was given last as its batch, if it is there, and the number of them."""
+        self._updated_with = (0, 0)
+        """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
         self._started = 0
         """The identity of the iterator whose workers have started and have made no batch yet; 0 without one."""
         self._training_loaders: set[int] = set()
@@ -197,6 +202,7 @@ class Probe:
         part.first = part.first or id(module)
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             part.forwarded += self._size((args, kwargs))
+            part.batch = self._number((args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
                 self._following.called(module, (args, kwargs))
@@ -313,6 +319,15 @@ class Probe:
             return 0
         return size
 
+    def _number(self, batch: Any) -> int:
+        """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
+        tensor = None if self._draws else first_tensor(batch)
+        if tensor is None:
+            return 0
+        if self._batch() is not tensor:
+            self._batch, self._batches = ref(tensor), self._batches + 1
+        return self._batches
+
     def _note_loader(self, iterator: Any) -> None:
         """Notes that the program draws from a DataLoader and, of the first one, how and where it was made."""
         sampler = id(iterator._index_sampler)
@@ -336,7 +351,12 @@ class Probe:
         """Ends a part of the loop with an update of the optimizer."""
         self._scaled.clear()
         self._regions.cut(self._timeline)
-        self._timeline.part.graphs = compiled_graphs()
+        part = self._timeline.part
+        part.graphs = compiled_graphs()
+        if part.batch and part.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
+            part.forwarded = 0  # an update of the actor with the batch of the critic
+        else:
+            self._updated_with = part.batch, id(optimizer)
         self._timeline.end_part(id(optimizer), skipped=skipped)
         if self._following:
             if self._host is None:
